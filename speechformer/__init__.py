@@ -1,0 +1,1 @@
+"""A small, exact laboratory for attention. Start reading at `speechformer.train`."""

@@ -1,0 +1,1 @@
+"""Whole networks: token ids in, logits out. No losses, no files."""

@@ -1,0 +1,49 @@
+"""The encoder-classifier: who said this sentence?
+
+Token ids -> bidirectional stack -> one vector for the sentence -> linear, ReLU, linear -> class logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from speechformer.cores.stack import Stack
+from speechformer.refusals import pick
+
+PAD = 0
+POOLS = {"mean": False, "cls": True}
+
+
+class EncoderClassifier(nn.Module):
+    """Ids of sentences, padded with 0, to logits of classes.
+
+    Args:
+        classes: the number of classes.
+        block_size: the longest sentence in tokens.
+        pool: "mean" over the real tokens, or "cls", the state of a trained token before the sentence.
+        classifier_width: hidden width of the head; the reports use 100 and 256.
+        stack: the arguments of `Stack`.
+    """
+
+    def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
+        super().__init__()
+        self.first_token = pick(POOLS, pool, "core.pool")
+        self.encoder = Stack(length=block_size, causal=False, first_token=self.first_token, **stack)
+        self.head = nn.Sequential(
+            nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
+        )
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Logits, [B, classes]."""
+        real_BT = ids_BT != PAD
+        x_BTD, _ = self.encoder(ids_BT, real_BT)
+        if self.first_token:
+            return self.head(x_BTD[:, 0])
+        real_BT1 = real_BT[:, :, None]
+        return self.head((x_BTD * real_BT1).sum(dim=1) / real_BT1.sum(dim=1))
+
+    def attention(self, ids_BT: Tensor) -> list[Tensor]:
+        """The attention weights of each layer, [B, N, T, T], T one more with a CLS token (the first)."""
+        return self.encoder(ids_BT, ids_BT != PAD, with_weights=True)[1]

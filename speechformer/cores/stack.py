@@ -1,0 +1,141 @@
+"""What encoder and decoder share: embedding, positions, a stack of blocks; and how they are initialised.
+
+Shapes: B sequences, T tokens, D width, N heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.layers.attention import score_bias
+from speechformer.layers.block import Block
+from speechformer.layers.dropout import Dropout
+from speechformer.layers.patterns import build_pattern
+from speechformer.layers.positions import build_positions
+from speechformer.refusals import UserError, pick
+
+
+class Stack(nn.Module):
+    """Token ids to hidden states.
+
+    Args:
+        vocab_size: rows of the embedding table.
+        length: the number of positions that the model is trained on.
+        causal: whether a token sees only itself and what is before it.
+        first_token: put one trained vector before every sequence (a CLS token).
+        model, pattern: the config groups, `{"name": ..., options}`.
+        width, heads, layers, ff, dropout, norm, final_norm, qkv_bias, bias, activation: see `conf/config.yaml`.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        length: int,
+        causal: bool,
+        model: dict[str, Any],
+        pattern: dict[str, Any],
+        width: int,
+        heads: int,
+        layers: int,
+        ff: int,
+        dropout: float,
+        norm: str,
+        final_norm: bool,
+        qkv_bias: bool,
+        bias: bool,
+        activation: str,
+        first_token: bool = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise UserError(f"width must be a multiple of heads, and {width} is not one of {heads}.")
+        self.causal = causal
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.first_token = nn.Parameter(torch.randn(width)) if first_token else None
+        self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
+        self.pattern = build_pattern(pattern)
+        self.dropout = Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                width=width,
+                heads=heads,
+                ff=ff,
+                dropout=dropout,
+                norm=norm,
+                qkv_bias=qkv_bias,
+                bias=bias,
+                activation=activation,
+            )
+            for _ in range(layers)
+        )
+        self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+
+    def forward(
+        self, ids_BT: Tensor, real_BT: Tensor | None = None, with_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden states [B, T, D], and the attention weights of each layer, [B, N, T, T], if asked for.
+
+        `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`.
+        """
+        x_BTD = self.embedding(ids_BT)
+        if self.first_token is not None:
+            B = len(ids_BT)
+            x_BTD = torch.cat((self.first_token.expand(B, 1, -1), x_BTD), dim=1)
+            if real_BT is not None:
+                real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
+        x_BTD = self.dropout(self.positions.embed(x_BTD))
+        T = x_BTD.shape[1]
+        bias = score_bias(self.positions, self.pattern, T, T, self.causal, real_BT, x_BTD.device)
+        layers = []
+        for block in self.blocks:
+            x_BTD, weights = block(x_BTD, self.positions, bias, with_weights)
+            if weights is not None:
+                layers.append(weights)
+        return self.final_norm(x_BTD), layers
+
+
+def keep_initialisation(module: nn.Module, std: float) -> None:
+    """torch's own: Kaiming uniform in the linear layers, normal(0, 1) in the embeddings."""
+
+
+def normal_initialisation(module: nn.Module, std: float) -> None:
+    """Weights of linear layers and embeddings from normal(0, std), biases 0. Radford et al. 2019 use 0.02."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=std)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def xavier_initialisation(module: nn.Module, std: float) -> None:
+    """Weights uniform with variance 2 / (in + out), biases 0. Glorot and Bengio 2010, equation 16."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.xavier_uniform_(module.weight)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+INITIALISATIONS = {
+    "torch": keep_initialisation,
+    "normal": normal_initialisation,
+    "xavier": xavier_initialisation,
+}
+
+
+def initialise(core: nn.Module, name: str, std: float) -> None:
+    """Set the weights of `core` anew, in place; `name` and `std` as `recipe.init` and `recipe.init_std`."""
+    rule = pick(INITIALISATIONS, name, "recipe.init")
+    for module in core.modules():
+        rule(module, std)
+
+
+def count_parameters(core: nn.Module) -> dict[str, int]:
+    """The trained parameters of a core: `total`, and by part; a shared table counts once, where it first stands."""
+    parts: dict[str, int] = {}
+    for name, parameter in core.named_parameters():
+        part = name.removeprefix("encoder.").removeprefix("decoder.").split(".")[0]
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    return {"total": sum(parts.values()), **parts}

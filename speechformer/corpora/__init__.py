@@ -1,0 +1,1 @@
+"""Files in, token ids out. Nothing here knows a model."""

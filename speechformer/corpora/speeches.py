@@ -1,0 +1,168 @@
+"""The speech files, read strictly: who said it, and what was said.
+
+    train_CLS.tsv, test_CLS.tsv    one sentence a line: label TAB text, labels 0, 1, 2, ...
+    train_LM.txt                   plain text
+    test_LM_<name>.txt             plain text, one file for each of any number of names
+
+UTF-8 with or without byte order mark, LF or CRLF, the last line with or without its newline. Anything else is
+refused with the file and line: nothing is repaired, and nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speechformer.corpora import sample
+from speechformer.refusals import UserError, pick
+
+ENVIRONMENT = "SPEECHFORMER_DATA"
+LM_TEST = re.compile(r"test_LM_(.+)\.txt")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus as read: sentences with the index of their class, and lines of text.
+
+    `name` and `where` are for the reader of a result, `sha256` is of the names and bytes of all its files.
+    A corpus with files for one task alone has empty lists for the other.
+    """
+
+    name: str
+    where: str
+    sha256: str
+    classes: list[str]
+    classify_train: list[tuple[int, str]]
+    classify_test: list[tuple[int, str]]
+    lm_train: list[str]
+    lm_test: dict[str, list[str]]
+
+
+def cache_directory() -> Path:
+    """Where `python -m speechformer.download` puts its files: the user's cache folder."""
+    import pooch
+
+    return Path(pooch.os_cache("speechformer"))
+
+
+def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
+    """The folder of the speech files, or None; and the places looked at, in words.
+
+    A `root` that is given is the only place looked at.
+    """
+    cache = cache_directory() / "speeches"
+    data = os.environ.get(ENVIRONMENT)
+    places: dict[str, Path | None] = {
+        f"${ENVIRONMENT}/speeches ({data or 'not set'})": Path(data).expanduser() / "speeches" if data else None,
+        f"the user cache ({cache})": cache,
+    }
+    if root is not None:
+        places = {f"corpus.root ({root})": Path(root).expanduser()}
+    for folder in places.values():
+        if folder is not None and (any(folder.glob("*_CLS.tsv")) or any(folder.glob("*_LM*.txt"))):
+            return folder, list(places)
+    return None, list(places)
+
+
+def load_corpus(config: Mapping[str, Any]) -> Corpus:
+    """The corpus of a `corpus` config.
+
+    `name` is "speeches" (with `root`, `classes`), "sample" (with `seed`, `classes`), or "auto": the speeches where
+    they are found, otherwise the sample, with the config of each under its name.
+
+    Raises:
+        UserError: there are no speeches (and they were asked for by name or by `root`), or bad files.
+    """
+    kind = pick({"auto": "auto", "speeches": "speeches", "sample": "sample"}, config["name"], "corpus.name")
+    if kind != "sample":
+        speeches = config["speeches"] if kind == "auto" else config
+        folder, places = find_speeches(speeches["root"])
+        if folder is not None:
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            return parse(files, "speeches", str(folder.resolve()), speeches["classes"])
+        if kind == "speeches" or speeches["root"] is not None:
+            raise UserError(
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(places)}; "
+                "get them with: python -m speechformer.download speeches"
+            )
+    own = config["sample"] if kind == "auto" else config
+    return parse(sample.files(own["seed"]), "sample", f"made by the package, seed {own['seed']}", own["classes"])
+
+
+def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
+    """A corpus from the contents of its files, by file name; other files are ignored.
+
+    Raises:
+        UserError: with `where`/file:line, for what the module's header does not allow.
+    """
+    wanted = {
+        file: content
+        for file, content in sorted(files.items())
+        if file in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or LM_TEST.fullmatch(file)
+    }
+    digest = hashlib.sha256()
+    for file, content in wanted.items():
+        digest.update(f"{file}\0{len(content)}\0".encode() + content)
+    labelled: dict[str, list[tuple[int, str]]] = {"train_CLS.tsv": [], "test_CLS.tsv": []}
+    plain: dict[str, list[str]] = {}
+    for file, content in wanted.items():
+        if file in labelled:
+            labelled[file] = parse_labelled(content, f"{where}/{file}", classes)
+        else:
+            plain[file] = [line.strip() for line in parse_lines(content, f"{where}/{file}")]
+    return Corpus(
+        name=name,
+        where=where,
+        sha256=digest.hexdigest(),
+        classes=list(classes),
+        classify_train=labelled["train_CLS.tsv"],
+        classify_test=labelled["test_CLS.tsv"],
+        lm_train=plain.pop("train_LM.txt", []),
+        lm_test={LM_TEST.fullmatch(file)[1]: lines for file, lines in plain.items()},  # type: ignore[index]
+    )
+
+
+def parse_lines(content: bytes, where: str) -> list[str]:
+    """The lines of a text file; `where` names it in a refusal."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{where}:{number}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8."
+        ) from None
+    # Not splitlines(): it also cuts at U+2028, U+0085 and others, which may stand inside a sentence.
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError(f"{where}:1: the file is empty; fill it or remove it.")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise UserError(f"{where}:{number}: the line has no text; remove it.")
+    return lines
+
+
+def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
+    """The (index of the class, text) of each line of a label TAB text file; `where` names it in a refusal."""
+    labels = {str(k): k for k in range(len(classes))}
+    legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
+    rows = []
+    for number, line in enumerate(parse_lines(content, where), start=1):
+        label, tab, text = line.partition("\t")
+        if not tab:
+            raise UserError(f"{where}:{number}: there is no tab; a line is a label, a tab and a text.")
+        if not text.strip():
+            raise UserError(f"{where}:{number}: there is no text after the label; remove the line.")
+        if label.strip() not in labels:
+            raise UserError(
+                f"{where}:{number}: label '{label}' is not one of {legend}; mend it or name the classes of "
+                "your own files in corpus.classes."
+            )
+        rows.append((labels[label.strip()], text.strip()))
+    return rows

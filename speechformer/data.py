@@ -1,0 +1,254 @@
+"""The LightningDataModule: a corpus, tokenized once, as tensors in memory; batches are slices of them.
+
+    classify    ids [N, block_size] padded with 0, labels [N], and for test sentences whether train has them
+    lm          a text is one stream of ids; training draws windows of block_size + 1 anywhere in it,
+                evaluation covers it so that each token is predicted exactly once (see `evaluation_rows`)
+
+Shapes: N rows, B rows of a batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from speechformer.corpora.speeches import Corpus
+from speechformer.corpora.splits import Row, Splits, split
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.refusals import UserError, pick
+
+PAD = 0
+IGNORE = -100  # a target that is not scored; what F.cross_entropy ignores
+TOKENS_A_BATCH = 4096  # of an evaluation batch
+
+Rows = dict[str, Tensor]
+Batch = dict[str, Any]
+Part = tuple[str, str]  # what a figure is of: ("train", ""), ("test", "obama"), ("test_sliding", "obama")
+
+
+def take(rows: Rows, chosen: Tensor) -> Rows:
+    """The chosen rows, cut to the longest of them: what is padding in all of them is not computed."""
+    batch = {name: tensor[chosen] for name, tensor in rows.items()}
+    T = batch["ids"].shape[1]
+    longest = T - int((batch["ids"] == PAD).sum(dim=1).min())
+    return {name: tensor[:, :longest] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
+
+
+class TrainingBatches:
+    """Rows in an order that is a function of (seed, epoch) alone; the last batch may be smaller.
+
+    `rows` maps names to tensors with the same first dimension N.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int) -> None:
+        self.rows, self.batch_size, self.seed, self.epoch = rows, batch_size, seed, 0
+        self.N = len(next(iter(rows.values())))
+
+    def __len__(self) -> int:
+        return -(-self.N // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        for chosen in torch.randperm(self.N, generator=generator).split(self.batch_size):
+            yield take(self.rows, chosen)
+
+
+class EvaluationBatches:
+    """All rows of all parts, each once, ordered by length so that little is padding; a batch carries its part."""
+
+    def __init__(self, parts: Mapping[Part, Rows]) -> None:
+        self.batches = [batch for part, rows in parts.items() for batch in self.cut(part, rows)]
+
+    @staticmethod
+    def cut(part: Part, rows: Rows) -> Iterator[Batch]:
+        lengths = (rows["ids"] != PAD).sum(dim=1)
+        order = lengths.argsort(stable=True)
+        size = max(1, TOKENS_A_BATCH // rows["ids"].shape[1])
+        for chosen in order.split(size):
+            yield {"part": part, **take(rows, chosen)}
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+
+def evaluation_rows(stream: Tensor, block_size: int, stride: int) -> Rows:
+    """Windows over a stream of n ids in which each token but the first is a target exactly once.
+
+    A window holds `block_size` inputs and starts `stride` after the one before it; it scores only the targets
+    that no earlier window has scored. With stride == block_size these are plain blocks, where a token has
+    0 to block_size - 1 tokens of context; with a smaller stride it has at least block_size - stride (Press,
+    Smith, Lewis 2021, "Shortformer", section 2, "sliding window").
+
+    Returns:
+        ids and targets, [windows, block_size]; targets are -100 where not scored.
+    """
+    n = len(stream)
+    starts = list(range(0, max(1, n - 1 - block_size + stride), stride))
+    ids = torch.full((len(starts), block_size), PAD)
+    targets = torch.full((len(starts), block_size), IGNORE)
+    scored = 1  # the first token has no context, so it is not predicted
+    for row, start in enumerate(starts):
+        inputs = stream[start : min(start + block_size, n - 1)]
+        ids[row, : len(inputs)] = inputs
+        end = start + len(inputs) + 1
+        targets[row, scored - 1 - start : len(inputs)] = stream[scored:end]
+        scored = end
+    return {"ids": ids, "targets": targets}
+
+
+class SpeechData(pl.LightningDataModule):
+    """A corpus, split by a protocol and tokenized, for one task.
+
+    Args:
+        corpus: what `load_corpus` read.
+        task: the config group: `name` ("classify" or "lm"), and `stride` of the sliding window for "lm".
+        protocol: the config group: `remove_test_sentences`, `validation`, `vocabulary`.
+        vocab_size: rows of the embedding table, at least the vocabulary; None for exactly the vocabulary.
+        tokenizer: one that is already fitted (to look at a trained run); None fits it.
+
+    Attributes: `tokenizer`, `vocab_size`, `splits`, `description` (for the result).
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        task: Mapping[str, Any],
+        protocol: Mapping[str, Any],
+        block_size: int,
+        batch_size: int,
+        vocab_size: int | None,
+        seed: int,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        super().__init__()
+        self.corpus, self.task, self.block_size = corpus, dict(task), block_size
+        self.batch_size, self.seed = batch_size, seed
+        name = pick({"classify": "classify", "lm": "lm"}, task["name"], "task.name")
+        self.splits: Splits = split(
+            corpus,
+            name,
+            remove_test_sentences=protocol["remove_test_sentences"],
+            validation=protocol["validation"],
+            vocabulary=protocol["vocabulary"],
+        )
+        self.tokenizer = tokenizer or Tokenizer.fit(self.splits.vocabulary_texts)
+        self.vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
+        if self.vocab_size < len(self.tokenizer):
+            raise UserError(
+                f"vocab_size={vocab_size} is less than the {len(self.tokenizer)} words of the training files; it "
+                "pads the embedding table, so set it at least as large, or to null."
+            )
+        prepare = self.prepare_sentences if name == "classify" else self.prepare_streams
+        self.train: Rows
+        self.watched: dict[Part, Rows]  # train and the held-out part
+        self.tested: dict[Part, Rows]
+        prepare()
+        self.counts = self.count()
+
+    def prepare_sentences(self) -> None:
+        """Rows of ids [N, block_size] and labels [N]; a longer sentence is cut, as in the reports."""
+        self.train = self.encode_sentences(self.splits.train)
+        self.watched = {("train", ""): self.train}
+        if self.splits.validation:
+            self.watched["validation", ""] = self.encode_sentences(self.splits.validation)
+        seen = torch.tensor(self.splits.seen("test"))
+        self.tested = {("test", ""): {**self.encode_sentences(self.splits.test["test"]), "seen": seen}}
+
+    def prepare_streams(self) -> None:
+        """Streams of ids [n] to train on, and their evaluation rows; tests also with a sliding window."""
+        stride = self.task["stride"]
+        if stride is None:
+            stride = max(1, self.block_size // 2)
+        if not 1 <= stride <= self.block_size:
+            raise UserError(f"task.stride must be between 1 and block_size={self.block_size}, not {stride}.")
+        if "mean" in self.splits.test:
+            raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
+        stream = self.encode_stream(self.splits.train, "training", least=self.block_size + 1)
+        self.train = {"ids": stream.unfold(0, self.block_size + 1, 1)}
+        self.watched = {("train", ""): evaluation_rows(stream, self.block_size, self.block_size)}
+        if self.splits.validation:
+            held = self.encode_stream(self.splits.validation, "validation", least=2)
+            self.watched["validation", ""] = evaluation_rows(held, self.block_size, self.block_size)
+        self.tested = {}
+        for name, rows in self.splits.test.items():
+            stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
+            self.tested["test", name] = evaluation_rows(stream, self.block_size, self.block_size)
+            self.tested["test_sliding", name] = evaluation_rows(stream, self.block_size, stride)
+
+    def encode_sentences(self, rows: list[Row]) -> Rows:
+        ids = torch.full((len(rows), self.block_size), PAD)
+        for row, (_, text) in enumerate(rows):
+            words = self.tokenizer.encode(text)[: self.block_size]
+            ids[row, : len(words)] = torch.tensor(words)
+        return {"ids": ids, "labels": torch.tensor([label for label, _ in rows])}
+
+    def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
+        stream = torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
+        if len(stream) < least:
+            raise UserError(
+                f"The {part} text has {len(stream)} tokens, too few for block_size={self.block_size}; use more "
+                "text or a smaller block_size."
+            )
+        return stream
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The corpus as a result names it, as plain data."""
+        corpus = self.corpus
+        return {
+            "name": corpus.name,
+            "where": corpus.where,
+            "sha256": corpus.sha256,
+            "classes": corpus.classes,
+            "counts": self.counts,
+        }
+
+    def count(self) -> dict[str, Any]:
+        """How much there is of everything, as plain data."""
+        tests = {
+            name: {
+                "rows": len(rows),
+                "seen_in_train": sum(self.splits.seen(name)),
+                "tokens": sum(len(self.tokenizer.encode(text)) for _, text in rows),
+            }
+            for name, rows in self.splits.test.items()
+        }
+        return {
+            "train": len(self.splits.train),
+            "validation": len(self.splits.validation),
+            "removed_from_train": self.splits.removed,
+            "test": sum(test["rows"] for test in tests.values()),
+            "test_seen_in_train": sum(test["seen_in_train"] for test in tests.values()),
+            "tests": tests,
+            "train_tokens": int((self.watched["train", ""]["ids"] != PAD).sum()),
+            "vocabulary": len(self.tokenizer),
+        }
+
+    def reference_figures(self) -> dict[str, float | None]:
+        """What needs no model: the accuracy on test of always saying the commonest class of train; and None for
+        the figures of seen and unseen test sentences, which stay so where there are none of them."""
+        if self.task["name"] != "classify":
+            return {}
+        commonest = self.train["labels"].bincount().argmax()
+        majority = (self.tested["test", ""]["labels"] == commonest).float().mean().item()
+        return {"majority_accuracy": majority, "test_accuracy_seen": None, "test_accuracy_unseen": None}
+
+    def train_dataloader(self) -> TrainingBatches:
+        return TrainingBatches(self.train, self.batch_size, self.seed)
+
+    def val_dataloader(self) -> EvaluationBatches:
+        """What is looked at during training: train and the held-out part; without one, as in the reports, test."""
+        return EvaluationBatches(self.watched if self.splits.validation else self.watched | self.tested)
+
+    def test_dataloader(self) -> EvaluationBatches:
+        """What is measured once, at the end: everything."""
+        return EvaluationBatches(self.watched | self.tested)

@@ -1,0 +1,1 @@
+"""The parts that the laboratory varies: where position acts, what may be seen, and attention itself."""

@@ -1,0 +1,95 @@
+"""Multi-head attention, and the one place where pattern, causality, padding and positional bias meet.
+
+    weights = softmax(q k^T / sqrt(H) + bias),  output = weights v
+
+Vaswani et al. 2017, "Attention Is All You Need", equation 1. The bias is the positions' (ALiBi, relative)
+where a key may be seen, and minus infinity where not; it is the same for all layers, so a core builds it
+once for each forward pass.
+
+Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speechformer.layers.dropout import dropout
+from speechformer.layers.patterns import Pattern
+from speechformer.layers.positions import Positions, query_and_key_indices
+
+
+def visible(pattern: Pattern, T: int, S: int, causal: bool, real_BS: Tensor | None = None) -> Tensor:
+    """Where a query may see a key, boolean [1 or B, 1, T, S]; the queries are the last T of S positions.
+
+    `real_BS` is False on padding. A padding query still sees itself: its row would otherwise be empty under a
+    sparse pattern, and a softmax over nothing is NaN. No real query ever sees it.
+    """
+    i, j = query_and_key_indices(T, S, None if real_BS is None else real_BS.device)
+    seen_TS = pattern(i, j)
+    if causal:
+        seen_TS = seen_TS & (j <= i)
+    seen = seen_TS[None, None]
+    if real_BS is not None:
+        seen = seen & (real_BS[:, None, None, :] | (i == j))
+    return seen
+
+
+def score_bias(
+    positions: Positions,
+    pattern: Pattern,
+    T: int,
+    S: int,
+    causal: bool,
+    real_BS: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """What is added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
+    seen = visible(pattern, T, S, causal, real_BS).to(device)
+    bias_NTS = positions.bias(T, S)
+    if bias_NTS is None:
+        bias_NTS = torch.zeros((), device=device)
+    return torch.where(seen, bias_NTS, -math.inf)
+
+
+def attend(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, rate: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Attention written out: the output [B, N, T, H] and the weights [B, N, T, S] before dropout at `rate`."""
+    scores = q_BNTH @ k_BNSH.transpose(-2, -1) / math.sqrt(q_BNTH.shape[-1]) + bias
+    weights = scores.softmax(dim=-1)
+    return dropout(weights, rate) @ v_BNSH, weights
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention.
+
+    Args:
+        width: D; must be a multiple of `heads`.
+        heads: N.
+        rate: of dropout on the attention weights.
+        qkv_bias: whether the projections to queries, keys and values have a bias.
+        bias: whether the output projection has one.
+    """
+
+    def __init__(self, width: int, heads: int, rate: float, qkv_bias: bool, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.rate = heads, rate
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.output = nn.Linear(width, width, bias=bias)
+
+    def forward(
+        self, x_BTD: Tensor, positions: Positions, bias: Tensor, with_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attended x, [B, T, D], and the weights, [B, N, T, T], if they are asked for."""
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = positions.rotate(q, k)
+        rate = self.rate if self.training else 0.0
+        weights = None
+        # torch's fused kernel; on the CPU it has none with dropout, and its fallback is slower than `attend`
+        if not with_weights and (rate == 0 or q.is_cuda):
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate)
+        else:
+            mixed, weights = attend(q, k, v, bias, rate)
+        return self.output(mixed.transpose(1, 2).flatten(2)), weights

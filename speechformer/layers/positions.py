@@ -1,0 +1,267 @@
+"""How a transformer knows position: `model=` in the config.
+
+A positional encoding can act in three places and nowhere else:
+
+    embed(x_BTD)            before the first block     sinusoidal, learned
+    rotate(q_BNTH, k_BNTH)  on queries and keys        RoPE
+    bias(T, S) -> NTS       on the scores              ALiBi, T5's relative bias
+
+The base class does nothing in all three, and doing nothing is NoPE.
+
+Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model. In `bias` the T
+queries are the last T of the S positions; in `embed` and `rotate` the first position is `offset`. Both are
+what generation with a key-value cache needs; in training T == S and the offset is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.refusals import UserError, build
+
+
+def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Index i of each query, [T, 1], and j of each key, [1, S]: the queries are the last T of S positions."""
+    return torch.arange(S - T, S, device=device)[:, None], torch.arange(S, device=device)[None, :]
+
+
+class Positions(nn.Module):
+    """No positional encoding (NoPE): order is known through the causal mask alone, or not at all.
+
+    Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers".
+
+    Every kind takes the same four arguments, whether it needs them or not, and its own options after them.
+
+    Args:
+        width: D of the model.
+        heads: N.
+        length: the number of positions that the model is trained on.
+        causal: whether a query sees only what is before it (a decoder) or both sides (an encoder).
+    """
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+        super().__init__()
+
+    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+        """The embedded tokens with their positions, [B, T, D]."""
+        return x_BTD
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions, [B, N, T, H] each."""
+        return q_BNTH, k_BNTH
+
+    def bias(self, T: int, S: int) -> Tensor | None:
+        """What is added to the scores before the softmax, [N, T, S], or None for nothing."""
+        return None
+
+
+class Sinusoidal(Positions):
+    """PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D)), added to the embeddings.
+
+    Vaswani et al. 2017, "Attention Is All You Need", section 3.5. No parameters, any length.
+    """
+
+    table_TD: Tensor
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        self.register_buffer("table_TD", sinusoid(length, width), persistent=False)
+
+    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+        end = offset + x_BTD.shape[1]
+        if end > self.table_TD.shape[0]:
+            self.table_TD = sinusoid(end, x_BTD.shape[2]).to(x_BTD.device)
+        return x_BTD + self.table_TD[offset:end]
+
+
+def sinusoid(length: int, width: int) -> Tensor:
+    """The table of Vaswani et al. 2017, section 3.5, [length, width]."""
+    # In double precision: float32 angles are off by 1e-4 a few hundred positions on.
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (
+        torch.arange(0, width, 2, dtype=torch.float64) / width
+    )
+    table = torch.empty(length, width, dtype=torch.float64)
+    table[:, 0::2] = angle.sin()
+    table[:, 1::2] = angle.cos()[:, : width // 2]
+    return table.float()
+
+
+class Learned(Positions):
+    """One trained vector for each position, added to the embeddings; none exists beyond `length`.
+
+    Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; compared in Vaswani et al. 2017.
+    """
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        self.table = nn.Embedding(length, width)
+
+    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+        end = offset + x_BTD.shape[1]
+        if end > self.table.num_embeddings:
+            raise UserError(
+                f"model=learned has no vector for position {end - 1}: it was trained on "
+                f"{self.table.num_embeddings} positions; train with a larger block_size or another model."
+            )
+        return x_BTD + self.table.weight[offset:end]
+
+
+def geometric_slopes(heads: int) -> list[float]:
+    """ALiBi's slopes: 2^(-8/N), 2^(-16/N), ... for N heads, N a power of two.
+
+    For other N: the slopes of the next lower power of two, then every second slope of the power above it.
+    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3 and the authors' published code.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    between = [2 ** (-8 * (n + 1) / (2 * power)) for n in range(2 * power)]
+    return slopes + between[0::2][: heads - power]
+
+
+class ALiBi(Positions):
+    """score(i, j) = q_i k_j / sqrt(H) - scale * slope_n * |i - j| for head n. Any length.
+
+    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3. The paper's decoder sees only j <= i, where
+    |i - j| is i - j; in an encoder the bias is symmetric.
+
+    Args:
+        slopes: "geometric" (the paper's), "learned" (trained from the geometric ones; the parameter is their
+            logarithm, so they stay positive), or one number for each head.
+        scale: multiplies every slope.
+    """
+
+    fixed_slopes: Tensor
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        slopes: str | Sequence[float] = "geometric",
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        if slopes in ("geometric", "learned"):
+            values = geometric_slopes(heads)
+        elif isinstance(slopes, str) or len(slopes) != heads:
+            raise UserError(
+                f"model.slopes is {slopes!r}; it must be geometric, learned or a list of {heads} numbers, "
+                "one for each of the heads."
+            )
+        else:
+            values = list(slopes)
+        self.scale = scale
+        self.log_slopes: nn.Parameter | None = None
+        if slopes == "learned":
+            self.log_slopes = nn.Parameter(torch.tensor(values).log())
+        self.register_buffer("fixed_slopes", torch.tensor(values, dtype=torch.float32), persistent=False)
+
+    def slopes(self) -> Tensor:
+        """The slope of each head, scale included, [N]."""
+        slopes = self.fixed_slopes if self.log_slopes is None else self.log_slopes.exp()
+        return self.scale * slopes
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = query_and_key_indices(T, S, self.fixed_slopes.device)
+        return -self.slopes()[:, None, None] * (i - j).abs()
+
+
+class RoPE(Positions):
+    """Turn the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
+
+    Su et al. 2021, "RoFormer", equations 14-16 and 34. The scores then depend on i - j alone. No parameters,
+    any length.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool, base: float = 10000.0) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        head_width = width // heads
+        if head_width % 2:
+            raise UserError(
+                f"model=rope turns pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
+            )
+        frequency = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+        self.register_buffer("frequency", frequency, persistent=False)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        T = q_BNTH.shape[2]
+        index = torch.arange(offset, offset + T, device=self.frequency.device, dtype=self.frequency.dtype)
+        angle = index[:, None] * self.frequency
+        cos, sin = angle.cos().to(q_BNTH.dtype), angle.sin().to(q_BNTH.dtype)
+
+        def turn(x_BNTH: Tensor) -> Tensor:
+            even, odd = x_BNTH[..., 0::2], x_BNTH[..., 1::2]
+            return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+        return turn(q_BNTH), turn(k_BNTH)
+
+
+class Relative(Positions):
+    """T5's relative bias: one trained number for each head and bucket of distances, shared by all layers.
+
+    Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
+    distance each, the other half grow logarithmically up to `max_distance`; all beyond shares the last. An
+    encoder spends half of the buckets on each side. (Shaw et al. 2018 add vectors instead, which would make
+    the bias depend on the query.)
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        buckets: int = 32,
+        max_distance: int = 128,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        one_side = buckets if causal else buckets // 2
+        if one_side < 2 or buckets % 2 or max_distance <= one_side // 2:
+            raise UserError(
+                f"model=relative needs an even number of at least {2 if causal else 4} buckets and a "
+                f"max_distance above {one_side // 2}, not {buckets} and {max_distance}."
+            )
+        self.causal, self.buckets, self.max_distance = causal, buckets, max_distance
+        self.table = nn.Embedding(buckets, heads)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each signed distance i - j, same shape, whole numbers in [0, buckets)."""
+        if self.causal:
+            one_side, first = self.buckets, torch.zeros_like(distance)
+            distance = distance.clamp(min=0)
+        else:
+            one_side = self.buckets // 2
+            first = (distance < 0).long() * one_side
+            distance = distance.abs()
+        exact = one_side // 2
+        ratio = (distance.clamp(min=exact).double() / exact).log() / math.log(self.max_distance / exact)
+        far = (exact + (ratio * (one_side - exact)).long()).clamp(max=one_side - 1)
+        return first + torch.where(distance < exact, distance, far)
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = query_and_key_indices(T, S, self.table.weight.device)
+        return self.table(self.bucket(i - j)).permute(2, 0, 1)
+
+
+POSITIONS: dict[str, type[Positions]] = {
+    "nope": Positions,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "alibi": ALiBi,
+    "rope": RoPE,
+    "relative": Relative,
+}
+
+
+def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
+    """The positional encoding of a `model` config such as `{"name": "alibi", "scale": 1.1}`."""
+    return build(POSITIONS, spec, "model", width=width, heads=heads, length=length, causal=causal)

@@ -1,0 +1,48 @@
+"""How bad input is refused: one sentence that says what is wrong, where, and what to do.
+
+`UserError` is the only exception that the commands print without a traceback. Everything else that
+escapes is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """The user can mend this; the message is one sentence for the screen."""
+
+
+def unknown(key: str, given: object, valid: Iterable[object]) -> UserError:
+    """The refusal of `given` as a value (or name) of `key`, with the valid ones and the nearest of them."""
+    names = [str(name) for name in valid]
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return UserError(f"{key} has no choice '{given}'; the valid ones are: {', '.join(names)}.{hint}")
+
+
+def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
+    """`kinds[name]`, or a `UserError` that names the config key and the valid names."""
+    if name not in kinds:
+        raise unknown(key, name, kinds)
+    return kinds[name]
+
+
+def build(kinds: Mapping[str, Callable[..., T]], spec: Mapping[str, Any], group: str, **common: Any) -> T:
+    """Call `kinds[spec["name"]]` with the other entries of `spec` and with `common`.
+
+    `spec` is a config group as plain data, for example `{"name": "window", "window": 5}`; `group` is its
+    name in the config, for the message of the `UserError` that a wrong name or option raises.
+    """
+    options = {key: value for key, value in spec.items() if key != "name"}
+    kind = pick(kinds, spec["name"], f"{group}.name")
+    valid = [name for name in inspect.signature(kind).parameters if name not in common]
+    for option in options:
+        if option not in valid:
+            raise unknown(f"{group} ({spec['name']})", option, valid)
+    return kind(**options, **common)

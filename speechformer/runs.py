@@ -1,0 +1,61 @@
+"""A run's folder and what `result.json` says besides the figures. No torch here: reports read this quickly.
+
+config.yaml       the resolved config            tokenizer.json    words and ids
+last.ckpt         weights and optimiser          best.ckpt         weights of the best evaluation
+metrics.csv       every evaluation               tensorboard/      the same, as TensorBoard events
+result.json       written last, in one piece: its presence says that the run is over
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULT = "result.json"
+
+
+def write_result(directory: Path, result: dict[str, Any]) -> None:
+    """Write `result.json` so that a reader sees all of it or nothing."""
+    partial = directory / f"{RESULT}.partial"
+    partial.write_text(json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, directory / RESULT)
+
+
+def read_result(directory: Path) -> dict[str, Any]:
+    """What `write_result` wrote."""
+    return json.loads((directory / RESULT).read_text(encoding="utf-8"))
+
+
+def finite(value: Any) -> Any:
+    """The same plain data with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, with "-dirty" if a tracked file differs; None outside a checkout."""
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that a result may depend on."""
+    names = ("speechformer", "torch", "lightning", "torchmetrics", "hydra-core", "nltk", "numpy")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}

@@ -1,0 +1,86 @@
+"""What a run says on the terminal, as text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def figure(name: str, value: float) -> str:
+    """A figure as its metric is read: accuracies in per cent, perplexities with one decimal."""
+    if "accuracy" in name:
+        return f"{100 * value:.1f} %"
+    return f"{value:.1f}"
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share of n independent trials. Wilson 1927."""
+    z = 1.959964
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return middle - half, middle + half
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns: the first to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths)))
+        for row in rows
+    )
+
+
+def corpus_line(corpus: dict[str, Any]) -> str:
+    """Which corpus this is, and how much of the test the training has seen."""
+    counts = corpus["counts"]
+    share = counts["test_seen_in_train"] / counts["test"]
+    return (
+        f"Corpus {corpus['name']} ({corpus['where']}): {counts['train']} lines to train on, "
+        f"{counts['validation']} held out, {counts['test']} to test on, of which {counts['test_seen_in_train']} "
+        f"({100 * share:.1f} %) stand word for word in train."
+    )
+
+
+def parameters_line(parameters: dict[str, int]) -> str:
+    parts = " + ".join(f"{part} {count:,}" for part, count in parameters.items() if part != "total")
+    return f"Parameters: {parameters['total']:,} = {parts}"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The table at the end of a run."""
+    metrics, counts = result["metrics"], result["corpus"]["counts"]
+    rows: list[tuple[str, ...]]
+    if result["task"] == "classify":
+        rows = [("accuracy", "", "95 % interval", "sentences")]
+        names = {
+            "train": ("train_accuracy", counts["train"]),
+            "validation": ("validation_accuracy", counts["validation"]),
+            "test": ("test_accuracy", counts["test"]),
+        }
+        if counts["test_seen_in_train"]:
+            names["  that stand in train"] = ("test_accuracy_seen", counts["test_seen_in_train"])
+            names["  that do not"] = ("test_accuracy_unseen", counts["test"] - counts["test_seen_in_train"])
+        for label, (name, n) in names.items():
+            if metrics.get(name) is not None:
+                low, high = wilson(metrics[name], n)
+                interval = f"{100 * low:.1f} - {100 * high:.1f} %"
+                rows.append((label, figure(name, metrics[name]), interval, str(n)))
+        rows.append(("always the commonest class", figure("accuracy", metrics["majority_accuracy"]), "", ""))
+    else:
+        rows = [("perplexity", "in blocks", "sliding window", "tokens")]
+        for name in metrics:
+            if name.endswith("_perplexity"):
+                rows.append((name.removesuffix("_perplexity"), figure(name, metrics[name]), "", ""))
+        for name, test in counts["tests"].items():
+            blocks, sliding = (metrics[f"{how}_perplexity_{name}"] for how in ("test", "test_sliding"))
+            rows.append((f"test {name}", figure("", blocks), figure("", sliding), str(test["tokens"])))
+        blocks, sliding = (metrics[f"{how}_perplexity_mean"] for how in ("test", "test_sliding"))
+        rows.append(("test mean", figure("", blocks), figure("", sliding), ""))
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
+    best = result["best"]
+    return (
+        f"{table(rows)}\n"
+        f"Best {best['metric']}: {figure(best['metric'], best['value'])} at step {best['step']} (best.ckpt"
+        f"{'; chosen on test, so it flatters' if best['chosen_on'] == 'test' else ''}).\n"
+        f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."
+    )

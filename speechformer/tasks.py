@@ -1,0 +1,248 @@
+"""The LightningModules: logits in, loss and metrics out.
+
+    Classify        cross-entropy over speakers; accuracy
+    LanguageModel   cross-entropy over the next token; perplexity = exp(mean negative log-likelihood per token)
+
+Both are evaluated part by part (train, validation, test, ...) on batches that carry their part's name, and log
+one figure for each part. A checkpoint holds their constructor's arguments as plain data, so that it rebuilds
+them alone: `load_task(path)`.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from speechformer.cores.classifier import EncoderClassifier
+from speechformer.cores.decoder import Decoder
+from speechformer.cores.stack import initialise
+from speechformer.data import IGNORE, Batch
+from speechformer.refusals import UserError, pick
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+
+def constant(step: int, steps: int) -> float:
+    """The same learning rate throughout."""
+    return 1.0
+
+
+def linear(step: int, steps: int) -> float:
+    """Down to zero in a straight line."""
+    return 1 - step / steps
+
+
+def cosine(step: int, steps: int) -> float:
+    """Down to zero along half a cosine. Loshchilov and Hutter 2017, "SGDR", without restarts."""
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
+
+
+class Task(pl.LightningModule):
+    """What both tasks share: the core's initialisation, the optimiser and its schedule, and evaluation.
+
+    A subclass sets `core`, and says what a training batch's loss is and what an evaluation batch adds to the
+    metrics.
+
+    Attributes: `name` in the config; `metric`, the word for its figure, and `mode`, the direction that is better;
+    `tokens`, the real (not padded) tokens trained on so far.
+    """
+
+    name: str
+    metric: str
+    mode: str
+    core: torch.nn.Module
+    tokens: Tensor
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        super().__init__()
+        self.recipe = recipe
+        pick(OPTIMIZERS, recipe["optimizer"], "recipe.optimizer")
+        pick(SCHEDULES, recipe["schedule"], "recipe.schedule")
+        self.measured: dict[str, Metric] = {}
+        self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser over all parameters alike (the reports decay norms and biases too), and its schedule:
+        a linear warm-up over `warmup_steps`, then `schedule` down to the last step."""
+        recipe = self.recipe
+        options = {"lr": recipe["lr"], "weight_decay": recipe["weight_decay"], "fused": True}
+        if recipe["optimizer"] != "sgd":
+            options["betas"] = tuple(recipe["betas"])
+        optimizer = OPTIMIZERS[recipe["optimizer"]](self.core.parameters(), **options)
+        warmup, shape = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]]
+        if warmup == 0 and shape is constant:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        if warmup >= steps:
+            raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / warmup
+            return shape(step - warmup, steps - warmup)
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["task"] = self.name
+
+    def log_training(self, loss: Tensor) -> None:
+        """Log the loss every `log_every_n_steps`; `self.log` costs as much as a layer, so not at every step."""
+        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            values = {"train_loss": loss.detach(), "lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
+            self.log_dict(values, on_step=True)
+
+    def on_validation_epoch_start(self) -> None:
+        self.measured = defaultdict(self.new_metric)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.figures())
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
+
+    def validation_step(self, batch: Batch) -> None:
+        self.measure(batch)
+
+    test_step = validation_step
+
+    def new_metric(self) -> Metric:
+        raise NotImplementedError
+
+    def measure(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, float]:
+        raise NotImplementedError
+
+
+class Classify(Task):
+    """Who said it? An `EncoderClassifier` under cross-entropy.
+
+    Args:
+        core: the arguments of `EncoderClassifier`.
+        recipe: the config group.
+    """
+
+    name, metric, mode = "classify", "accuracy", "max"
+
+    def __init__(self, core: dict[str, Any], recipe: dict[str, Any]) -> None:
+        super().__init__(recipe)
+        self.save_hyperparameters(logger=False)
+        self.classes = core["classes"]
+        self.core = EncoderClassifier(**core)
+        initialise(self.core, recipe["init"], recipe["init_std"])
+
+    def training_step(self, batch: Batch) -> Tensor:
+        loss = F.cross_entropy(self.core(batch["ids"]), batch["labels"])
+        self.tokens += (batch["ids"] != 0).sum()
+        self.log_training(loss)
+        return loss
+
+    def new_metric(self) -> Metric:
+        return MulticlassAccuracy(self.classes, average="micro", validate_args=False).to(self.device)
+
+    def measure(self, batch: Batch) -> None:
+        (split, _), labels = batch["part"], batch["labels"]
+        logits = self.core(batch["ids"])
+        self.measured[f"{split}_accuracy"].update(logits, labels)
+        if "seen" in batch:
+            for name, chosen in (("seen", batch["seen"]), ("unseen", ~batch["seen"])):
+                if chosen.any():
+                    self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
+
+    def figures(self) -> dict[str, float]:
+        return {name: metric.compute().item() for name, metric in self.measured.items()}
+
+
+def next_token_loss(output: torch.nn.Linear, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats, of R targets under the logits that `output` makes of R hidden states.
+
+    The logits are made a few rows at a time: a CPU then keeps them in its cache, which makes evaluation three
+    times as fast as all at once; an accelerator gets as many rows as fit.
+    """
+    rows = 256 if hidden_RD.device.type == "cpu" else 16384
+    losses = [
+        F.cross_entropy(output(hidden), targets, reduction="sum")
+        for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows))
+    ]
+    return torch.stack(losses).sum() / len(targets_R)
+
+
+class LanguageModel(Task):
+    """What comes next? A `Decoder` under cross-entropy.
+
+    Args:
+        core: the arguments of `Decoder`.
+        recipe: the config group.
+    """
+
+    name, metric, mode = "lm", "perplexity", "min"
+    core: Decoder
+
+    def __init__(self, core: dict[str, Any], recipe: dict[str, Any]) -> None:
+        super().__init__(recipe)
+        self.save_hyperparameters(logger=False)
+        self.core = Decoder(**core)
+        initialise(self.core, recipe["init"], recipe["init_std"])
+
+    def training_step(self, batch: Batch) -> Tensor:
+        ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
+        loss = next_token_loss(self.core.output, self.core.hidden(ids).flatten(0, 1), targets.flatten())
+        self.tokens += ids.numel()
+        self.log_training(loss)
+        return loss
+
+    def new_metric(self) -> Metric:
+        return MeanMetric().to(self.device)
+
+    def measure(self, batch: Batch) -> None:
+        split, name = batch["part"]
+        scored = batch["targets"] != IGNORE
+        hidden, targets = self.core.hidden(batch["ids"])[scored], batch["targets"][scored]
+        loss = next_token_loss(self.core.output, hidden, targets)
+        self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, weight=len(targets))
+
+    def figures(self) -> dict[str, float]:
+        figures = {name: metric.compute().exp().item() for name, metric in self.measured.items()}
+        for split in ("test", "test_sliding"):
+            tests = [value for name, value in figures.items() if name.startswith(f"{split}_perplexity_")]
+            if tests:
+                figures[f"{split}_perplexity_mean"] = sum(tests) / len(tests)
+        return figures
+
+
+TASKS: dict[str, type[Classify] | type[LanguageModel]] = {"classify": Classify, "lm": LanguageModel}
+
+
+def load_task(path: Path) -> Classify | LanguageModel:
+    """The trained task of a checkpoint, on the CPU and in evaluation mode, from that file alone.
+
+    Raises:
+        UserError: the file is missing, or not a checkpoint of speechformer.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
+    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UserError(f"{path} is not a checkpoint of speechformer ({error}).") from None
+    task.load_state_dict(checkpoint["state_dict"])
+    return task.eval()

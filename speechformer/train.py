@@ -1,0 +1,308 @@
+"""One command, one run: `python -m speechformer.train task=classify model=alibi`.
+
+`main` is the Hydra edge: it composes the config, answers bad input in one sentence, and hands over to `fit`,
+a plain function from a config and a folder to a result. Heavy imports stand inside functions, so that
+`--help`, shell completion and a typo are answered at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from speechformer import runs
+from speechformer.refusals import UserError, unknown
+
+if TYPE_CHECKING:
+    from speechformer.data import SpeechData
+
+_beside = Path(__file__).parent / "conf"  # in an installed package
+CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
+
+WHOLE_NUMBERS = {  # key: the least that makes sense
+    "seed": 0,
+    "width": 1,
+    "heads": 1,
+    "layers": 1,
+    "ff": 1,
+    "block_size": 1,
+    "batch_size": 1,
+    "checkpoint_every": 1,
+    "core.classifier_width": 1,
+    "recipe.warmup_steps": 0,
+}
+OPTIONAL_WHOLE_NUMBERS = {"vocab_size": 1, "eval_interval": 1, "task.stride": 1}
+NUMBERS = {  # key: least and most
+    "dropout": (0.0, 0.999),
+    "recipe.lr": (0.0, 1e3),
+    "recipe.weight_decay": (0.0, 1e3),
+    "recipe.init_std": (0.0, 1e3),
+    "protocol.validation": (0.0, 0.999),
+}
+
+
+def check_numbers(cfg: DictConfig) -> None:
+    """Refuse a value of a numeric key that is of the wrong type or out of range."""
+    for key, least in {**WHOLE_NUMBERS, **OPTIONAL_WHOLE_NUMBERS}.items():
+        value = OmegaConf.select(cfg, key)
+        if value is None and key in OPTIONAL_WHOLE_NUMBERS:
+            continue
+        if type(value) is not int or value < least:
+            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
+    for key, (low, high) in NUMBERS.items():
+        value = OmegaConf.select(cfg, key)
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value!r}.")
+
+
+def check_trainer_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
+    from lightning.pytorch import Trainer
+
+    own = {
+        "val_check_interval": "set eval_interval",
+        "check_val_every_n_epoch": "set eval_interval",
+        "logger": "TensorBoard and CSV are always on",
+        "callbacks": "the run has its own",
+        "enable_checkpointing": "set checkpoint_every",
+        "default_root_dir": "set hydra.run.dir",
+    }
+    valid = set(inspect.signature(Trainer).parameters) - set(own)
+    for name in arguments:
+        if name in own:
+            raise UserError(f"trainer.{name} is not free here; {own[name]}.")
+        if name not in valid:
+            raise unknown("trainer", name, sorted(valid))
+
+
+def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
+    """The arguments of the task's core, as plain data."""
+    own = {
+        "classify": {"pool", "classifier_width"},
+        "lm": {"tied_output"},
+    }
+    unused = set.union(*own.values()) - own[data.task["name"]]
+    arguments = {key: value for key, value in config["core"].items() if key not in unused}
+    for key in ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern"):
+        arguments[key] = config[key]
+    if data.task["name"] == "classify":
+        arguments["classes"] = len(data.corpus.classes)
+    return {**arguments, "vocab_size": data.vocab_size}
+
+
+def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
+    """Train, evaluate and write one run.
+
+    Args:
+        cfg: the composed config; see `conf/config.yaml`.
+        directory: the run's folder; it is made, and must not hold a result already.
+
+    Returns:
+        The content of `result.json`; the README explains its entries.
+
+    Raises:
+        UserError: the config or the corpus asks for what cannot be.
+    """
+    started = time.perf_counter()
+    check_numbers(cfg)
+    if (directory / runs.RESULT).exists():
+        raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
+
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from speechformer import screen
+    from speechformer.callbacks import Progress, Stopwatch
+    from speechformer.cores.stack import count_parameters
+    from speechformer.corpora.speeches import load_corpus
+    from speechformer.data import SpeechData
+    from speechformer.tasks import TASKS
+
+    quieten()
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    check_trainer_arguments(config["trainer"])
+    pl.seed_everything(config["seed"], workers=True, verbose=False)
+    data = SpeechData(
+        load_corpus(config["corpus"]),
+        **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
+    )
+    task = TASKS[config["task"]["name"]](core=core_arguments(config, data), recipe=config["recipe"])
+    parameters = count_parameters(task.core)
+    print(screen.corpus_line(data.description))
+    print(screen.parameters_line(parameters))
+    print(f"Folder: {directory}", flush=True)
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+    data.tokenizer.save(directory / "tokenizer.json")
+
+    # Without a held-out part the best checkpoint is chosen on test, as the reports did, and the result says so.
+    chosen_on = "validation" if data.splits.validation else "test"
+    monitor = f"{chosen_on}_{task.metric}"
+    if monitor == "test_perplexity":
+        monitor += "_mean"
+    overwriting: dict[str, Any] = {"dirpath": directory, "enable_version_counter": False}
+    best = ModelCheckpoint(filename="best", monitor=monitor, mode=task.mode, save_weights_only=True, **overwriting)
+    last = ModelCheckpoint(
+        filename="last",
+        every_n_train_steps=config["checkpoint_every"],
+        save_on_train_epoch_end=False,
+        **overwriting,
+    )
+    stopwatch = Stopwatch()
+    tensorboard = TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False)
+    every = config["eval_interval"]
+    try:
+        trainer = pl.Trainer(
+            default_root_dir=directory,
+            logger=[tensorboard, CSVLogger(directory, name="", version="")],
+            callbacks=[best, last, stopwatch, Progress()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **({} if every is None else {"val_check_interval": every, "check_val_every_n_epoch": None}),
+            **config["trainer"],
+        )
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"trainer: {one_sentence(error)}") from error
+
+    ready = time.perf_counter()
+    trainer.fit(task, datamodule=data)
+    trained = time.perf_counter()
+    trainer.save_checkpoint(directory / "last.ckpt")
+    if stopwatch.evaluated_at != trainer.global_step:
+        trainer.validate(task, datamodule=data, verbose=False)
+    if not (directory / "best.ckpt").exists():  # the run ended before its first evaluation
+        trainer.save_checkpoint(directory / "best.ckpt", weights_only=True)
+    checkpoint = torch.load(directory / "best.ckpt", weights_only=True)
+    score = best.best_model_score
+    best_figure = float(score) if score is not None else task.figures()[monitor]
+    if chosen_on == "validation":
+        task.load_state_dict(checkpoint["state_dict"])
+        trainer.test(task, datamodule=data, verbose=False)
+
+    evaluation = stopwatch.seconds
+    training = trained - ready - evaluation
+    result = {
+        "status": "finished",
+        "task": config["task"]["name"],
+        "metrics": {**data.reference_figures(), **task.figures()},
+        "best": {
+            "metric": monitor,
+            "value": best_figure,
+            "step": checkpoint["global_step"],
+            "chosen_on": chosen_on,
+        },
+        "parameters": parameters,
+        "corpus": data.description,
+        "config": config,
+        "seed": config["seed"],
+        "steps": trainer.global_step,
+        "seconds": time.perf_counter() - started,
+        "seconds_by_phase": {
+            "start-up": ready - started,
+            "training": training,
+            "evaluation": evaluation,
+        },
+        "tokens_per_second": int(task.tokens) / training,
+        "commit": runs.commit(),
+        "versions": runs.versions(),
+    }
+    final = {f"final/{name}": value for name, value in result["metrics"].items() if value is not None}
+    tensorboard.log_hyperparams(config, final)
+    for logger in trainer.loggers:
+        logger.finalize("success")
+    runs.write_result(directory, result)
+    print(screen.summary(result), flush=True)
+    return result
+
+
+def quieten() -> None:
+    """Silence what Lightning and torch say that a user of this project can do nothing about."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in (
+        "Checkpoint directory .* exists and is not empty",  # the run's folder holds config.yaml already
+        "Experiment logs directory .* exists and is not empty",
+        ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, against newer torch
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def one_sentence(error: BaseException) -> str:
+    """The first paragraph of an error's message, on one line."""
+    return " ".join(str(error).strip().split("\n\n")[0].split())
+
+
+def explain(error: HydraException | OmegaConfBaseException) -> str:
+    """Hydra's complaint about the command line in one sentence, with the valid choices or keys."""
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return str(unknown(group, choice, error.options))
+    cause = error.__cause__
+    wrong = re.search(r"Could not override '([^']+)'", str(error))
+    if wrong:
+        parent, _, key = wrong[1].replace("/", ".").rpartition(".")
+        node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
+        keys = [str(name) for name in node if name != "hydra"] if isinstance(node, DictConfig) else []
+        if not keys or not parent:
+            keys = top_level_keys()
+        return str(unknown(f"The config's {parent}" if parent else "The config", key, keys)).replace(
+            "has no choice", "has no key"
+        )
+    if isinstance(cause, OmegaConfBaseException):
+        return f"{one_sentence(error)}: {one_sentence(cause)}"
+    return one_sentence(error)
+
+
+def top_level_keys() -> list[str]:
+    """The keys and groups that stand at the top of the config."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = [str(key) for key in hydra.compose("config")]
+    groups = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+    return sorted({*composed, *groups})
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def run(cfg: DictConfig) -> float:
+    """One job of Hydra's; returns the figure that a sweeper may optimise."""
+    hydra_config = HydraConfig.get()
+    try:
+        result = fit(cfg, Path(hydra_config.runtime.output_dir))
+    except UserError as error:
+        if hydra_config.mode == RunMode.RUN:
+            sys.exit(f"Error: {error}")
+        raise  # in a sweep the other jobs go on
+    return result["best"]["value"]
+
+
+def main() -> None:
+    """The command line; `speechformer-train` is the same."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
+    try:
+        run()
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"Error: {explain(error)}")
+    except UserError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What the tests share: the config as the command line composes it, tiny corpora, the real speeches."""
+
+from __future__ import annotations
+
+import hydra
+import pytest
+from omegaconf import DictConfig
+
+from speechformer.corpora.speeches import Corpus, find_speeches, load_corpus
+from speechformer.train import CONF
+
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+PATTERNS = sorted(path.stem for path in (CONF / "pattern").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+# A run of a second: everything is there, small.
+TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu"]
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The config of a command line."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
+
+
+def group(kind: str, name: str) -> dict:
+    """One choice of a config group as plain data, for example group("model", "alibi")."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]
+
+
+@pytest.fixture(scope="session")
+def speeches() -> Corpus:
+    """The presidential speeches; a test that asks for them skips where they are not."""
+    folder, places = find_speeches(None)
+    if folder is None:
+        pytest.skip(f"no presidential speeches in {' or in '.join(places)}")
+    return load_corpus({"name": "speeches", "root": str(folder), "classes": ["obama", "wbush", "hbush"]})

@@ -1,0 +1,99 @@
+"""Oracles: torch's scaled_dot_product_attention, and sums that must be 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import MODELS, PATTERNS, group
+
+from speechformer.layers.attention import SelfAttention, attend, score_bias
+from speechformer.layers.dropout import dropout
+from speechformer.layers.patterns import build_pattern
+from speechformer.layers.positions import build_positions
+
+
+def bias_of(model: str, pattern: str, causal: bool, T: int = 12) -> tuple:
+    positions = build_positions(group("model", model), width=16, heads=2, length=T, causal=causal)
+    real = torch.arange(T) < torch.tensor([[T], [T - 5]])
+    return (
+        positions,
+        score_bias(positions, build_pattern(group("pattern", pattern)), T, T, causal, real),
+        real,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_written_out_attention_is_torchs(model: str, pattern: str, causal: bool) -> None:
+    _, bias, real = bias_of(model, pattern, causal)
+    q, k, v = torch.randn(3, 2, 2, 12, 8)
+    mixed, weights = attend(q, k, v, bias)
+    torch.testing.assert_close(mixed, F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 2, 12))
+    assert (weights[bias.expand_as(weights) == -math.inf] == 0).all()
+    assert (weights[1, :, : 12 - 5, 12 - 5 :] == 0).all()  # no real query looks at padding
+    assert real[1].sum() == 7
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_both_paths_of_the_module_agree(model: str) -> None:
+    positions, bias, _ = bias_of(model, "window", causal=True)
+    attention = SelfAttention(16, 2, rate=0.5, qkv_bias=True, bias=True).eval()
+    x = torch.randn(2, 12, 16)
+    fast, none = attention(x, positions, bias)
+    written_out, weights = attention(x, positions, bias, with_weights=True)
+    assert none is None and weights.shape == (2, 2, 12, 12)
+    torch.testing.assert_close(fast, written_out)
+
+
+def test_dropout_of_the_weights_is_on_in_training_alone() -> None:
+    positions, bias, _ = bias_of("nope", "full", causal=True)
+    attention = SelfAttention(16, 2, rate=0.5, qkv_bias=True, bias=True)
+    x = torch.randn(2, 12, 16)
+    assert not torch.equal(attention(x, positions, bias)[0], attention(x, positions, bias)[0])
+    attention.eval()
+    assert torch.equal(attention(x, positions, bias)[0], attention(x, positions, bias)[0])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_drops_the_rate_and_keeps_the_mean(rate: float) -> None:
+    """Oracle: the binomial's standard deviation, times five."""
+    n = 400_001  # not a multiple of four
+    x = torch.ones(n, requires_grad=True)
+    y = dropout(x, rate)
+    assert abs((y == 0).float().mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
+    torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - rate)))
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())  # the gradient passes where the value did, at the same scale
+
+
+def test_dropout_elements_are_independent() -> None:
+    """Oracle: the correlation of n independent pairs is within 5 / sqrt(n); four elements share one draw."""
+    y = dropout(torch.ones(400_000), 0.5) - 1
+    for lag in (1, 2, 3, 4):
+        assert abs((y[:-lag] * y[lag:]).mean()) < 5 / math.sqrt(len(y))
+
+
+def test_dropout_of_nothing_is_nothing_and_repeats_with_the_seed() -> None:
+    x = torch.randn(100)
+    assert torch.equal(dropout(x, 0.0), x)
+    torch.manual_seed(3)
+    first = dropout(x, 0.3)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(x, 0.3), first)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", MODELS)
+def test_the_fused_kernel_on_cuda_agrees_with_attention_written_out(model: str) -> None:
+    positions, bias, _ = bias_of(model, "bigbird", causal=True)
+    attention = SelfAttention(16, 2, rate=0.0, qkv_bias=True, bias=True)
+    x = torch.randn(2, 12, 16)
+    on_cpu = attention(x, positions, bias, with_weights=True)[0]
+    attention.cuda(), positions.cuda()
+    torch.testing.assert_close(attention(x.cuda(), positions, bias.cuda())[0].cpu(), on_cpu, atol=1e-4, rtol=1e-4)

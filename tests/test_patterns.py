@@ -1,0 +1,109 @@
+"""Oracles: each pattern's definition, in a double loop over i and j."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import PATTERNS, group
+
+from speechformer.layers.attention import visible
+from speechformer.layers.patterns import build_pattern
+from speechformer.refusals import UserError
+
+LENGTH = 40
+
+
+def dense(spec: dict, length: int = LENGTH) -> torch.Tensor:
+    index = torch.arange(length)
+    return build_pattern(spec)(index[:, None], index[None, :]).expand(length, length)
+
+
+DEFINITIONS: dict[str, tuple[dict, Callable[[int, int], bool]]] = {
+    "full": ({}, lambda i, j: True),
+    "window": ({"window": 4}, lambda i, j: abs(i - j) < 4),
+    "block": ({"block": 6}, lambda i, j: j // 6 in (i // 6, i // 6 - 1)),
+    "strided": ({"stride": 5}, lambda i, j: abs(i - j) < 5 or abs(i - j) % 5 == 0),
+    "dilated": ({"window": 3, "dilation": 4}, lambda i, j: abs(i - j) in (0, 4, 8)),
+    "global": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or i in (0, 1) or j in (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_pattern_is_its_definition(name: str) -> None:
+    options, definition = DEFINITIONS[name]
+    mask = dense({"name": name, **options})
+    for i in range(LENGTH):
+        for j in range(LENGTH):
+            assert mask[i, j].item() == definition(i, j), (i, j)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_bigbird_is_window_and_global_and_a_few_links(seed: int) -> None:
+    window, tokens, links = 3, 2, 3
+    mask = dense({"name": "bigbird", "window": window, "tokens": tokens, "links": links, "seed": seed}, 200)
+    near = dense({"name": "global", "window": window, "tokens": tokens}, 200)
+    assert torch.equal(mask, mask.T)
+    assert torch.equal(mask & near, near)
+    backward = (mask & ~near).tril().sum(dim=1)  # links that each position has drawn
+    assert backward.max() <= links
+    first = window + tokens  # the first position that has anything to draw from
+    assert backward[:first].sum() == 0 and (backward[first:] >= 1).all()
+    # drawn with replacement, so nearly all of them differ where there is much to draw from
+    assert backward[100:].float().mean() > links - 0.2
+
+
+def test_bigbird_links_are_spread_evenly() -> None:
+    """Oracle: uniform draws, by a chi-squared statistic over ten bins (9 degrees of freedom; 33.7 is p = 1e-4)."""
+    mask = dense({"name": "bigbird", "window": 1, "tokens": 0, "links": 8, "seed": 3}, 1200)
+    i, j = (mask & ~torch.eye(1200, dtype=torch.bool)).tril().nonzero().T
+    share = (j[i > 200].float() / i[i > 200]).clamp(max=0.9999)
+    counts = (share * 10).long().bincount(minlength=10).double()
+    expected = counts.sum() / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 33.7
+
+
+def test_bigbird_links_depend_on_the_seed_and_not_on_the_length() -> None:
+    spec = {"name": "bigbird", "window": 2, "tokens": 1, "links": 2}
+    assert torch.equal(dense({**spec, "seed": 5}, 100)[:40, :40], dense({**spec, "seed": 5}, 40))
+    assert not torch.equal(dense({**spec, "seed": 5}), dense({**spec, "seed": 6}))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pattern_keeps_the_diagonal(name: str) -> None:
+    assert dense(group("pattern", name)).diagonal().all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["window", "strided"])
+def test_one_as_long_as_the_sequence_equals_full(name: str, causal: bool) -> None:
+    option = {"window": "window", "strided": "stride"}[name]
+    wide = visible(build_pattern({"name": name, option: 32}), 32, 32, causal)
+    assert torch.equal(wide, visible(build_pattern({"name": "full"}), 32, 32, causal))
+
+
+def test_causality_and_padding_join_the_pattern() -> None:
+    real = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    seen = visible(build_pattern({"name": "window", "window": 2}), 6, 6, True, real)
+    for b in range(2):
+        for i in range(6):
+            for j in range(6):
+                expected = (i - 2 < j <= i) and (bool(real[b, j]) or i == j)
+                assert seen[b, 0, i, j].item() == expected
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "window", "window": 0},
+        {"name": "window", "window": 2.5},
+        {"name": "block", "block": -1},
+        {"name": "dilated", "dilation": 0},
+        {"name": "global", "tokens": -1},
+        {"name": "bigbird", "links": "many"},
+    ],
+)
+def test_a_size_that_makes_no_sense_is_refused(spec: dict) -> None:
+    with pytest.raises(UserError, match=r"pattern\.\w+ must be a whole number of at least [01], not"):
+        build_pattern(spec)

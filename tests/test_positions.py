@@ -1,0 +1,183 @@
+"""Oracles: each paper's formula, written out index by index."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import MODELS, group
+
+from speechformer.layers.positions import (
+    ALiBi,
+    Learned,
+    Positions,
+    Relative,
+    RoPE,
+    Sinusoidal,
+    build_positions,
+    geometric_slopes,
+    sinusoid,
+)
+from speechformer.refusals import UserError
+
+SIZES = {"width": 16, "heads": 2, "length": 12}
+
+
+def make(kind: type[Positions], causal: bool = True, **options: object) -> Positions:
+    return kind(**{**SIZES, "causal": causal, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [6, 7, 64])
+def test_sinusoid_is_the_formula_of_vaswani(width: int) -> None:
+    table = sinusoid(50, width)
+    for i in range(50):
+        for d in range(width):
+            angle = i / 10000 ** (2 * (d // 2) / width)
+            expected = math.sin(angle) if d % 2 == 0 else math.cos(angle)
+            assert table[i, d].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_sinusoidal_grows_beyond_the_trained_length() -> None:
+    x = torch.zeros(1, 40, 16)
+    assert torch.equal(make(Sinusoidal).embed(x)[0], sinusoid(40, 16))
+
+
+def test_learned_adds_its_rows_and_refuses_to_go_on() -> None:
+    positions = make(Learned)
+    x = torch.randn(3, 4, 16)
+    assert torch.equal(positions.embed(x, offset=5), x + positions.table.weight[5:9])
+    with pytest.raises(UserError, match="no vector for position 12"):
+        positions.embed(x, offset=9)
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (8, [2**-n for n in range(1, 9)]),
+        # 6 heads: the four of 4 heads, then the first and third of 8 heads
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        (3, [2**-4, 2**-8, 2**-2]),
+        (12, [2**-n for n in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) -> None:
+    assert geometric_slopes(heads) == pytest.approx(slopes)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_bias_is_minus_slope_times_distance(causal: bool) -> None:
+    bias = make(ALiBi, causal, slopes=[0.5, 0.25], scale=1.1).bias(5, 5)
+    for n, slope in enumerate([0.5, 0.25]):
+        for i in range(5):
+            for j in range(5):
+                assert bias[n, i, j].item() == pytest.approx(-1.1 * slope * abs(i - j))
+
+
+def test_alibi_learned_slopes_start_geometric_and_train() -> None:
+    fixed, learned = make(ALiBi, scale=2.0), make(ALiBi, scale=2.0, slopes="learned")
+    torch.testing.assert_close(learned.bias(6, 6), fixed.bias(6, 6))
+    learned.bias(6, 6).sum().backward()
+    # d/dm of sum(-scale m |i-j|) is -scale sum |i-j|; the parameter is log m, so times m
+    total = sum(abs(i - j) for i in range(6) for j in range(6))
+    expected = [-2.0 * total * m for m in geometric_slopes(2)]
+    assert learned.log_slopes.grad.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("slopes", ["flat", [0.5], [0.5, 0.25, 0.1]])
+def test_alibi_refuses_slopes_that_do_not_fit_the_heads(slopes: object) -> None:
+    with pytest.raises(UserError, match="list of 2 numbers"):
+        make(ALiBi, slopes=slopes)
+
+
+def test_rope_is_the_rotation_of_each_pair() -> None:
+    positions, H = make(RoPE), 8
+    q = torch.randn(1, 2, 5, H)
+    turned, _ = positions.rotate(q, q, offset=3)
+    for t in range(5):
+        for d in range(H // 2):
+            angle = (3 + t) * 10000 ** (-2 * d / H)
+            a, b = q[0, 1, t, 2 * d].item(), q[0, 1, t, 2 * d + 1].item()
+            pair = [math.cos(angle) * a - math.sin(angle) * b, math.sin(angle) * a + math.cos(angle) * b]
+            assert turned[0, 1, t, 2 * d : 2 * d + 2].tolist() == pytest.approx(pair, abs=1e-5)
+
+
+def test_rope_scores_depend_on_the_distance_alone() -> None:
+    positions = make(RoPE)
+    q, k = (torch.randn(1, 2, 1, 8).expand(1, 2, 12, 8) for _ in range(2))  # the same vectors everywhere
+    turned_q, turned_k = positions.rotate(q, k)
+    scores = (turned_q @ turned_k.transpose(-2, -1))[0, 0]
+    for distance in range(-11, 12):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-5)
+    assert scores[0, 5].item() != pytest.approx(scores[5, 0].item())  # and on its sign
+
+
+def t5_bucket(distance: int, causal: bool, buckets: int, max_distance: int) -> int:
+    """Raffel et al. 2020, section 2.1, for one distance i - j, in words of its own."""
+    first = 0
+    if not causal:
+        buckets //= 2
+        first = buckets if distance < 0 else 0
+        distance = abs(distance)
+    distance = max(distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return first + min(buckets - 1, exact + int(share * (buckets - exact)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
+def test_relative_is_one_number_for_each_head_and_bucket(causal: bool, buckets: int, max_distance: int) -> None:
+    positions = make(Relative, causal, buckets=buckets, max_distance=max_distance)
+    bias = positions.bias(200, 200)
+    for i in range(0, 200, 7):
+        for j in range(200):
+            bucket = t5_bucket(i - j, causal, buckets, max_distance)
+            assert torch.equal(bias[:, i, j], positions.table.weight[bucket])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_later_queries_alone_get_what_they_get_among_all(model: str, causal: bool) -> None:
+    """What a key-value cache relies on: the whole sequence at once is the oracle of its tail."""
+    positions = build_positions(group("model", model), causal=causal, **SIZES)
+    x, q, k = torch.randn(2, 12, 16), torch.randn(2, 2, 12, 8), torch.randn(2, 2, 12, 8)
+    assert torch.equal(positions.embed(x)[:, 7:], positions.embed(x[:, 7:], offset=7))
+    for whole, tail in zip(positions.rotate(q, k), positions.rotate(q[:, :, 7:], k[:, :, 7:], offset=7)):
+        torch.testing.assert_close(whole[:, :, 7:], tail)
+    whole, tail = positions.bias(12, 12), positions.bias(5, 12)
+    assert (whole is None and tail is None) or torch.equal(whole[:, 7:], tail)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("nope", 0), ("sinusoidal", 0), ("alibi", 0), ("rope", 0), ("learned", 12 * 16)]
+)
+def test_parameters(model: str, count: int) -> None:
+    positions = build_positions(group("model", model), causal=True, **SIZES)
+    assert sum(parameter.numel() for parameter in positions.parameters()) == count
+
+
+@pytest.mark.parametrize("model", ["nope", "sinusoidal", "learned"])
+def test_the_places_where_an_encoding_does_not_act(model: str) -> None:
+    positions = build_positions(group("model", model), causal=True, **SIZES)
+    q = torch.randn(1, 2, 4, 8)
+    assert positions.bias(4, 4) is None
+    assert positions.rotate(q, q)[0] is q
+    x = torch.randn(1, 4, 16)
+    assert (positions.embed(x) is x) == (model == "nope")
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match="must be even"):
+        make(RoPE, width=6)
+    with pytest.raises(UserError, match="even number of at least 4 buckets"):
+        make(Relative, causal=False, buckets=2)
+    with pytest.raises(UserError, match="sinusoidal, learned, alibi.*Did you mean alibi"):
+        build_positions({"name": "alibbi"}, causal=True, **SIZES)
+    with pytest.raises(UserError, match="slopes, scale.*Did you mean slopes"):
+        build_positions({"name": "alibi", "slope": "learned"}, causal=True, **SIZES)

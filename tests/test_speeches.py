@@ -1,0 +1,149 @@
+"""Strict reading: every bad line is named, and every allowed form of a file gives the same corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speechformer.corpora import sample
+from speechformer.corpora.speeches import ENVIRONMENT, Corpus, load_corpus, parse
+from speechformer.refusals import UserError
+
+FILES = {
+    "train_CLS.tsv": b"0\tOne two.\n1\tThree, four.\n",
+    "test_CLS.tsv": b"1\tFive.\n",
+    "train_LM.txt": b"One two.\nThree \xc3\xa9t\xc3\xa9.\n",
+    "test_LM_ann.txt": b"Six.\n",
+    "test_LM_bob.txt": b"Seven.\n",
+}
+CLASSES = ["ann", "bob"]
+
+
+def read(**changes: bytes) -> Corpus:
+    files = {**FILES, **{name.replace("__", "."): content for name, content in changes.items()}}
+    return parse(files, "speeches", "here", CLASSES)
+
+
+def test_files_are_read_as_they_are() -> None:
+    corpus = read()
+    assert corpus.classify_train == [(0, "One two."), (1, "Three, four.")]
+    assert corpus.classify_test == [(1, "Five.")]
+    assert corpus.lm_train == ["One two.", "Three été."]
+    assert corpus.lm_test == {"ann": ["Six."], "bob": ["Seven."]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda content: b"\xef\xbb\xbf" + content,
+        lambda content: content.replace(b"\n", b"\r\n"),
+        lambda content: content.rstrip(b"\n"),
+        lambda content: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n").rstrip(b"\r\n"),
+    ],
+)
+def test_mark_line_ends_and_last_newline_make_no_difference(form: object) -> None:
+    files = {name: form(content) for name, content in FILES.items()}  # type: ignore[operator]
+    other = parse(files, "speeches", "here", CLASSES)
+    expected = read()
+    assert (other.classify_train, other.lm_train, other.lm_test) == (
+        expected.classify_train,
+        expected.lm_train,
+        expected.lm_test,
+    )
+    assert other.sha256 != expected.sha256  # but the bytes differ, and the fingerprint says so
+
+
+def test_only_newlines_end_a_line() -> None:
+    text = "before\u2028after\u0085and on"
+    assert read(train_LM__txt=text.encode()).lm_train == [text]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train_CLS__tsv", b"0\tOne.\nTwo.\n", r"here/train_CLS\.tsv:2: there is no tab"),
+        (
+            "train_CLS__tsv",
+            b"0\tOne.\n2\tTwo.\n",
+            r"train_CLS\.tsv:2: label '2' is not one of 0 \(ann\), 1 \(bob\)",
+        ),
+        ("test_CLS__tsv", b"ann\tOne.\n", r"test_CLS\.tsv:1: label 'ann'"),
+        ("test_CLS__tsv", b"-1\tOne.\n", r"test_CLS\.tsv:1: label '-1'"),
+        ("test_CLS__tsv", b"0\tOne.\n1\t \n", r"test_CLS\.tsv:2: there is no text after the label"),
+        ("test_CLS__tsv", b"0\n", r"test_CLS\.tsv:1: there is no tab"),
+        ("test_CLS__tsv", b"\tOne.\n", r"test_CLS\.tsv:1: label ''"),
+        ("train_LM__txt", b"", r"train_LM\.txt:1: the file is empty"),
+        ("train_LM__txt", b"\xef\xbb\xbf\n", r"train_LM\.txt:1: the line has no text"),
+        ("train_LM__txt", b"One.\n\nTwo.\n", r"train_LM\.txt:2: the line has no text"),
+        ("test_LM_ann__txt", b"One.\nTwo \xff.\n", r"test_LM_ann\.txt:2: byte 0xff is not UTF-8"),
+    ],
+)
+def test_a_bad_line_is_refused_by_file_and_line(file: str, content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        read(**{file: content})
+    assert "\n" not in str(refusal.value)
+
+
+def test_any_number_of_classes_and_names() -> None:
+    labels = b"".join(b"%d\tsentence %d\n" % (k, k) for k in range(12))
+    files = {"train_CLS.tsv": labels, **{f"test_LM_n{k}.txt": b"x\n" for k in range(5)}}
+    corpus = parse(files, "speeches", "here", [f"c{k}" for k in range(12)])
+    assert len(corpus.classify_train) == 12 and len(corpus.lm_test) == 5
+
+
+def write(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    (folder / "notes.md").write_text("not a part of the corpus")
+    return folder
+
+
+@pytest.fixture
+def empty_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("speechformer.corpora.speeches.cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    return tmp_path
+
+
+SPEECHES = {"name": "speeches", "root": None, "classes": CLASSES}
+AUTO = {"name": "auto", "speeches": SPEECHES, "sample": {"seed": 0, "classes": list(sample.SPEAKERS)}}
+
+
+def test_speeches_are_looked_for_in_root_then_environment_then_cache(
+    empty_places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="SPEECHFORMER_DATA.*user cache.*speechformer.download speeches"):
+        load_corpus(SPEECHES)
+    cache = write(empty_places / "cache" / "speeches")
+    assert load_corpus(SPEECHES).where == str(cache.resolve())
+    data = write(empty_places / "data" / "speeches")
+    monkeypatch.setenv(ENVIRONMENT, str(data.parent))
+    assert load_corpus(SPEECHES).where == str(data.resolve())
+    root = write(empty_places / "mine")
+    assert load_corpus({**SPEECHES, "root": str(root)}).where == str(root.resolve())
+    with pytest.raises(UserError, match=r"corpus\.root \(.*nowhere\)"):
+        load_corpus({**SPEECHES, "root": str(empty_places / "nowhere")})
+
+
+def test_auto_takes_the_speeches_or_else_the_sample(empty_places: Path) -> None:
+    assert load_corpus(AUTO).name == "sample"
+    nowhere = {**SPEECHES, "root": str(empty_places / "nowhere")}
+    with pytest.raises(UserError, match=r"corpus\.root"):  # asked for by name: no silent sample
+        load_corpus({**AUTO, "speeches": nowhere})
+    write(empty_places / "cache" / "speeches")
+    assert load_corpus(AUTO).name == "speeches"
+
+
+def test_the_real_speeches_have_their_known_counts(speeches: Corpus) -> None:
+    """Oracle: `wc -l` and `cut -f1 | sort | uniq -c` on the public copy."""
+    labels = [label for label, _ in speeches.classify_train]
+    assert [labels.count(k) for k in range(3)] == [934, 539, 619]
+    assert (len(speeches.classify_test), len(speeches.lm_train)) == (750, 1553)
+    assert {name: len(lines) for name, lines in speeches.lm_test.items()} == {
+        "hbush": 250,
+        "obama": 250,
+        "wbush": 250,
+    }

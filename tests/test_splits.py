@@ -1,0 +1,88 @@
+"""The two protocols, counted by hand and on the real speeches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import group
+
+from speechformer.corpora.speeches import Corpus
+from speechformer.corpora.splits import Splits, held_out, split
+from speechformer.refusals import UserError
+
+CORPUS = Corpus(
+    name="speeches",
+    where="here",
+    sha256="",
+    classes=["a", "b"],
+    classify_train=[(0, "in both"), (0, "train one"), (1, "train two"), (1, "in both")] * 10,
+    classify_test=[(0, "in both"), (1, "test alone")],
+    lm_train=["lm one", "lm two", "shared"] * 10,
+    lm_test={"x": ["shared", "x alone"], "y": ["y alone"]},
+)
+
+
+def cut(protocol: str, task: str = "classify", corpus: Corpus = CORPUS, **changes: object) -> Splits:
+    options = {key: value for key, value in group("protocol", protocol).items() if key != "name"}
+    return split(corpus, task, **{**options, **changes})
+
+
+def test_paper_trains_on_all_of_train_and_marks_what_test_repeats() -> None:
+    splits = cut("paper")
+    assert splits.train == CORPUS.classify_train and not splits.validation and splits.removed == 0
+    assert splits.seen("test") == [True, False]
+    assert cut("paper", "lm").seen("x") == [True, False]
+    assert sorted(set(splits.vocabulary_texts)) == [
+        "in both",
+        "lm one",
+        "lm two",
+        "shared",
+        "train one",
+        "train two",
+    ]
+
+
+def test_clean_takes_test_sentences_out_and_learns_its_words_from_what_is_left() -> None:
+    splits = cut("clean", validation=0.0)
+    assert splits.removed == 20 and splits.seen("test") == [False, False]
+    assert set(splits.vocabulary_texts) == {"train one", "train two"}
+    assert set(cut("clean", "lm", validation=0.0).vocabulary_texts) == {"lm one", "lm two"}
+
+
+def test_held_out_parts_share_no_text_with_train_and_have_the_share_asked_for() -> None:
+    texts = [f"sentence {k}" for k in range(20_000)]
+    share = sum(held_out(text, 0.1) for text in texts) / len(texts)
+    assert share == pytest.approx(0.1, abs=5 * (0.1 * 0.9 / 20_000) ** 0.5)
+    assert not any(held_out(text, 0.0) for text in texts)
+    corpus = replace(CORPUS, classify_train=[(0, text) for text in texts[:500] * 2])
+    splits = cut("clean", corpus=corpus)
+    assert {text for _, text in splits.train}.isdisjoint(text for _, text in splits.validation)
+    assert len(splits.train) + len(splits.validation) == 1000
+    backwards = cut("clean", corpus=replace(corpus, classify_train=corpus.classify_train[::-1]))
+    assert sorted(backwards.validation) == sorted(splits.validation)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match=r"task=lm needs train_LM\.txt, and here has none"):
+        cut("paper", "lm", replace(CORPUS, lm_train=[]))
+    with pytest.raises(UserError, match=r"needs test_LM_<name>\.txt"):
+        cut("paper", "lm", replace(CORPUS, lm_test={}))
+    with pytest.raises(UserError, match=r"needs test_CLS\.tsv"):
+        cut("paper", corpus=replace(CORPUS, classify_test=[]))
+    with pytest.raises(UserError, match="leaves 0 to train on"):
+        cut("clean", corpus=replace(CORPUS, classify_train=[(0, "in both")]))
+    with pytest.raises(UserError, match=r"protocol\.vocabulary"):
+        cut("paper", vocabulary="all")
+
+
+def test_the_leak_of_the_real_speeches_is_the_one_that_is_known(speeches: Corpus) -> None:
+    """551 of 750 test sentences stand in train; without them 1,539 of 2,092 rows are left."""
+    splits = cut("paper", corpus=speeches)
+    assert sum(splits.seen("test")) == 551
+    by_class = [
+        sum(not seen for seen, (label, _) in zip(splits.seen("test"), splits.test["test"]) if label == k)
+        for k in range(3)
+    ]
+    assert by_class == [53, 84, 62]
+    assert len(cut("clean", corpus=speeches, validation=0.0).train) == 1539
