@@ -18,18 +18,21 @@ class UserError(ValueError):
     """The user can mend this; the message is one sentence for the screen."""
 
 
-def unknown(key: str, given: object, valid: Iterable[object]) -> UserError:
-    """The refusal of `given` as a value (or name) of `key`, with the valid ones and the nearest of them."""
+def unknown(place: str, kind: str, given: object, valid: Iterable[object]) -> UserError:
+    """The refusal of a name that `place` does not have, with the valid ones and the nearest of them.
+
+    `kind` says what was named: a choice, a key, an option.
+    """
     names = [str(name) for name in valid]
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return UserError(f"{key} has no choice '{given}'; the valid ones are: {', '.join(names)}.{hint}")
+    return UserError(f"{place} has no {kind} '{given}'; the valid ones are: {', '.join(names)}.{hint}")
 
 
 def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
     """`kinds[name]`, or a `UserError` that names the config key and the valid names."""
     if name not in kinds:
-        raise unknown(key, name, kinds)
+        raise unknown(key, "choice", name, kinds)
     return kinds[name]
 
 
@@ -44,5 +47,5 @@ def build(kinds: Mapping[str, Callable[..., T]], spec: Mapping[str, Any], group:
     valid = [name for name in inspect.signature(kind).parameters if name not in common]
     for option in options:
         if option not in valid:
-            raise unknown(f"{group} ({spec['name']})", option, valid)
+            raise unknown(f"{group}={spec['name']}", "option", option, valid)
     return kind(**options, **common)

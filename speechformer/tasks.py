@@ -101,6 +101,14 @@ class Task(pl.LightningModule):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def figure_of(self, split: str) -> str:
+        """The name of the one figure that says how good the model is on "train", "validation" or "test"."""
+        return f"{split}_{self.metric}"
+
+    def better(self, figure: float, than: float) -> bool:
+        """Whether one figure is better than another."""
+        return figure > than if self.mode == "max" else figure < than
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = self.name
 
@@ -203,6 +211,10 @@ class LanguageModel(Task):
         self.save_hyperparameters(logger=False)
         self.core = Decoder(**core)
         initialise(self.core, recipe["init"], recipe["init_std"])
+
+    def figure_of(self, split: str) -> str:
+        """As in `Task`; over several test texts, the mean of their perplexities."""
+        return f"{split}_perplexity" + ("_mean" if split == "test" else "")
 
     def training_step(self, batch: Batch) -> Tensor:
         ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,12 @@ from speechformer import runs
 from speechformer.refusals import UserError, unknown
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from speechformer.callbacks import Stopwatch
     from speechformer.data import SpeechData
+    from speechformer.tasks import Task
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
@@ -45,7 +51,15 @@ WHOLE_NUMBERS = {  # key: the least that makes sense
     "core.classifier_width": 1,
     "recipe.warmup_steps": 0,
 }
-OPTIONAL_WHOLE_NUMBERS = {"vocab_size": 1, "eval_interval": 1, "task.stride": 1}
+OPTIONAL_WHOLE_NUMBERS = {
+    "vocab_size": 1,
+    "eval_interval": 1,
+    "task.stride": 1,
+    "trainer.max_epochs": -1,
+    "trainer.max_steps": -1,
+    "trainer.log_every_n_steps": 1,
+    "trainer.accumulate_grad_batches": 1,
+}
 NUMBERS = {  # key: least and most
     "dropout": (0.0, 0.999),
     "recipe.lr": (0.0, 1e3),
@@ -86,7 +100,7 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         if name in own:
             raise UserError(f"trainer.{name} is not free here; {own[name]}.")
         if name not in valid:
-            raise unknown("trainer", name, sorted(valid))
+            raise unknown("trainer", "argument", name, sorted(valid))
 
 
 def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
@@ -102,6 +116,48 @@ def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
     if data.task["name"] == "classify":
         arguments["classes"] = len(data.corpus.classes)
     return {**arguments, "vocab_size": data.vocab_size}
+
+
+def build_trainer(
+    config: dict[str, Any], directory: Path, task: Task, monitor: str
+) -> tuple[Trainer, ModelCheckpoint, Stopwatch]:
+    """Lightning's Trainer with the run's loggers and checkpoints; what keeps the best one; and the clock.
+
+    Raises:
+        UserError: `trainer.*` has an argument or value that Lightning does not take.
+    """
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from speechformer.callbacks import Progress, Stopwatch
+
+    check_trainer_arguments(config["trainer"])
+    overwriting: dict[str, Any] = {"dirpath": directory, "enable_version_counter": False}
+    best = ModelCheckpoint(filename="best", monitor=monitor, mode=task.mode, save_weights_only=True, **overwriting)
+    every = config["checkpoint_every"]
+    last = ModelCheckpoint(filename="last", every_n_train_steps=every, save_on_train_epoch_end=False, **overwriting)
+    stopwatch = Stopwatch()
+    arguments = dict(config["trainer"])
+    if config["eval_interval"] is not None:
+        arguments |= {"val_check_interval": config["eval_interval"], "check_val_every_n_epoch": None}
+    try:
+        trainer = pl.Trainer(
+            default_root_dir=directory,
+            logger=[
+                TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False),
+                CSVLogger(directory, name="", version=""),
+            ],
+            callbacks=[best, last, stopwatch, Progress()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **arguments,
+        )
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"trainer: {one_sentence(error)}") from error
+    return trainer, best, stopwatch
 
 
 def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
@@ -122,14 +178,10 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     if (directory / runs.RESULT).exists():
         raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
 
-    import lightning.pytorch as pl
     import torch
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+    from lightning.pytorch import seed_everything
 
     from speechformer import screen
-    from speechformer.callbacks import Progress, Stopwatch
     from speechformer.cores.stack import count_parameters
     from speechformer.corpora.speeches import load_corpus
     from speechformer.data import SpeechData
@@ -137,73 +189,51 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
 
     quieten()
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    check_trainer_arguments(config["trainer"])
-    pl.seed_everything(config["seed"], workers=True, verbose=False)
+    seed_everything(config["seed"], workers=True, verbose=False)
     data = SpeechData(
         load_corpus(config["corpus"]),
         **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
     )
     task = TASKS[config["task"]["name"]](core=core_arguments(config, data), recipe=config["recipe"])
     parameters = count_parameters(task.core)
-    print(screen.corpus_line(data.description))
-    print(screen.parameters_line(parameters))
-    print(f"Folder: {directory}", flush=True)
+    # Without a held-out part the best checkpoint is chosen on test, as the reports did, and the result says so.
+    chosen_on = "validation" if data.splits.validation else "test"
+    monitor = task.figure_of(chosen_on)
+    trainer, best, stopwatch = build_trainer(config, directory, task, monitor)
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
     data.tokenizer.save(directory / "tokenizer.json")
-
-    # Without a held-out part the best checkpoint is chosen on test, as the reports did, and the result says so.
-    chosen_on = "validation" if data.splits.validation else "test"
-    monitor = f"{chosen_on}_{task.metric}"
-    if monitor == "test_perplexity":
-        monitor += "_mean"
-    overwriting: dict[str, Any] = {"dirpath": directory, "enable_version_counter": False}
-    best = ModelCheckpoint(filename="best", monitor=monitor, mode=task.mode, save_weights_only=True, **overwriting)
-    last = ModelCheckpoint(
-        filename="last",
-        every_n_train_steps=config["checkpoint_every"],
-        save_on_train_epoch_end=False,
-        **overwriting,
-    )
-    stopwatch = Stopwatch()
-    tensorboard = TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False)
-    every = config["eval_interval"]
-    try:
-        trainer = pl.Trainer(
-            default_root_dir=directory,
-            logger=[tensorboard, CSVLogger(directory, name="", version="")],
-            callbacks=[best, last, stopwatch, Progress()],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **({} if every is None else {"val_check_interval": every, "check_val_every_n_epoch": None}),
-            **config["trainer"],
-        )
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        raise UserError(f"trainer: {one_sentence(error)}") from error
+    print(screen.corpus_line(data.description))
+    print(screen.parameters_line(parameters))
+    print(f"Folder: {directory}", flush=True)
 
     ready = time.perf_counter()
     trainer.fit(task, datamodule=data)
-    trained = time.perf_counter()
+    training = time.perf_counter() - ready - stopwatch.seconds
+
     trainer.save_checkpoint(directory / "last.ckpt")
-    if stopwatch.evaluated_at != trainer.global_step:
+    best_figure = None if best.best_model_score is None else float(best.best_model_score)
+    if stopwatch.evaluated_at != trainer.global_step:  # the last step is evaluated wherever the interval ends
         trainer.validate(task, datamodule=data, verbose=False)
-    if not (directory / "best.ckpt").exists():  # the run ended before its first evaluation
-        trainer.save_checkpoint(directory / "best.ckpt", weights_only=True)
+        last_figure = task.figures()[monitor]
+        if best_figure is None or task.better(last_figure, best_figure):
+            best_figure = last_figure
+            trainer.save_checkpoint(directory / "best.ckpt", weights_only=True)
     checkpoint = torch.load(directory / "best.ckpt", weights_only=True)
-    score = best.best_model_score
-    best_figure = float(score) if score is not None else task.figures()[monitor]
     if chosen_on == "validation":
         task.load_state_dict(checkpoint["state_dict"])
         trainer.test(task, datamodule=data, verbose=False)
 
-    evaluation = stopwatch.seconds
-    training = trained - ready - evaluation
+    metrics = {**data.reference_figures(), **task.figures()}
+    final = {f"final/{name}": value for name, value in metrics.items() if value is not None}
+    trainer.loggers[0].log_hyperparams(config, final)  # TensorBoard's table of hyperparameters
+    for logger in trainer.loggers:
+        logger.finalize("success")
     result = {
         "status": "finished",
         "task": config["task"]["name"],
-        "metrics": {**data.reference_figures(), **task.figures()},
+        "metrics": metrics,
         "best": {
             "metric": monitor,
             "value": best_figure,
@@ -219,16 +249,12 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         "seconds_by_phase": {
             "start-up": ready - started,
             "training": training,
-            "evaluation": evaluation,
+            "evaluation": stopwatch.seconds,
         },
         "tokens_per_second": int(task.tokens) / training,
         "commit": runs.commit(),
         "versions": runs.versions(),
     }
-    final = {f"final/{name}": value for name, value in result["metrics"].items() if value is not None}
-    tensorboard.log_hyperparams(config, final)
-    for logger in trainer.loggers:
-        logger.finalize("success")
     runs.write_result(directory, result)
     print(screen.summary(result), flush=True)
     return result
@@ -255,18 +281,14 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
     """Hydra's complaint about the command line in one sentence, with the valid choices or keys."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return str(unknown(group, choice, error.options))
+        return str(unknown(group, "choice", choice, error.options))
     cause = error.__cause__
     wrong = re.search(r"Could not override '([^']+)'", str(error))
     if wrong:
         parent, _, key = wrong[1].replace("/", ".").rpartition(".")
         node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
-        keys = [str(name) for name in node if name != "hydra"] if isinstance(node, DictConfig) else []
-        if not keys or not parent:
-            keys = top_level_keys()
-        return str(unknown(f"The config's {parent}" if parent else "The config", key, keys)).replace(
-            "has no choice", "has no key"
-        )
+        keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
+        return str(unknown(parent or "the config", "key", key, keys))
     if isinstance(cause, OmegaConfBaseException):
         return f"{one_sentence(error)}: {one_sentence(cause)}"
     return one_sentence(error)
@@ -274,10 +296,18 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
 
 def top_level_keys() -> list[str]:
     """The keys and groups that stand at the top of the config."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = [str(key) for key in hydra.compose("config")]
-    groups = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
-    return sorted({*composed, *groups})
+    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
+    return sorted(keys | {folder.name for folder in CONF.iterdir() if folder.is_dir()})
+
+
+def check_added_keys(overrides: Iterable[str]) -> None:
+    """Refuse `+KEY=VALUE` where nothing would read it; only Lightning's Trainer has keys that the config hides."""
+    for override in overrides:
+        if override.startswith("+") and not override.lstrip("+").startswith("trainer."):
+            raise UserError(
+                f"{override} adds a key that nothing reads; only arguments of lightning's Trainer can be added, as "
+                "in +trainer.max_time=00:00:10:00."
+            )
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -285,6 +315,7 @@ def run(cfg: DictConfig) -> float:
     """One job of Hydra's; returns the figure that a sweeper may optimise."""
     hydra_config = HydraConfig.get()
     try:
+        check_added_keys(hydra_config.overrides.task)
         result = fit(cfg, Path(hydra_config.runtime.output_dir))
     except UserError as error:
         if hydra_config.mode == RunMode.RUN:

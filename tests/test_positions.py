@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from speechformer.layers.positions import (
     geometric_slopes,
     sinusoid,
 )
+from speechformer.positions import draw, position_panels
 from speechformer.refusals import UserError
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
@@ -181,3 +183,15 @@ def test_refusals() -> None:
         build_positions({"name": "alibbi"}, causal=True, **SIZES)
     with pytest.raises(UserError, match="slopes, scale.*Did you mean slopes"):
         build_positions({"name": "alibi", "slope": "learned"}, causal=True, **SIZES)
+
+
+def test_the_picture_shows_what_the_classes_compute(tmp_path: Path) -> None:
+    panels = position_panels()
+    for i in range(32):
+        for pair in range(16):  # 64 wide, 2 heads: 16 pairs
+            assert panels["rope"][1][i, pair].item() == pytest.approx(math.cos(i * 10000 ** (-pair / 16)), abs=1e-6)
+    assert panels["alibi"][1][9, 4].item() == pytest.approx(-5 / 16)
+    assert panels["alibi"][1][4, 9].isnan()
+    assert torch.equal(panels["sinusoidal"][1], sinusoid(32, 64))
+    draw(tmp_path / "new" / "positions.png")
+    assert (tmp_path / "new" / "positions.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,72 @@
+"""Arrows point down only: which part of the package may import which."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import speechformer
+
+PACKAGE = Path(speechformer.__file__).parent
+# A room, and the rooms whose code it may use. `refusals` is the floor that all stand on.
+ALLOWED = {
+    "refusals": set(),
+    "corpora": {"refusals"},
+    "layers": {"refusals"},
+    "runs": set(),
+    "screen": set(),
+    "cores": {"layers", "refusals"},
+    "data": {"corpora", "refusals"},
+    "tasks": {"cores", "data", "refusals"},
+    "callbacks": {"screen"},
+    "download": {"corpora", "refusals"},
+    "positions": {"layers", "refusals"},
+    "train": {"callbacks", "corpora", "cores", "data", "refusals", "runs", "screen", "tasks"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The full names of all modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_imports_only_from_the_rooms_below(path: Path) -> None:
+    if room(path) == "__init__":
+        assert not imported(path)
+        return
+    rooms = {name.split(".")[1] for name in imported(path) if name.startswith("speechformer.")}
+    assert rooms - {room(path)} <= ALLOWED[room(path)], path
+
+
+@pytest.mark.parametrize(
+    ("rooms", "heavy"),
+    [
+        (("corpora", "runs", "screen", "refusals", "download"), ("torch", "lightning")),
+        (("layers", "cores"), ("lightning",)),
+    ],
+)
+def test_light_rooms_import_nothing_heavy(rooms: tuple[str, ...], heavy: tuple[str, ...]) -> None:
+    for path in FILES:
+        if room(path) in rooms:
+            assert not {name.split(".")[0] for name in imported(path)} & set(heavy), path
+
+
+def test_attention_is_our_own() -> None:
+    for path in FILES:
+        used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not {name for name in used if name.startswith(("Transformer", "MultiheadAttention"))}, path

@@ -1,0 +1,62 @@
+"""What the README shows works as it is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+import yaml
+from test_cores import T, decoder, sentences
+
+from speechformer.layers import patterns, positions
+from speechformer.train import CONF
+
+README = CONF.parent / "README.md"
+pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture
+def examples() -> Iterator[dict[str, dict]]:
+    """The README's examples as if they stood in the files that they name; their yaml by name."""
+    for module, kinds in ((positions, positions.POSITIONS), (patterns, patterns.PATTERNS)):
+        before = dict(kinds)
+        for block in blocks("python"):
+            if f"# {module.__name__.replace('.', '/')}.py" in block:
+                exec(block, {**vars(module)})
+        added = kinds.keys() - before.keys()
+        assert len(added) == 1
+    yield {spec["name"]: spec for spec in map(yaml.safe_load, blocks("yaml"))}
+    del positions.POSITIONS["kerple"], patterns.PATTERNS["sinks"]
+
+
+def test_the_added_position_and_pattern_are_their_formulas(examples: dict[str, dict]) -> None:
+    core = decoder(model=examples["kerple"], pattern=examples["sinks"], layers=1)
+    bias = core.decoder.positions.bias(T, T)
+    assert bias[1, 9, 2].item() == pytest.approx(-math.log(8))
+    weights = core.attention(sentences())[0]
+    for i in range(T):
+        for j in range(T):
+            seen = j <= i and (i - j < 5 or j < 4)
+            assert (weights[0, 0, i, j].item() > 0) == seen
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, T))
+
+
+def test_every_file_has_its_line() -> None:
+    text = README.read_text(encoding="utf-8")
+    for path in (CONF.parent / "speechformer").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert f"| `{path.relative_to(CONF.parent).as_posix()}` |" in text, path
+
+
+def test_every_choice_is_named() -> None:
+    text = README.read_text(encoding="utf-8")
+    for path in CONF.rglob("*/*.yaml"):
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{path.parent.name}` |"))
+        assert f"`{path.stem}`" in row, path

@@ -1,0 +1,48 @@
+"""Results on disk, and what the screen makes of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from speechformer import runs, screen
+
+
+def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.write_result(tmp_path, {"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            runs.write_result(tmp_path, {"a": 2})
+    assert runs.read_result(tmp_path) == {"a": 1}
+    runs.write_result(tmp_path, {"a": math.nan, "b": [math.inf, 0.5], "é": {"c": -math.inf}})
+    text = (tmp_path / "result.json").read_text(encoding="utf-8")
+    assert "NaN" not in text and "Infinity" not in text
+    assert json.loads(text) == {"a": None, "b": [None, 0.5], "é": {"c": None}}
+
+
+def test_the_commit_is_gits_where_there_is_one() -> None:
+    package = Path(runs.__file__).parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True)
+    if head.returncode:
+        assert runs.commit() is None
+    else:
+        assert runs.commit().removesuffix("-dirty") == head.stdout.strip()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [(0.5, 100, 0.4038, 0.5962), (0.9, 10, 0.5958, 0.9821), (0.0, 20, 0.0, 0.1611), (1.0, 20, 0.8389, 1.0)],
+)
+def test_wilson_interval(share: float, n: int, low: float, high: float) -> None:
+    """Oracle: statsmodels' proportion_confint(method="wilson"), to four decimals."""
+    assert screen.wilson(share, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_table_lines_up() -> None:
+    lines = screen.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
+    assert lines == ["name        n", "a       1,000", "longer      2"]

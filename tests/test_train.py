@@ -1,0 +1,236 @@
+"""The command line and whole runs: what a run leaves, that it repeats to the last bit, how bad input is answered."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose
+from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from speechformer.corpora.speeches import load_corpus
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data import SpeechData
+from speechformer.refusals import UserError
+from speechformer.runs import read_result
+from speechformer.tasks import load_task
+from speechformer.train import fit
+
+LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3"]
+CLASSIFY = ["task=classify", "trainer.max_epochs=2", "trainer.limit_train_batches=5"]
+
+
+def run(folder: Path, *overrides: str) -> dict[str, Any]:
+    return fit(compose(*TINY, *overrides), folder)
+
+
+def command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "speechformer.train", *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("protocol", ["paper", "clean"])
+@pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
+def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", "model=alibi", f"protocol={protocol}", *task)
+    folder = tmp_path / "run"
+    assert read_result(folder) == json.loads(json.dumps(result))
+    assert not list(folder.glob("*.partial"))
+
+    keys = "status task metrics parameters corpus config seed seconds tokens_per_second commit versions"
+    assert set(keys.split()) <= set(result)
+    assert result["status"] == "finished"
+    assert result["parameters"]["total"] == sum(n for part, n in result["parameters"].items() if part != "total")
+    assert {"name", "sha256", "counts"} <= set(result["corpus"])
+    assert sum(result["seconds_by_phase"].values()) <= result["seconds"]
+    metrics = result["metrics"]
+    if "task=lm" in task:
+        names = {"marlowe", "okafor", "vance"}
+        assert {"train_perplexity", "test_perplexity_mean"} <= set(metrics)
+        assert {f"test_perplexity_{name}" for name in names} <= set(metrics)
+        assert {f"test_sliding_perplexity_{name}" for name in names} <= set(metrics)
+        assert all(1 < value < 1000 for value in metrics.values())
+    else:
+        assert {"train_accuracy", "test_accuracy", "test_accuracy_seen", "test_accuracy_unseen"} <= set(metrics)
+        assert metrics["test_accuracy_seen"] is None  # the sample repeats nothing
+        assert metrics["test_accuracy_unseen"] == metrics["test_accuracy"]
+        assert all(0 <= value <= 1 for value in metrics.values() if value is not None)
+
+    # both checkpoints rebuild the model alone, and give the figures that the result names
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    config = result["config"]
+    data = SpeechData(
+        load_corpus(config["corpus"]),
+        **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
+        tokenizer=tokenizer,
+    )
+    for name, expected in (("best", result["best"]["value"]), ("last", None)):
+        torch.load(folder / f"{name}.ckpt", weights_only=True)
+        loaded: Any = load_task(folder / f"{name}.ckpt")
+        loaded.on_validation_epoch_start()
+        with torch.no_grad():
+            for batch in data.test_dataloader():
+                loaded.measure(batch)
+        figures = loaded.figures()
+        if expected is not None:
+            assert figures[result["best"]["metric"]] == pytest.approx(expected, rel=1e-5)
+        if (name == "last") == (protocol == "paper"):
+            assert {key: metrics[key] for key in figures} == pytest.approx(figures, rel=1e-5)
+    assert result["best"]["chosen_on"] == ("test" if protocol == "paper" else "validation")
+
+    # the same in TensorBoard and as CSV; test is touched along the way only under the reports' protocol
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert {"train_loss", result["best"]["metric"]} <= scalars
+    assert {f"final/{key}" for key, value in metrics.items() if value is not None} <= scalars
+    assert "_hparams_/experiment" in events.PluginTagToContent("hparams")
+    with open(folder / "metrics.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    test = "test_perplexity_mean" if "task=lm" in task else "test_accuracy"
+    assert sum(bool(row[test]) for row in rows) == (2 if protocol == "paper" else 1)
+    assert OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")) == config
+
+
+def test_figures_are_those_of_a_model_that_has_learned(tmp_path: Path) -> None:
+    """The floor is chance (1/3 of the sample's balanced test); 5 standard deviations above it."""
+    result = fit(
+        compose("corpus=sample", "model=sinusoidal", "trainer.max_epochs=4", "trainer.accelerator=cpu"),
+        tmp_path / "a",
+    )
+    assert result["metrics"]["test_accuracy"] > 1 / 3 + 5 * (2 / 9 / 750) ** 0.5
+    assert result["metrics"]["majority_accuracy"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
+def test_the_same_seed_gives_the_same_run_to_the_last_bit(task: list[str], tmp_path: Path) -> None:
+    first, second, other = (run(tmp_path / name, f"seed={seed}", *task) for name, seed in ("a0", "b0", "c1"))
+    assert first["metrics"] == second["metrics"] != other["metrics"]
+    states = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("a0", "b0")]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_a_run_alone_equals_the_same_run_as_third_of_a_sweep(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", "seed=2", *CLASSIFY)
+    swept = command("-m", *TINY, *CLASSIFY, "seed=0,1,2", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    folders = sorted((tmp_path / "sweep").glob("*_seed*"))
+    assert [folder.name[0] for folder in folders] == ["0", "1", "2"]
+    third = read_result(folders[2])
+    assert third["seed"] == 2 and third["metrics"] == alone["metrics"]
+
+
+def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Path) -> None:
+    done = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_result(tmp_path / "here")["status"] == "finished"
+    assert done.stdout.startswith("Corpus sample (made by the package, seed 0): 2100 lines to train on")
+    assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
+    assert done.stderr == ""  # not a terminal: no bar; and no warning
+    again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
+    assert again.returncode == 1 and "already holds a finished run" in again.stderr
+
+
+def test_help_is_quick_and_names_the_choices() -> None:
+    started = time.perf_counter()
+    done = command("--help")
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0
+    assert "model: alibi, learned, nope, relative, rope, sinusoidal" in done.stdout
+    imports = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import speechformer.train, sys; print(sorted({m.split('.')[0] for m in sys.modules}))",
+        ],
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "'hydra'" in imports
+    for heavy in ("torch", "lightning", "nltk", "torchmetrics", "matplotlib"):
+        assert f"'{heavy}'" not in imports
+    assert seconds < 5  # a second on an idle machine; the imports above are what decides
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=alibii"], "model has no choice 'alibii'; the valid ones are: alibi, .*Did you mean alibi?"),
+        (["widht=3"], "the config has no key 'widht'; the valid ones are: .*Did you mean width?"),
+        (["modle=rope"], "the config has no key 'modle'; .*Did you mean model?"),
+        (
+            ["model=alibi", "model.scal=2"],
+            "model has no key 'scal'; the valid ones are: name, slopes, scale. Did you",
+        ),
+        (["trainer.max_step=2"], "trainer has no key 'max_step'; .*Did you mean max_steps?"),
+        (["+trainer.max_stepz=2"], "trainer has no argument 'max_stepz'; .*Did you mean max_steps?"),
+        (["+trainer.logger=false"], "trainer.logger is not free here"),
+        (["+foo=1"], "+foo=1 adds a key that nothing reads"),
+        (["width=abc"], "width must be a whole number of at least 1, not 'abc'"),
+        (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
+        (["dropout=1"], "dropout must be a number between 0 and 0.999, not 1"),
+        (["trainer.max_steps=many"], "trainer.max_steps must be a whole number of at least -1, not 'many'"),
+        (["trainer.precision=9"], "trainer: Precision 9 is invalid"),
+        (["heads=3"], "width must be a multiple of heads"),
+        (["core.norm=prey"], "core.norm has no choice 'prey'; the valid ones are: pre, post. Did you mean pre?"),
+        (["corpus=speeches", "corpus.root=nowhere"], "No speech files .* in corpus.root (nowhere); get them with: "),
+        (["model==alibi"], "Error parsing override 'model==alibi'"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = command("corpus=sample", *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("Error: "), done.stderr
+    for part in message.split(".*"):
+        assert part in lines[0]
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_clear_refusal_reaches_a_caller_of_fit(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="task=lm needs train_LM.txt"):
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "train_CLS.tsv").write_text("0\tOne.\n")
+        fit(compose("task=lm", "corpus=speeches", f"corpus.root={tmp_path / 'own'}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_seed_nought_seeds_like_every_other(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = run(tmp_path / "a", "seed=0", *CLASSIFY)
+    torch.manual_seed(2)
+    assert run(tmp_path / "b", "seed=0", *CLASSIFY)["metrics"] == first["metrics"]
+
+
+def test_a_run_that_ends_before_its_first_evaluation_is_evaluated_all_the_same(tmp_path: Path) -> None:
+    result = run(tmp_path / "a", "trainer.max_steps=3")
+    assert result["steps"] == 3 and result["best"]["step"] == 3
+    assert (tmp_path / "a" / "best.ckpt").exists()
+    assert 0 <= result["metrics"]["test_accuracy"] <= 1
+
+
+def test_every_precision_of_the_cpu_trains(tmp_path: Path) -> None:
+    result = run(tmp_path / "a", "model=alibi", "trainer.precision=bf16-mixed", *CLASSIFY)
+    assert result["metrics"]["train_accuracy"] > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
+def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
+    result = fit(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")
+    assert result["status"] == "finished"
+    assert all(value is None or value > 0 for value in result["metrics"].values())
