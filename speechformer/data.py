@@ -21,7 +21,7 @@ from speechformer.corpora.splits import Row, Splits, split
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.refusals import UserError, pick
 
-PAD = 0
+PAD, UNKNOWN_ID = 0, 1
 IGNORE = -100  # a target that is not scored; what F.cross_entropy ignores
 TOKENS_A_BATCH = 4096  # of an evaluation batch
 
@@ -83,9 +83,9 @@ def evaluation_rows(stream: Tensor, block_size: int, stride: int) -> Rows:
     """Windows over a stream of n ids in which each token but the first is a target exactly once.
 
     A window holds `block_size` inputs and starts `stride` after the one before it; it scores only the targets
-    that no earlier window has scored. With stride == block_size these are plain blocks, where a token has
-    0 to block_size - 1 tokens of context; with a smaller stride it has at least block_size - stride (Press,
-    Smith, Lewis 2021, "Shortformer", section 2, "sliding window").
+    that no earlier window has scored. With stride == block_size these are plain blocks, where a target has
+    1 to block_size tokens before it; with a smaller stride it has at least block_size - stride + 1, but for the
+    first ones of the text (Press, Smith, Lewis 2021, "Shortformer", section 2, "sliding window").
 
     Returns:
         ids and targets, [windows, block_size]; targets are -100 where not scored.
@@ -195,8 +195,8 @@ class SpeechData(pl.LightningDataModule):
         stream = torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
         if len(stream) < least:
             raise UserError(
-                f"The {part} text has {len(stream)} tokens, too few for block_size={self.block_size}; use more "
-                "text or a smaller block_size."
+                f"The {part} text has {len(stream)} tokens and needs at least {least}; use more text"
+                f"{' or a smaller block_size' if least > 2 else ''}."
             )
         return stream
 
@@ -219,6 +219,7 @@ class SpeechData(pl.LightningDataModule):
                 "rows": len(rows),
                 "seen_in_train": sum(self.splits.seen(name)),
                 "tokens": sum(len(self.tokenizer.encode(text)) for _, text in rows),
+                "unknown_tokens": sum(self.tokenizer.encode(text).count(UNKNOWN_ID) for _, text in rows),
             }
             for name, rows in self.splits.test.items()
         }

@@ -69,7 +69,10 @@ def draw(path: Path) -> None:
             axis.text(0.5, 0.5, "∅", ha="center", va="center", fontsize=30, color=MUTED, transform=axis.transAxes)
         else:
             axis.imshow(
-                table.detach(), aspect="auto", cmap="Blues_r" if name == "alibi" else "Blues", interpolation="nearest"
+                table.detach().numpy(),
+                aspect="auto",
+                cmap="Blues_r" if name == "alibi" else "Blues",
+                interpolation="nearest",
             )
         axis.set_title(f"model={name}", fontsize=9.5, color=INK, family="monospace")
         axis.set_xlabel(caption, fontsize=8, color=MUTED)

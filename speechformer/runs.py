@@ -43,14 +43,16 @@ def finite(value: Any) -> Any:
 
 def commit() -> str | None:
     """The commit of the code that runs, with "-dirty" if a tracked file differs; None outside a checkout."""
+    checkout = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
+
     try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        # An installed package may lie inside somebody else's checkout: its commit is not ours.
+        if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout:
+            return None
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -33,11 +33,11 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def corpus_line(corpus: dict[str, Any]) -> str:
     """Which corpus this is, and how much of the test the training has seen."""
     counts = corpus["counts"]
-    share = counts["test_seen_in_train"] / counts["test"]
+    held_out = f", chooses on {counts['validation']}" if counts["validation"] else ""
+    seen = counts["test_seen_in_train"]
     return (
-        f"Corpus {corpus['name']} ({corpus['where']}): {counts['train']} lines to train on, "
-        f"{counts['validation']} held out, {counts['test']} to test on, of which {counts['test_seen_in_train']} "
-        f"({100 * share:.1f} %) stand word for word in train."
+        f"Corpus {corpus['name']} ({corpus['where']}): trains on {counts['train']} lines{held_out}, tests on "
+        f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train."
     )
 
 

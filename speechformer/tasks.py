@@ -82,13 +82,17 @@ class Task(pl.LightningModule):
         """The optimiser over all parameters alike (the reports decay norms and biases too), and its schedule:
         a linear warm-up over `warmup_steps`, then `schedule` down to the last step."""
         recipe = self.recipe
-        options = {"lr": recipe["lr"], "weight_decay": recipe["weight_decay"], "fused": True}
+        options = {"lr": recipe["lr"], "weight_decay": recipe["weight_decay"]}
+        # Lightning cannot clip the gradients of a fused optimiser in mixed precision.
+        options["fused"] = not self.trainer.gradient_clip_val or "mixed" not in str(self.trainer.precision)
         if recipe["optimizer"] != "sgd":
             options["betas"] = tuple(recipe["betas"])
         optimizer = OPTIMIZERS[recipe["optimizer"]](self.core.parameters(), **options)
         warmup, shape = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]]
         if warmup == 0 and shape is constant:
             return optimizer
+        if not math.isfinite(self.trainer.estimated_stepping_batches):
+            raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
         steps = int(self.trainer.estimated_stepping_batches)
         if warmup >= steps:
             raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
@@ -113,8 +117,8 @@ class Task(pl.LightningModule):
         checkpoint["task"] = self.name
 
     def log_training(self, loss: Tensor) -> None:
-        """Log the loss every `log_every_n_steps`; `self.log` costs as much as a layer, so not at every step."""
-        if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        """Log the loss at the steps that Lightning writes; `self.log` costs as much as a layer, so at no others."""
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             values = {"train_loss": loss.detach(), "lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
             self.log_dict(values, on_step=True)
 
@@ -189,7 +193,7 @@ def next_token_loss(output: torch.nn.Linear, hidden_RD: Tensor, targets_R: Tenso
     """
     rows = 256 if hidden_RD.device.type == "cpu" else 16384
     losses = [
-        F.cross_entropy(output(hidden), targets, reduction="sum")
+        F.cross_entropy(output(hidden).float(), targets, reduction="sum")
         for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows))
     ]
     return torch.stack(losses).sum() / len(targets_R)
@@ -254,7 +258,7 @@ def load_task(path: Path) -> Classify | LanguageModel:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
-    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is not a checkpoint of speechformer ({error}).") from None
-    task.load_state_dict(checkpoint["state_dict"])
+        task.load_state_dict(checkpoint["state_dict"])
+    except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UserError(f"{path} is not a checkpoint of speechformer ({type(error).__name__}: {error}).") from None
     return task.eval()

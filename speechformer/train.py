@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -26,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import runs
-from speechformer.refusals import UserError, unknown
+from speechformer.refusals import UserError, pick, unknown
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -69,14 +70,67 @@ NUMBERS = {  # key: least and most
 }
 
 
+KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a word", (str,)),
+    list: ("a list", (list,)),
+}
+
+
+def check_kinds(cfg: DictConfig) -> None:
+    """Refuse a value that is of another kind (number, word, true or false, list, group) than its default in `conf/`.
+
+    A default of null and an interpolation say nothing of the kind; Lightning looks at the values of `trainer`, and
+    ALiBi at its slopes.
+    """
+    defaults = OmegaConf.load(CONF / "config.yaml")
+    for group, name in (("model", None), ("pattern", None), ("recipe", "adam"), ("protocol", None)):
+        own = CONF / group / f"{name or OmegaConf.select(cfg, f'{group}.name')}.yaml"
+        if own.exists():
+            OmegaConf.update(defaults, group, OmegaConf.load(own))
+
+    def check(given: Any, default: Any, key: str) -> None:
+        if isinstance(default, dict):
+            if not isinstance(given, dict):
+                raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {given!r}.")
+            for name, value in default.items():
+                path = f"{key}.{name}" if key else name
+                if name not in given:
+                    raise UserError(f"{path} is missing; a key cannot be taken away.")
+                check(given[name], value, path)
+        elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
+            word, kinds = KINDS[type(default)]
+            if type(given) not in kinds:
+                raise UserError(f"{key} must be {word}, not {given!r}.")
+
+    plain: Any = OmegaConf.to_container(defaults)
+    check(
+        OmegaConf.to_container(cfg, resolve=True),
+        {key: value for key, value in plain.items() if key not in ("defaults", "hydra")},
+        "",
+    )
+
+
 def check_numbers(cfg: DictConfig) -> None:
-    """Refuse a value of a numeric key that is of the wrong type or out of range."""
+    """Refuse numbers that are out of range."""
     for key, least in {**WHOLE_NUMBERS, **OPTIONAL_WHOLE_NUMBERS}.items():
         value = OmegaConf.select(cfg, key)
         if value is None and key in OPTIONAL_WHOLE_NUMBERS:
             continue
         if type(value) is not int or value < least:
             raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
+    betas = list(cfg.recipe.betas)
+    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+        raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
+    if cfg.seed >= 2**32:
+        raise UserError(f"seed must be less than 2^32, not {cfg.seed}.")
+    if cfg.protocol.name == "clean" and not cfg.protocol.validation:
+        raise UserError(
+            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to take test "
+            "sentences out of train and nothing else: protocol=paper protocol.remove_test_sentences=true."
+        )
     for key, (low, high) in NUMBERS.items():
         value = OmegaConf.select(cfg, key)
         if type(value) not in (int, float) or not low <= value <= high:
@@ -87,6 +141,7 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
     """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
     from lightning.pytorch import Trainer
 
+    whole = "every figure is over the whole of its part"
     own = {
         "val_check_interval": "set eval_interval",
         "check_val_every_n_epoch": "set eval_interval",
@@ -94,6 +149,13 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         "callbacks": "the run has its own",
         "enable_checkpointing": "set checkpoint_every",
         "default_root_dir": "set hydra.run.dir",
+        "limit_val_batches": whole,
+        "limit_test_batches": whole,
+        "overfit_batches": "set trainer.limit_train_batches",
+        "fast_dev_run": "set trainer.max_steps",
+        "barebones": "a run without its figures is no run",
+        "num_sanity_val_steps": "evaluation begins with eval_interval",
+        "num_nodes": "a run is on one device",
     }
     valid = set(inspect.signature(Trainer).parameters) - set(own)
     for name in arguments:
@@ -101,10 +163,16 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
             raise UserError(f"trainer.{name} is not free here; {own[name]}.")
         if name not in valid:
             raise unknown("trainer", "argument", name, sorted(valid))
+    devices = arguments["devices"]
+    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
+        raise UserError(f"trainer.devices must be 1, or [K] for device number K, not {devices}: a run is on one.")
 
 
 def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
     """The arguments of the task's core, as plain data."""
+    from speechformer.cores.classifier import POOLS
+
+    pick(POOLS, config["core"]["pool"], "core.pool")  # also where it is not used
     own = {
         "classify": {"pool", "classifier_width"},
         "lm": {"tied_output"},
@@ -135,13 +203,14 @@ def build_trainer(
 
     check_trainer_arguments(config["trainer"])
     overwriting: dict[str, Any] = {"dirpath": directory, "enable_version_counter": False}
+    overwriting["save_on_train_epoch_end"] = False
     best = ModelCheckpoint(filename="best", monitor=monitor, mode=task.mode, save_weights_only=True, **overwriting)
-    every = config["checkpoint_every"]
-    last = ModelCheckpoint(filename="last", every_n_train_steps=every, save_on_train_epoch_end=False, **overwriting)
+    last = ModelCheckpoint(filename="last", every_n_train_steps=config["checkpoint_every"], **overwriting)
     stopwatch = Stopwatch()
     arguments = dict(config["trainer"])
     if config["eval_interval"] is not None:
-        arguments |= {"val_check_interval": config["eval_interval"], "check_val_every_n_epoch": None}
+        batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
+        arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
     try:
         trainer = pl.Trainer(
             default_root_dir=directory,
@@ -174,6 +243,7 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         UserError: the config or the corpus asks for what cannot be.
     """
     started = time.perf_counter()
+    check_kinds(cfg)
     check_numbers(cfg)
     if (directory / runs.RESULT).exists():
         raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
@@ -202,6 +272,9 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     trainer, best, stopwatch = build_trainer(config, directory, task, monitor)
 
     directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory / "tensorboard", ignore_errors=True)  # of a run here that did not finish
+    for left in ("best.ckpt", "last.ckpt", "metrics.csv"):
+        (directory / left).unlink(missing_ok=True)
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
     data.tokenizer.save(directory / "tokenizer.json")
     print(screen.corpus_line(data.description))
@@ -267,6 +340,7 @@ def quieten() -> None:
     for message in (
         "Checkpoint directory .* exists and is not empty",  # the run's folder holds config.yaml already
         "Experiment logs directory .* exists and is not empty",
+        "The number of training batches .* is smaller than the logging interval",  # a small corpus is no fault
         ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, against newer torch
     ):
         warnings.filterwarnings("ignore", message=message)
@@ -303,10 +377,11 @@ def top_level_keys() -> list[str]:
 def check_added_keys(overrides: Iterable[str]) -> None:
     """Refuse `+KEY=VALUE` where nothing would read it; only Lightning's Trainer has keys that the config hides."""
     for override in overrides:
-        if override.startswith("+") and not override.lstrip("+").startswith("trainer."):
+        key = override.lstrip("+").split("=")[0]
+        if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
             raise UserError(
-                f"{override} adds a key that nothing reads; only arguments of lightning's Trainer can be added, as "
-                "in +trainer.max_time=00:00:10:00."
+                f"{override} adds a key that nothing reads: only arguments of lightning's Trainer can be added, as "
+                "in +trainer.max_time=00:00:10:00; to change a key that is there, leave the + away."
             )
 
 

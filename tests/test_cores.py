@@ -115,6 +115,16 @@ def test_padding_changes_nothing_in_an_encoder(model: str, pattern: str, pool: s
     torch.testing.assert_close(core(ids[2:3, :1]), logits[2:3], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_word_reaches_the_cls_token_whatever_the_pattern(pattern: str) -> None:
+    core = classifier(pattern=group("pattern", pattern), pool="cls", layers=1)
+    ids = sentences(1)
+    for j in range(T):
+        changed = ids.clone()
+        changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
+        assert not torch.equal(core(changed), core(ids)), j
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_an_encoder_without_positions_alone_is_permutation_equivariant(model: str) -> None:
     core = classifier(model=group("model", model))

@@ -20,6 +20,20 @@ def dense(spec: dict, length: int = LENGTH) -> torch.Tensor:
     return build_pattern(spec)(index[:, None], index[None, :]).expand(length, length)
 
 
+def bigbird(i: int, j: int, window: int = 3, tokens: int = 2, links: int = 2, seed: int = 9) -> bool:
+    """Window, global tokens, and the links that the later position draws among the earlier ones."""
+    if abs(i - j) < window or min(i, j) < tokens:
+        return True
+    drawn = []
+    for link in range(links):
+        x = max(i, j) * 2654435761 + seed * 40503 + link * 2246822519
+        for _ in range(2):
+            x %= 2**32
+            x = ((x >> 16) ^ x) * 0x45D9F3B
+        drawn.append(tokens + (x % 2**32 >> 1) % (max(i, j) - window - tokens + 1))
+    return min(i, j) in drawn
+
+
 DEFINITIONS: dict[str, tuple[dict, Callable[[int, int], bool]]] = {
     "full": ({}, lambda i, j: True),
     "window": ({"window": 4}, lambda i, j: abs(i - j) < 4),
@@ -27,7 +41,12 @@ DEFINITIONS: dict[str, tuple[dict, Callable[[int, int], bool]]] = {
     "strided": ({"stride": 5}, lambda i, j: abs(i - j) < 5 or abs(i - j) % 5 == 0),
     "dilated": ({"window": 3, "dilation": 4}, lambda i, j: abs(i - j) in (0, 4, 8)),
     "global": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or i in (0, 1) or j in (0, 1)),
+    "bigbird": ({"window": 3, "tokens": 2, "links": 2, "seed": 9}, bigbird),
 }
+
+
+def test_every_pattern_has_its_definition_here() -> None:
+    assert set(DEFINITIONS) == set(PATTERNS)
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)

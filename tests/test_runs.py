@@ -25,13 +25,28 @@ def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monke
     assert json.loads(text) == {"a": None, "b": [None, 0.5], "é": {"c": None}}
 
 
-def test_the_commit_is_gits_where_there_is_one() -> None:
-    package = Path(runs.__file__).parent
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True)
-    if head.returncode:
-        assert runs.commit() is None
-    else:
-        assert runs.commit().removesuffix("-dirty") == head.stdout.strip()  # type: ignore[union-attr]
+def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    (tmp_path / "speechformer").mkdir()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "speechformer" / "runs.py"))
+    assert runs.commit() is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    head = git("rev-parse", "HEAD").strip()
+    assert runs.commit() == head
+    (tmp_path / "file").write_text("two")
+    assert runs.commit() == f"{head}-dirty"
+    installed = tmp_path / "site" / "speechformer" / "runs.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(runs, "__file__", str(installed))
+    assert runs.commit() is None
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def write(folder: Path) -> Path:
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
     (folder / "notes.md").write_text("not a part of the corpus")
+    (folder / "folder.txt").mkdir()
     return folder
 
 

@@ -140,12 +140,12 @@ def test_learning_rate_warms_up_and_follows_its_schedule(schedule: str, shape: A
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_the_optimizer_is_the_one_asked_for(optimizer: str, tmp_path: Path) -> None:
     task = language_model(optimizer=optimizer, lr=0.01, weight_decay=0.3, betas=[0.8, 0.9])
-    chosen = task.configure_optimizers()
+    before = task.core.output.weight.clone()
+    trainer = train(task, 2, tmp_path)
+    chosen = trainer.optimizers[0]
     assert type(chosen).__name__.lower() == optimizer
     assert (chosen.defaults["lr"], chosen.defaults["weight_decay"]) == (0.01, 0.3)
     assert optimizer == "sgd" or chosen.defaults["betas"] == (0.8, 0.9)
-    before = task.core.output.weight.clone()
-    train(task, 2, tmp_path)
     assert not torch.equal(task.core.output.weight, before)
 
 
@@ -168,6 +168,8 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="warmup_steps=12 is not less than the 12 steps"):
         train(language_model(warmup_steps=12), 12, tmp_path)
     (tmp_path / "x.ckpt").write_text("nothing")
-    for path in (tmp_path / "x.ckpt", tmp_path / "none.ckpt"):
+    (tmp_path / "y.ckpt").touch()
+    torch.save({"task": "lm", "hyper_parameters": {}}, tmp_path / "z.ckpt")
+    for path in (tmp_path / f"{name}.ckpt" for name in ("x", "y", "z", "none")):
         with pytest.raises(UserError, match="is not a checkpoint of speechformer"):
             load_task(path)

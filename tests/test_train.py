@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, compose
+from conftest import MODELS, TINY, compose
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -22,11 +22,11 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import SpeechData
 from speechformer.refusals import UserError
 from speechformer.runs import read_result
-from speechformer.tasks import load_task
+from speechformer.tasks import LanguageModel, load_task
 from speechformer.train import fit
 
-LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3"]
-CLASSIFY = ["task=classify", "trainer.max_epochs=2", "trainer.limit_train_batches=5"]
+LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
+CLASSIFY = ["task=classify", "trainer.max_epochs=2", "trainer.limit_train_batches=5", "trainer.log_every_n_steps=2"]
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_figures_are_those_of_a_model_that_has_learned(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_run_to_the_last_bit(task: list[str], tmp_path: Path) -> None:
     first, second, other = (run(tmp_path / name, f"seed={seed}", *task) for name, seed in ("a0", "b0", "c1"))
     assert first["metrics"] == second["metrics"] != other["metrics"]
-    states = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("a0", "b0")]
+    states = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in "ab"]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
@@ -137,7 +137,9 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     done = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_result(tmp_path / "here")["status"] == "finished"
-    assert done.stdout.startswith("Corpus sample (made by the package, seed 0): 2100 lines to train on")
+    assert done.stdout.startswith(
+        "Corpus sample (made by the package, seed 0): trains on 2100 lines, tests on 750, of which 0"
+    )
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
@@ -145,9 +147,11 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
 
 
 def test_help_is_quick_and_names_the_choices() -> None:
-    started = time.perf_counter()
-    done = command("--help")
-    seconds = time.perf_counter() - started
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = command("--help")
+        seconds.append(time.perf_counter() - started)
     assert done.returncode == 0
     assert "model: alibi, learned, nope, relative, rope, sinusoidal" in done.stdout
     imports = subprocess.run(
@@ -162,7 +166,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
     assert "'hydra'" in imports
     for heavy in ("torch", "lightning", "nltk", "torchmetrics", "matplotlib"):
         assert f"'{heavy}'" not in imports
-    assert seconds < 5  # a second on an idle machine; the imports above are what decides
+    assert min(seconds) < 1.5  # 0.5 on an idle machine
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,27 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["+trainer.max_stepz=2"], "trainer has no argument 'max_stepz'; .*Did you mean max_steps?"),
         (["+trainer.logger=false"], "trainer.logger is not free here"),
         (["+foo=1"], "+foo=1 adds a key that nothing reads"),
-        (["width=abc"], "width must be a whole number of at least 1, not 'abc'"),
+        (["width=abc"], "width must be a whole number, not 'abc'"),
+        (["width=0"], "width must be a whole number of at least 1, not 0"),
+        (["core.bias=off"], "core.bias must be true or false, not 'off'"),
+        (["model=rope", "model.base=x"], "model.base must be a number, not 'x'"),
+        (["model=rope", "model.base=0"], "model.base must be above 0, not 0"),
+        (
+            ["model=alibi", "model.slopes=[a,b]"],
+            "model.slopes is ['a', 'b']; it must be geometric, learned or a list",
+        ),
+        (["recipe.betas=5"], "recipe.betas must be a list, not 5"),
+        (["recipe.betas=[2,3]"], "recipe.betas must be two numbers in [0, 1), not [2, 3]"),
+        (["seed=4294967296"], "seed must be less than 2^32"),
+        (["corpus.classes=abc"], "corpus.classes must be a list of names"),
+        (["corpus.classes=[a,b]"], "test_CLS.tsv:3: label '2' is not one of 0 (a), 1 (b)"),
+        (["core=3"], "core is a group of keys (norm, final_norm"),
+        (["~core.norm"], "core.norm is missing"),
+        (["task=lm", "core.pool=maxx"], "core.pool has no choice 'maxx'; the valid ones are: mean, cls."),
+        (["recipe=cosine", "trainer.max_epochs=-1"], "recipe.schedule ends with the run, so set trainer.max_steps"),
+        (["protocol=clean", "protocol.validation=0"], "protocol=clean chooses on a held-out part"),
+        (["trainer.devices=2"], "trainer.devices must be 1, or [K] for device number K, not 2"),
+        (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches is not free here"),
         (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
         (["dropout=1"], "dropout must be a number between 0 and 0.999, not 1"),
         (["trainer.max_steps=many"], "trainer.max_steps must be a whole number of at least -1, not 'many'"),
@@ -222,9 +246,58 @@ def test_a_run_that_ends_before_its_first_evaluation_is_evaluated_all_the_same(t
     assert 0 <= result["metrics"]["test_accuracy"] <= 1
 
 
-def test_every_precision_of_the_cpu_trains(tmp_path: Path) -> None:
-    result = run(tmp_path / "a", "model=alibi", "trainer.precision=bf16-mixed", *CLASSIFY)
-    assert result["metrics"]["train_accuracy"] > 0
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("model", ["alibi", "rope"])
+def test_every_precision_trains_with_clipped_gradients(model: str, precision: str, tmp_path: Path) -> None:
+    """Oracle: the same run in float32; 6 steps from the same weights end near each other."""
+    options = [f"model={model}", "trainer.gradient_clip_val=1.0", "dropout=0.0", *LM]
+    expected = run(tmp_path / "a", *options)["metrics"]["test_perplexity_mean"]
+    got = run(tmp_path / "b", f"trainer.precision={precision}", *options)["metrics"]["test_perplexity_mean"]
+    assert got == pytest.approx(expected, rel=0.03)
+
+
+def test_logged_losses_are_those_of_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = []
+    step = LanguageModel.training_step
+
+    def recording(self: LanguageModel, batch: dict) -> torch.Tensor:
+        loss = step(self, batch)
+        losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", recording)
+    run(tmp_path / "a", *LM, "recipe=cosine", "recipe.warmup_steps=3")
+    with open(tmp_path / "a" / "metrics.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["train_loss"]]
+    assert [int(row["step"]) for row in rows] == [1, 3, 5]
+    assert [float(row["train_loss"]) for row in rows] == pytest.approx([losses[1], losses[3], losses[5]])
+    assert [float(row["lr"]) for row in rows] == pytest.approx([2e-3 * 2 / 3, 2e-3, 2e-3 * (1 - 0.75)])
+
+
+def test_eval_interval_is_in_optimiser_steps(tmp_path: Path) -> None:
+    run(tmp_path / "a", *LM, "trainer.accumulate_grad_batches=2")
+    with open(tmp_path / "a" / "metrics.csv", encoding="utf-8") as file:
+        evaluated = [int(row["step"]) for row in csv.DictReader(file) if row["test_perplexity_mean"]]
+    assert evaluated == [3, 6]
+
+
+def test_what_an_unfinished_run_left_is_not_mixed_in(tmp_path: Path) -> None:
+    run(tmp_path / "a", *LM)
+    (tmp_path / "a" / "result.json").unlink()
+    run(tmp_path / "a", *LM)
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [1, 3, 5]
+
+
+def test_the_console_script_completes(tmp_path: Path) -> None:
+    script = Path(sys.executable).parent / "speechformer-train"
+    done = subprocess.run(
+        [script, "-sc", "query=bash"],
+        env={**os.environ, "COMP_LINE": "speechformer-train model=", "COMP_POINT": "25"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [f"model={name}" for name in MODELS]
 
 
 @pytest.mark.cuda

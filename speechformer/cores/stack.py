@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from speechformer.layers.attention import score_bias
 from speechformer.layers.block import Block
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.patterns import build_pattern
+from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
 from speechformer.refusals import UserError, pick
 
@@ -25,7 +25,8 @@ class Stack(nn.Module):
         vocab_size: rows of the embedding table.
         length: the number of positions that the model is trained on.
         causal: whether a token sees only itself and what is before it.
-        first_token: put one trained vector before every sequence (a CLS token).
+        first_token: put one trained vector before every sequence (a CLS token); it sees all and all see it,
+            whatever the pattern.
         model, pattern: the config groups, `{"name": ..., options}`.
         width, heads, layers, ff, dropout, norm, final_norm, qkv_bias, bias, activation: see `conf/config.yaml`.
     """
@@ -55,9 +56,9 @@ class Stack(nn.Module):
             raise UserError(f"width must be a multiple of heads, and {width} is not one of {heads}.")
         self.causal = causal
         self.embedding = nn.Embedding(vocab_size, width)
-        self.first_token = nn.Parameter(torch.randn(width)) if first_token else None
+        self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
-        self.pattern = build_pattern(pattern)
+        self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
         self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -84,7 +85,7 @@ class Stack(nn.Module):
         x_BTD = self.embedding(ids_BT)
         if self.first_token is not None:
             B = len(ids_BT)
-            x_BTD = torch.cat((self.first_token.expand(B, 1, -1), x_BTD), dim=1)
+            x_BTD = torch.cat((self.first_token.weight.expand(B, 1, -1), x_BTD), dim=1)
             if real_BT is not None:
                 real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
         x_BTD = self.dropout(self.positions.embed(x_BTD))

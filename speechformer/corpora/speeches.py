@@ -62,9 +62,9 @@ def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
         f"the user cache ({cache})": cache,
     }
     if root is not None:
-        places = {f"corpus.root ({root})": Path(root).expanduser()}
+        places = {f"corpus.root ({root})": Path(str(root)).expanduser()}
     for folder in places.values():
-        if folder is not None and (any(folder.glob("*_CLS.tsv")) or any(folder.glob("*_LM*.txt"))):
+        if folder is not None and folder.is_dir() and any(is_wanted(path.name) for path in folder.iterdir()):
             return folder, list(places)
     return None, list(places)
 
@@ -83,7 +83,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         speeches = config["speeches"] if kind == "auto" else config
         folder, places = find_speeches(speeches["root"])
         if folder is not None:
-            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if is_wanted(path.name)}
             return parse(files, "speeches", str(folder.resolve()), speeches["classes"])
         if kind == "speeches" or speeches["root"] is not None:
             raise UserError(
@@ -100,11 +100,9 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     Raises:
         UserError: with `where`/file:line, for what the module's header does not allow.
     """
-    wanted = {
-        file: content
-        for file, content in sorted(files.items())
-        if file in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or LM_TEST.fullmatch(file)
-    }
+    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
+    wanted = {file: content for file, content in sorted(files.items()) if is_wanted(file)}
     digest = hashlib.sha256()
     for file, content in wanted.items():
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
@@ -125,6 +123,11 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
         lm_train=plain.pop("train_LM.txt", []),
         lm_test={LM_TEST.fullmatch(file)[1]: lines for file, lines in plain.items()},  # type: ignore[index]
     )
+
+
+def is_wanted(file: str) -> bool:
+    """Whether a file of this name belongs to a corpus."""
+    return file in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or bool(LM_TEST.fullmatch(file))
 
 
 def parse_lines(content: bytes, where: str) -> list[str]:
@@ -161,8 +164,8 @@ def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[t
             raise UserError(f"{where}:{number}: there is no text after the label; remove the line.")
         if label.strip() not in labels:
             raise UserError(
-                f"{where}:{number}: label '{label}' is not one of {legend}; mend it or name the classes of "
-                "your own files in corpus.classes."
+                f"{where}:{number}: label '{label}' is not one of {legend}; mend it, or name the "
+                "classes of your own files with corpus=speeches corpus.classes=[...]."
             )
         rows.append((labels[label.strip()], text.strip()))
     return rows

@@ -107,6 +107,11 @@ def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> 
     return visible
 
 
+def with_first_token(pattern: Pattern) -> Pattern:
+    """The same pattern, with position 0 seeing all and seen by all: how Longformer treats a CLS token."""
+    return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
+
+
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:
     """A pseudo-random whole number in [0, 2^31) for each index."""
     x = index.long() * 2654435761 + seed * 40503 + link * 2246822519

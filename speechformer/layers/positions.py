@@ -74,14 +74,14 @@ class Sinusoidal(Positions):
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
         if end > self.table_TD.shape[0]:
-            self.table_TD = sinusoid(end, x_BTD.shape[2]).to(x_BTD.device)
+            self.table_TD = sinusoid(end, x_BTD.shape[2]).to(self.table_TD)
         return x_BTD + self.table_TD[offset:end]
 
 
-def sinusoid(length: int, width: int) -> Tensor:
-    """The table of Vaswani et al. 2017, section 3.5, [length, width]."""
+def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
+    """The table of Vaswani et al. 2017, section 3.5, [length, width]: sine and cosine of i * base^(-2d/width)."""
     # In double precision: float32 angles are off by 1e-4 a few hundred positions on.
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (
         torch.arange(0, width, 2, dtype=torch.float64) / width
     )
     table = torch.empty(length, width, dtype=torch.float64)
@@ -149,7 +149,11 @@ class ALiBi(Positions):
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         if slopes in ("geometric", "learned"):
             values = geometric_slopes(heads)
-        elif isinstance(slopes, str) or len(slopes) != heads:
+        elif (
+            not isinstance(slopes, list | tuple)
+            or len(slopes) != heads
+            or not all(type(slope) in (int, float) for slope in slopes)
+        ):
             raise UserError(
                 f"model.slopes is {slopes!r}; it must be geometric, learned or a list of {heads} numbers, "
                 "one for each of the heads."
@@ -179,23 +183,25 @@ class RoPE(Positions):
     any length.
     """
 
-    frequency: Tensor
+    table_TH: Tensor
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool, base: float = 10000.0) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
+        if base <= 0:
+            raise UserError(f"model.base must be above 0, not {base}.")
         head_width = width // heads
         if head_width % 2:
             raise UserError(
                 f"model=rope turns pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
             )
-        frequency = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-        self.register_buffer("frequency", frequency, persistent=False)
+        self.base = base
+        self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        T = q_BNTH.shape[2]
-        index = torch.arange(offset, offset + T, device=self.frequency.device, dtype=self.frequency.dtype)
-        angle = index[:, None] * self.frequency
-        cos, sin = angle.cos().to(q_BNTH.dtype), angle.sin().to(q_BNTH.dtype)
+        end = offset + q_BNTH.shape[2]
+        if end > self.table_TH.shape[0]:
+            self.table_TH = sinusoid(end, q_BNTH.shape[3], self.base).to(self.table_TH)
+        sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
 
         def turn(x_BNTH: Tensor) -> Tensor:
             even, odd = x_BNTH[..., 0::2], x_BNTH[..., 1::2]
@@ -212,6 +218,8 @@ class Relative(Positions):
     encoder spends half of the buckets on each side. (Shaw et al. 2018 add vectors instead, which would make
     the bias depend on the query.)
     """
+
+    buckets: Tensor
 
     def __init__(
         self,
@@ -230,22 +238,20 @@ class Relative(Positions):
                 f"model=relative needs an even number of at least {2 if causal else 4} buckets and a "
                 f"max_distance above {one_side // 2}, not {buckets} and {max_distance}."
             )
-        self.causal, self.buckets, self.max_distance = causal, buckets, max_distance
+        self.max_distance = max_distance
         self.table = nn.Embedding(buckets, heads)
+        distance = torch.arange(-max_distance, max_distance + 1)
+        first = torch.zeros_like(distance) if causal else (distance < 0).long() * one_side
+        distance = distance.clamp(min=0) if causal else distance.abs()
+        exact = one_side // 2
+        ratio = (distance.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
+        far = (exact + (ratio * (one_side - exact)).long()).clamp(max=one_side - 1)
+        self.register_buffer("buckets", first + torch.where(distance < exact, distance, far), persistent=False)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each signed distance i - j, same shape, whole numbers in [0, buckets)."""
-        if self.causal:
-            one_side, first = self.buckets, torch.zeros_like(distance)
-            distance = distance.clamp(min=0)
-        else:
-            one_side = self.buckets // 2
-            first = (distance < 0).long() * one_side
-            distance = distance.abs()
-        exact = one_side // 2
-        ratio = (distance.clamp(min=exact).double() / exact).log() / math.log(self.max_distance / exact)
-        far = (exact + (ratio * (one_side - exact)).long()).clamp(max=one_side - 1)
-        return first + torch.where(distance < exact, distance, far)
+        """The bucket of each signed distance i - j, same shape, whole numbers from 0."""
+        m = self.max_distance
+        return self.buckets[distance.clamp(-m, m) + m]
 
     def bias(self, T: int, S: int) -> Tensor:
         i, j = query_and_key_indices(T, S, self.table.weight.device)
