@@ -119,14 +119,15 @@ class Task(pl.LightningModule):
     def log_training(self, loss: Tensor) -> None:
         """Log the loss at the steps that Lightning writes; `self.log` costs as much as a layer, so at no others."""
         if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            values = {"train_loss": loss.detach(), "lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
-            self.log_dict(values, on_step=True)
+            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.log_dict({"train_loss": loss.detach(), "lr": lr, "step": self.global_step + 1.0}, on_step=True)
 
     def on_validation_epoch_start(self) -> None:
         self.measured = defaultdict(self.new_metric)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.figures())
+        # Lightning takes "step" as the place on the axis: steps done, as on the screen, and not the last one's index
+        self.log_dict({**self.figures(), "step": float(self.global_step)})
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end

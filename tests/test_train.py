@@ -269,7 +269,7 @@ def test_logged_losses_are_those_of_their_steps(tmp_path: Path, monkeypatch: pyt
     run(tmp_path / "a", *LM, "recipe=cosine", "recipe.warmup_steps=3")
     with open(tmp_path / "a" / "metrics.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["train_loss"]]
-    assert [int(row["step"]) for row in rows] == [1, 3, 5]
+    assert [int(row["step"]) for row in rows] == [2, 4, 6]
     assert [float(row["train_loss"]) for row in rows] == pytest.approx([losses[1], losses[3], losses[5]])
     assert [float(row["lr"]) for row in rows] == pytest.approx([2e-3 * 2 / 3, 2e-3, 2e-3 * (1 - 0.75)])
 
@@ -286,7 +286,7 @@ def test_what_an_unfinished_run_left_is_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "a" / "result.json").unlink()
     run(tmp_path / "a", *LM)
     events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train_loss")] == [1, 3, 5]
+    assert [event.step for event in events.Scalars("train_loss")] == [2, 4, 6]
 
 
 def test_the_console_script_completes(tmp_path: Path) -> None:
