@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once: about a minute and 1.3 GB."
+	@echo "Setting up $(VENV), once: a minute or more, 1.3 GB or more (torch)."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)

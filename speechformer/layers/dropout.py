@@ -20,8 +20,8 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return F.dropout(x, rate)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     sixteen_bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-    kept = sixteen_bits >= round(rate * 65536) - 32768
-    return x * kept * (1 / (1 - rate))
+    mask = (sixteen_bits >= round(rate * 65536) - 32768).to(x.dtype).mul_(1 / (1 - rate))
+    return x * mask
 
 
 class Dropout(nn.Module):
