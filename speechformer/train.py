@@ -7,27 +7,25 @@ a plain function from a config and a folder to a result. Heavy imports stand ins
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-import re
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import runs
-from speechformer.refusals import UserError, pick, unknown
+from speechformer.config import CONF, check_added_keys, check_config, explain, one_sentence
+from speechformer.refusals import UserError, pick
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -36,136 +34,6 @@ if TYPE_CHECKING:
     from speechformer.callbacks import Stopwatch
     from speechformer.data import SpeechData
     from speechformer.tasks import Task
-
-_beside = Path(__file__).parent / "conf"  # in an installed package
-CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
-
-WHOLE_NUMBERS = {  # key: the least that makes sense
-    "seed": 0,
-    "width": 1,
-    "heads": 1,
-    "layers": 1,
-    "ff": 1,
-    "block_size": 1,
-    "batch_size": 1,
-    "checkpoint_every": 1,
-    "core.classifier_width": 1,
-    "recipe.warmup_steps": 0,
-}
-OPTIONAL_WHOLE_NUMBERS = {
-    "vocab_size": 1,
-    "eval_interval": 1,
-    "task.stride": 1,
-    "trainer.max_epochs": -1,
-    "trainer.max_steps": -1,
-    "trainer.log_every_n_steps": 1,
-    "trainer.accumulate_grad_batches": 1,
-}
-NUMBERS = {  # key: least and most
-    "dropout": (0.0, 0.999),
-    "recipe.lr": (0.0, 1e3),
-    "recipe.weight_decay": (0.0, 1e3),
-    "recipe.init_std": (0.0, 1e3),
-    "protocol.validation": (0.0, 0.999),
-}
-
-
-KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("a word", (str,)),
-    list: ("a list", (list,)),
-}
-
-
-def check_kinds(cfg: DictConfig) -> None:
-    """Refuse a value that is of another kind (number, word, true or false, list, group) than its default in `conf/`.
-
-    A default of null and an interpolation say nothing of the kind; Lightning looks at the values of `trainer`, and
-    ALiBi at its slopes.
-    """
-    defaults = OmegaConf.load(CONF / "config.yaml")
-    for group, name in (("model", None), ("pattern", None), ("recipe", "adam"), ("protocol", None)):
-        own = CONF / group / f"{name or OmegaConf.select(cfg, f'{group}.name')}.yaml"
-        if own.exists():
-            OmegaConf.update(defaults, group, OmegaConf.load(own))
-
-    def check(given: Any, default: Any, key: str) -> None:
-        if isinstance(default, dict):
-            if not isinstance(given, dict):
-                raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {given!r}.")
-            for name, value in default.items():
-                path = f"{key}.{name}" if key else name
-                if name not in given:
-                    raise UserError(f"{path} is missing; a key cannot be taken away.")
-                check(given[name], value, path)
-        elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
-            word, kinds = KINDS[type(default)]
-            if type(given) not in kinds:
-                raise UserError(f"{key} must be {word}, not {given!r}.")
-
-    plain: Any = OmegaConf.to_container(defaults)
-    check(
-        OmegaConf.to_container(cfg, resolve=True),
-        {key: value for key, value in plain.items() if key not in ("defaults", "hydra")},
-        "",
-    )
-
-
-def check_numbers(cfg: DictConfig) -> None:
-    """Refuse numbers that are out of range."""
-    for key, least in {**WHOLE_NUMBERS, **OPTIONAL_WHOLE_NUMBERS}.items():
-        value = OmegaConf.select(cfg, key)
-        if value is None and key in OPTIONAL_WHOLE_NUMBERS:
-            continue
-        if type(value) is not int or value < least:
-            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
-    betas = list(cfg.recipe.betas)
-    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
-        raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
-    if cfg.seed >= 2**32:
-        raise UserError(f"seed must be less than 2^32, not {cfg.seed}.")
-    if cfg.protocol.name == "clean" and not cfg.protocol.validation:
-        raise UserError(
-            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to take test "
-            "sentences out of train and nothing else: protocol=paper protocol.remove_test_sentences=true."
-        )
-    for key, (low, high) in NUMBERS.items():
-        value = OmegaConf.select(cfg, key)
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value!r}.")
-
-
-def check_trainer_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
-    from lightning.pytorch import Trainer
-
-    whole = "every figure is over the whole of its part"
-    own = {
-        "val_check_interval": "set eval_interval",
-        "check_val_every_n_epoch": "set eval_interval",
-        "logger": "TensorBoard and CSV are always on",
-        "callbacks": "the run has its own",
-        "enable_checkpointing": "set checkpoint_every",
-        "default_root_dir": "set hydra.run.dir",
-        "limit_val_batches": whole,
-        "limit_test_batches": whole,
-        "overfit_batches": "set trainer.limit_train_batches",
-        "fast_dev_run": "set trainer.max_steps",
-        "barebones": "a run without its figures is no run",
-        "num_sanity_val_steps": "evaluation begins with eval_interval",
-        "num_nodes": "a run is on one device",
-    }
-    valid = set(inspect.signature(Trainer).parameters) - set(own)
-    for name in arguments:
-        if name in own:
-            raise UserError(f"trainer.{name} is not free here; {own[name]}.")
-        if name not in valid:
-            raise unknown("trainer", "argument", name, sorted(valid))
-    devices = arguments["devices"]
-    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
-        raise UserError(f"trainer.devices must be 1, or [K] for device number K, not {devices}: a run is on one.")
 
 
 def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
@@ -201,7 +69,6 @@ def build_trainer(
 
     from speechformer.callbacks import Progress, Stopwatch
 
-    check_trainer_arguments(config["trainer"])
     overwriting: dict[str, Any] = {"dirpath": directory, "enable_version_counter": False}
     overwriting["save_on_train_epoch_end"] = False
     best = ModelCheckpoint(filename="best", monitor=monitor, mode=task.mode, save_weights_only=True, **overwriting)
@@ -243,8 +110,8 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         UserError: the config or the corpus asks for what cannot be.
     """
     started = time.perf_counter()
-    check_kinds(cfg)
-    check_numbers(cfg)
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    check_config(config)
     if (directory / runs.RESULT).exists():
         raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
 
@@ -258,7 +125,6 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     from speechformer.tasks import TASKS
 
     quieten()
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     seed_everything(config["seed"], workers=True, verbose=False)
     data = SpeechData(
         load_corpus(config["corpus"]),
@@ -299,8 +165,10 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         trainer.test(task, datamodule=data, verbose=False)
 
     metrics = {**data.reference_figures(), **task.figures()}
+    # TensorBoard's table of hyperparameters, to sort a sweep by
+    varied = {key: value for key, value in config.items() if key not in ("trainer", "corpus", "checkpoint_every")}
     final = {f"final/{name}": value for name, value in metrics.items() if value is not None}
-    trainer.loggers[0].log_hyperparams(config, final)  # TensorBoard's table of hyperparameters
+    trainer.loggers[0].log_hyperparams(varied, final)
     for logger in trainer.loggers:
         logger.finalize("success")
     result = {
@@ -344,45 +212,6 @@ def quieten() -> None:
         ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, against newer torch
     ):
         warnings.filterwarnings("ignore", message=message)
-
-
-def one_sentence(error: BaseException) -> str:
-    """The first paragraph of an error's message, on one line."""
-    return " ".join(str(error).strip().split("\n\n")[0].split())
-
-
-def explain(error: HydraException | OmegaConfBaseException) -> str:
-    """Hydra's complaint about the command line in one sentence, with the valid choices or keys."""
-    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
-        return str(unknown(group, "choice", choice, error.options))
-    cause = error.__cause__
-    wrong = re.search(r"Could not override '([^']+)'", str(error))
-    if wrong:
-        parent, _, key = wrong[1].replace("/", ".").rpartition(".")
-        node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
-        keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
-        return str(unknown(parent or "the config", "key", key, keys))
-    if isinstance(cause, OmegaConfBaseException):
-        return f"{one_sentence(error)}: {one_sentence(cause)}"
-    return one_sentence(error)
-
-
-def top_level_keys() -> list[str]:
-    """The keys and groups that stand at the top of the config."""
-    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
-    return sorted(keys | {folder.name for folder in CONF.iterdir() if folder.is_dir()})
-
-
-def check_added_keys(overrides: Iterable[str]) -> None:
-    """Refuse `+KEY=VALUE` where nothing would read it; only Lightning's Trainer has keys that the config hides."""
-    for override in overrides:
-        key = override.lstrip("+").split("=")[0]
-        if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
-            raise UserError(
-                f"{override} adds a key that nothing reads: only arguments of lightning's Trainer can be added, as "
-                "in +trainer.max_time=00:00:10:00; to change a key that is there, leave the + away."
-            )
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

@@ -6,8 +6,8 @@ import hydra
 import pytest
 from omegaconf import DictConfig
 
+from speechformer.config import CONF
 from speechformer.corpora.speeches import Corpus, find_speeches, load_corpus
-from speechformer.train import CONF
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 PATTERNS = sorted(path.stem for path in (CONF / "pattern").glob("*.yaml"))

@@ -16,6 +16,7 @@ ALLOWED = {
     "corpora": {"refusals"},
     "layers": {"refusals"},
     "runs": set(),
+    "config": {"refusals"},
     "screen": set(),
     "cores": {"layers", "refusals"},
     "data": {"corpora", "refusals"},
@@ -23,7 +24,7 @@ ALLOWED = {
     "callbacks": {"screen"},
     "download": {"corpora", "refusals"},
     "positions": {"layers", "refusals"},
-    "train": {"callbacks", "corpora", "cores", "data", "refusals", "runs", "screen", "tasks"},
+    "train": {"callbacks", "config", "corpora", "cores", "data", "refusals", "runs", "screen", "tasks"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -56,7 +57,7 @@ def test_a_file_imports_only_from_the_rooms_below(path: Path) -> None:
 @pytest.mark.parametrize(
     ("rooms", "heavy"),
     [
-        (("corpora", "runs", "screen", "refusals", "download"), ("torch", "lightning")),
+        (("corpora", "runs", "screen", "refusals", "download", "config"), ("torch",)),
         (("layers", "cores"), ("lightning",)),
     ],
 )

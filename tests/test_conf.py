@@ -9,13 +9,14 @@ import pytest
 from conftest import EXPERIMENTS, MODELS, PATTERNS, compose, group
 from omegaconf import OmegaConf
 
+from speechformer.config import CONF, check_config
 from speechformer.cores.stack import INITIALISATIONS, count_parameters
 from speechformer.corpora.speeches import load_corpus
 from speechformer.data import SpeechData
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.tasks import OPTIMIZERS, SCHEDULES, TASKS
-from speechformer.train import CONF, check_numbers, core_arguments
+from speechformer.train import core_arguments
 
 
 @pytest.mark.parametrize(("folder", "kinds"), [("model", POSITIONS), ("pattern", PATTERN_FUNCTIONS), ("task", TASKS)])
@@ -74,8 +75,8 @@ PUBLISHED = {  # parameters that the reports give; see the seeds' tables and tex
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_has_the_parameters_of_its_report(experiment: str) -> None:
     cfg = compose(f"experiment={experiment}", "corpus=sample")
-    check_numbers(cfg)
     config = OmegaConf.to_container(cfg, resolve=True)
+    check_config(config)
     keys = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
     data = SpeechData(load_corpus(config["corpus"]), **{key: config[key] for key in keys})
     task = TASKS[config["task"]["name"]](core=core_arguments(config, data), recipe=config["recipe"])

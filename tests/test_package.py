@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speechformer.train import CONF
+from speechformer.config import CONF
 
 PROJECT = CONF.parent
 

@@ -11,8 +11,8 @@ import torch
 import yaml
 from test_cores import T, decoder, sentences
 
+from speechformer.config import CONF
 from speechformer.layers import patterns, positions
-from speechformer.train import CONF
 
 README = CONF.parent / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")

@@ -1,0 +1,204 @@
+"""What a config may hold: every value is checked before anything is read or trained, and refused in one sentence.
+
+Hydra answers an unknown group, choice or key itself, at length; `explain` makes one sentence of that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from speechformer.refusals import UserError, unknown
+
+_beside = Path(__file__).parent / "conf"  # in an installed package
+CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
+
+WHOLE_NUMBERS = {  # key: the least that makes sense
+    "seed": 0,
+    "width": 1,
+    "heads": 1,
+    "layers": 1,
+    "ff": 1,
+    "block_size": 1,
+    "batch_size": 1,
+    "checkpoint_every": 1,
+    "core.classifier_width": 1,
+    "recipe.warmup_steps": 0,
+}
+OPTIONAL_WHOLE_NUMBERS = {
+    "vocab_size": 1,
+    "eval_interval": 1,
+    "task.stride": 1,
+    "trainer.max_epochs": -1,
+    "trainer.max_steps": -1,
+    "trainer.log_every_n_steps": 1,
+    "trainer.accumulate_grad_batches": 1,
+}
+NUMBERS = {  # key: least and most
+    "dropout": (0.0, 0.999),
+    "recipe.lr": (0.0, 1e3),
+    "recipe.weight_decay": (0.0, 1e3),
+    "recipe.init_std": (0.0, 1e3),
+    "protocol.validation": (0.0, 0.999),
+}
+
+
+KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a word", (str,)),
+    list: ("a list", (list,)),
+}
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Refuse a composed config that cannot be run; what a core or a corpus refuses, it says itself.
+
+    Args:
+        config: the resolved config as plain data.
+
+    Raises:
+        UserError: with the key, what is wrong and what is valid.
+    """
+    check_kinds(config, defaults(config), "")
+    check_numbers(config)
+    check_trainer_arguments(config["trainer"])
+
+
+def defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as `conf/` has it for the choices that `config` made, as plain data."""
+    plain: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
+    del plain["defaults"], plain["hydra"]
+    for group in ("model", "pattern", "protocol", "recipe"):
+        # a recipe has no name, and all have the keys of each other
+        name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
+        file = CONF / group / f"{name}.yaml"
+        if file.exists():
+            plain[group] = OmegaConf.to_container(OmegaConf.load(file))
+    return plain
+
+
+def check_kinds(given: Any, default: Any, key: str) -> None:
+    """Refuse a value that is of another kind (number, word, true or false, list, group of keys) than its default.
+
+    A default of null and an interpolation say nothing of the kind; Lightning looks at the values of `trainer`, and
+    ALiBi at its slopes.
+    """
+    if isinstance(default, dict):
+        if not isinstance(given, dict):
+            raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {given!r}.")
+        for name, value in default.items():
+            path = f"{key}.{name}" if key else name
+            if name not in given:
+                raise UserError(f"{path} is missing; a key cannot be taken away.")
+            check_kinds(given[name], value, path)
+    elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
+        word, kinds = KINDS[type(default)]
+        if type(given) not in kinds:
+            raise UserError(f"{key} must be {word}, not {given!r}.")
+
+
+def check_numbers(config: dict[str, Any]) -> None:
+    """Refuse numbers that are out of range."""
+
+    def value_of(key: str) -> Any:
+        value: Any = config
+        for name in key.split("."):
+            value = value.get(name)
+        return value
+
+    for key, least in {**WHOLE_NUMBERS, **OPTIONAL_WHOLE_NUMBERS}.items():
+        value = value_of(key)
+        if not (value is None and key in OPTIONAL_WHOLE_NUMBERS) and (type(value) is not int or value < least):
+            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
+    for key, (low, high) in NUMBERS.items():
+        if not low <= value_of(key) <= high:
+            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value_of(key)!r}.")
+    betas = config["recipe"]["betas"]
+    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+        raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
+    if config["seed"] >= 2**32:
+        raise UserError(f"seed must be less than 2^32, not {config['seed']}.")
+    if config["protocol"]["name"] == "clean" and not config["protocol"]["validation"]:
+        raise UserError(
+            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to take test "
+            "sentences out of train and nothing else: protocol=paper protocol.remove_test_sentences=true."
+        )
+
+
+def check_trainer_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
+    from lightning.pytorch import Trainer
+
+    whole = "every figure is over the whole of its part"
+    own = {
+        "val_check_interval": "set eval_interval",
+        "check_val_every_n_epoch": "set eval_interval",
+        "logger": "TensorBoard and CSV are always on",
+        "callbacks": "the run has its own",
+        "enable_checkpointing": "set checkpoint_every",
+        "default_root_dir": "set hydra.run.dir",
+        "limit_val_batches": whole,
+        "limit_test_batches": whole,
+        "overfit_batches": "set trainer.limit_train_batches",
+        "fast_dev_run": "set trainer.max_steps",
+        "barebones": "a run without its figures is no run",
+        "num_sanity_val_steps": "evaluation begins with eval_interval",
+        "num_nodes": "a run is on one device",
+    }
+    valid = set(inspect.signature(Trainer).parameters) - set(own)
+    for name in arguments:
+        if name in own:
+            raise UserError(f"trainer.{name} is not free here; {own[name]}.")
+        if name not in valid:
+            raise unknown("trainer", "argument", name, sorted(valid))
+    devices = arguments["devices"]
+    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
+        raise UserError(f"trainer.devices must be 1, or [K] for device number K, not {devices}: a run is on one.")
+
+
+def one_sentence(error: BaseException) -> str:
+    """The first paragraph of an error's message, on one line."""
+    return " ".join(str(error).strip().split("\n\n")[0].split())
+
+
+def explain(error: HydraException | OmegaConfBaseException) -> str:
+    """Hydra's complaint about the command line in one sentence, with the valid choices or keys."""
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        return str(unknown(group, "choice", choice, error.options))
+    cause = error.__cause__
+    wrong = re.search(r"Could not override '([^']+)'", str(error))
+    if wrong:
+        parent, _, key = wrong[1].replace("/", ".").rpartition(".")
+        node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
+        keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
+        return str(unknown(parent or "the config", "key", key, keys))
+    if isinstance(cause, OmegaConfBaseException):
+        return f"{one_sentence(error)}: {one_sentence(cause)}"
+    return one_sentence(error)
+
+
+def top_level_keys() -> list[str]:
+    """The keys and groups that stand at the top of the config."""
+    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
+    return sorted(keys | {folder.name for folder in CONF.iterdir() if folder.is_dir()})
+
+
+def check_added_keys(overrides: Iterable[str]) -> None:
+    """Refuse `+KEY=VALUE` where nothing would read it; only Lightning's Trainer has keys that the config hides."""
+    for override in overrides:
+        key = override.lstrip("+").split("=")[0]
+        if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
+            raise UserError(
+                f"{override} adds a key that nothing reads: only arguments of lightning's Trainer can be added, as "
+                "in +trainer.max_time=00:00:10:00; to change a key that is there, leave the + away."
+            )
