@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -287,6 +288,15 @@ def test_what_an_unfinished_run_left_is_not_mixed_in(tmp_path: Path) -> None:
     run(tmp_path / "a", *LM)
     events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train_loss")] == [2, 4, 6]
+
+
+def test_training_never_touches_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert run(tmp_path / "a", *LM)["status"] == "finished"
 
 
 def test_the_console_script_completes(tmp_path: Path) -> None:
