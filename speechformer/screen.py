@@ -78,9 +78,12 @@ def summary(result: dict[str, Any]) -> str:
         rows.append(("test mean", figure("", blocks), figure("", sliding), ""))
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     best = result["best"]
+    best_line = f"best {best['metric']}, {figure(best['metric'], best['value'])} at step {best['step']}"
+    if best["chosen_on"] == "test":
+        which = f"These figures are last.ckpt's. best.ckpt has the {best_line}: chosen on test, so it flatters."
+    else:
+        which = f"These figures are best.ckpt's: the {best_line}."
     return (
-        f"{table(rows)}\n"
-        f"Best {best['metric']}: {figure(best['metric'], best['value'])} at step {best['step']} (best.ckpt"
-        f"{'; chosen on test, so it flatters' if best['chosen_on'] == 'test' else ''}).\n"
+        f"{table(rows)}\n{which}\n"
         f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."
     )
