@@ -83,6 +83,8 @@ def summary(result: dict[str, Any]) -> str:
         which = f"These figures are last.ckpt's. best.ckpt has the {best_line}: chosen on test, so it flatters."
     else:
         which = f"These figures are best.ckpt's: the {best_line}."
+    if result["status"] == "diverged":
+        which = "The run DIVERGED: weights are NaN or infinite, and the figures mean nothing; try a lower recipe.lr."
     return (
         f"{table(rows)}\n{which}\n"
         f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."

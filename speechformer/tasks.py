@@ -113,6 +113,10 @@ class Task(pl.LightningModule):
         """Whether one figure is better than another."""
         return figure > than if self.mode == "max" else figure < than
 
+    def diverged(self) -> bool:
+        """Whether a weight is NaN or infinite."""
+        return not all(parameter.isfinite().all() for parameter in self.core.parameters())
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = self.name
 
@@ -229,7 +233,8 @@ class LanguageModel(Task):
         return loss
 
     def new_metric(self) -> Metric:
-        return MeanMetric().to(self.device)
+        # by default torchmetrics leaves NaN out of the mean, and a diverged model would look well
+        return MeanMetric(nan_strategy="disable").to(self.device)
 
     def measure(self, batch: Batch) -> None:
         split, name = batch["part"]

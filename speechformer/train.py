@@ -151,6 +151,7 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     trainer.fit(task, datamodule=data)
     training = time.perf_counter() - ready - stopwatch.seconds
 
+    status = "diverged" if task.diverged() else "finished"
     trainer.save_checkpoint(directory / "last.ckpt")
     best_figure = None if best.best_model_score is None else float(best.best_model_score)
     if stopwatch.evaluated_at != trainer.global_step:  # the last step is evaluated wherever the interval ends
@@ -172,7 +173,7 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     for logger in trainer.loggers:
         logger.finalize("success")
     result = {
-        "status": "finished",
+        "status": status,
         "task": config["task"]["name"],
         "metrics": metrics,
         "best": {

@@ -290,6 +290,15 @@ def test_what_an_unfinished_run_left_is_not_mixed_in(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("train_loss")] == [2, 4, 6]
 
 
+@pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
+def test_a_run_that_diverges_says_so(task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    result = run(
+        tmp_path / "a", *task, "recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false"
+    )
+    assert read_result(tmp_path / "a")["status"] == result["status"] == "diverged"
+    assert "DIVERGED" in capsys.readouterr().out
+
+
 def test_training_never_touches_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was touched")
