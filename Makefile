@@ -6,8 +6,11 @@ STAMP := $(VENV)/stamp
 
 .PHONY: train test clean
 
+# make train seed=1 model=rope and make train ARGS="seed=1 model=rope" are the same
+OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
+
 train: $(STAMP)
-	$(BIN)/python -m speechformer.train model=alibi $(ARGS)
+	$(BIN)/python -m speechformer.train $(if $(filter model=%,$(OVERRIDES)),,model=alibi) $(OVERRIDES)
 
 test: $(STAMP)
 	$(BIN)/python -m ruff check .
@@ -17,6 +20,7 @@ test: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once: a minute or more, 1.3 GB or more (torch)."
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from speechformer import screen
 
-BAR = "{desc} {percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
+BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 
 
 class Stopwatch(pl.Callback):
@@ -69,9 +69,14 @@ class Progress(pl.Callback):
         figures = {name: value for name, value in figures.items() if "sliding" not in name and name not in hidden}
         if list(figures) != self.columns:
             self.columns = list(figures)
-            tqdm.write("   step  " + "  ".join(self.columns))
+            self.say("   step  " + "  ".join(self.columns))
         cells = (screen.figure(name, value).rjust(len(name)) for name, value in figures.items())
-        tqdm.write(f"{trainer.global_step:7d}  " + "  ".join(cells))
+        self.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
+
+    @staticmethod
+    def say(line: str) -> None:
+        with tqdm.external_write_mode():  # above the bar
+            screen.say(line)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.bar is not None:
@@ -79,3 +84,5 @@ class Progress(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
+        if isinstance(exception, KeyboardInterrupt):
+            screen.say(f"Interrupted at step {trainer.global_step}; the folder has no result.")

@@ -153,6 +153,8 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         "barebones": "a run without its figures is no run",
         "num_sanity_val_steps": "evaluation begins with eval_interval",
         "num_nodes": "a run is on one device",
+        "enable_progress_bar": "the run has its own",
+        "enable_model_summary": "the run prints its parameters",
     }
     valid = set(inspect.signature(Trainer).parameters) - set(own)
     for name in arguments:
@@ -178,8 +180,9 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
     cause = error.__cause__
     wrong = re.search(r"Could not override '([^']+)'", str(error))
     if wrong:
-        parent, _, key = wrong[1].replace("/", ".").rpartition(".")
         node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
+        full_key = str(cause.full_key) if isinstance(cause, OmegaConfBaseException) else wrong[1].replace("/", ".")
+        parent, _, key = full_key.rpartition(".")
         keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
         return str(unknown(parent or "the config", "key", key, keys))
     if isinstance(cause, OmegaConfBaseException):
@@ -193,10 +196,13 @@ def top_level_keys() -> list[str]:
     return sorted(keys | {folder.name for folder in CONF.iterdir() if folder.is_dir()})
 
 
-def check_added_keys(overrides: Iterable[str]) -> None:
-    """Refuse `+KEY=VALUE` where nothing would read it; only Lightning's Trainer has keys that the config hides."""
+def check_overrides(overrides: Iterable[str]) -> None:
+    """Refuse `GROUP.name=CHOICE`, which leaves the old choice's keys, and `+KEY=VALUE` that nothing would read."""
     for override in overrides:
-        key = override.lstrip("+").split("=")[0]
+        key, _, value = override.lstrip("+").partition("=")
+        group = key.removesuffix(".name")
+        if key != group and (CONF / group).is_dir():
+            raise UserError(f"{override}: a choice is made with {group}={value}.")
         if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
             raise UserError(
                 f"{override} adds a key that nothing reads: only arguments of lightning's Trainer can be added, as "

@@ -232,6 +232,12 @@ class SpeechData(pl.LightningDataModule):
             "tests": tests,
             "train_tokens": int((self.watched["train", ""]["ids"] != PAD).sum()),
             "vocabulary": len(self.tokenizer),
+            "cut_at_block_size": sum(
+                len(self.tokenizer.encode(text)) > self.block_size
+                for rows in (self.splits.train, self.splits.validation, *self.splits.test.values())
+                for label, text in rows
+                if label is not None
+            ),
         }
 
     def reference_figures(self) -> dict[str, float | None]:

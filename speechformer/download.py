@@ -37,14 +37,18 @@ def download(source: str, files: dict[str, str], folder: Path) -> None:
     import pooch
     import requests
 
+    if not source.startswith(("http://", "https://")):
+        raise UserError(f"--source must be a URL that begins with http:// or https://, not {source}.")
     pooch.get_logger().setLevel("WARNING")
     fetcher = pooch.create(path=folder, base_url=source, registry=files)
     for name in files:
         try:
             fetcher.fetch(name, progressbar=True)
         except (requests.RequestException, OSError) as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            reason = f"the server answered {status}" if status else type(error).__name__
             raise UserError(
-                f"{source}{name} could not be fetched ({type(error).__name__}: {error}); check the network, or put "
+                f"{source}{name} could not be fetched ({reason}); check the network, or put "
                 f"the files into {folder} by hand."
             ) from None
         except ValueError:  # pooch's, for a wrong hash

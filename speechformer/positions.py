@@ -5,7 +5,7 @@ Every panel is computed by the classes that the models use, at the size of the r
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from speechformer.layers.attention import visible
 from speechformer.layers.patterns import PATTERNS, build_pattern
-from speechformer.layers.positions import POSITIONS, Positions, Relative, build_positions
+from speechformer.layers.positions import Positions, Relative, build_positions
 
 T, WIDTH, HEADS = 32, 64, 2
 INK, MUTED, PAPER = "#1f2933", "#66727f", "#ffffff"
@@ -58,8 +58,8 @@ def draw(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     encodings, patterns = position_panels(), dict.fromkeys(PATTERNS)
-    assert set(encodings) == set(POSITIONS)
-    figure, axes = plt.subplots(2, len(patterns), figsize=(13, 4.9), dpi=120, facecolor=PAPER)
+    columns = max(len(encodings), len(patterns))
+    figure, axes = plt.subplots(2, columns, figsize=(13, 4.9), dpi=120, facecolor=PAPER)
     for axis in axes.flat:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -82,7 +82,8 @@ def draw(path: Path) -> None:
         axis.set_title(f"pattern={name}", fontsize=9.5, color=INK, family="monospace")
         share = mask.sum().item() / (T * (T + 1) / 2)
         axis.set_xlabel(f"{100 * share:.0f} % of the past", fontsize=8, color=MUTED)
-    axes[0, -1].remove()
+    for empty in (*axes[0, len(encodings) :], *axes[1, len(patterns) :]):
+        empty.remove()
     figure.tight_layout(h_pad=1.6)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -90,6 +91,12 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/positions.png")
+    parser = argparse.ArgumentParser(
+        prog="python -m speechformer.positions", description="Draw the encodings and patterns."
+    )
+    parser.add_argument("file", nargs="?", type=Path, default=Path("outputs/positions.png"), help="FILE.png")
+    target = parser.parse_args().file
+    if target.suffix != ".png":
+        parser.error(f"{target}: the picture is a .png")
     draw(target)
     print(target)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from typing import Any
+
+
+def say(text: str) -> None:
+    """Print a line; if nobody reads any more (`| head`), the run goes on in silence."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def figure(name: str, value: float) -> str:
@@ -37,7 +47,8 @@ def corpus_line(corpus: dict[str, Any]) -> str:
     seen = counts["test_seen_in_train"]
     return (
         f"Corpus {corpus['name']} ({corpus['where']}): trains on {counts['train']} lines{held_out}, tests on "
-        f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train."
+        f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train"
+        f"{f'; cut at block_size: {cut}' if (cut := counts['cut_at_block_size']) else ''}."
     )
 
 

@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.cores.classifier import EncoderClassifier
@@ -204,6 +204,29 @@ def next_token_loss(output: torch.nn.Linear, hidden_RD: Tensor, targets_R: Tenso
     return torch.stack(losses).sum() / len(targets_R)
 
 
+class MeanPerplexity(Metric):
+    """exp of the mean loss per token, from mean losses of batches and their numbers of tokens.
+
+    Not torchmetrics' MeanMetric: it leaves NaN out, so that a diverged model would look well, and where it is told
+    not to, it forgets the weights (1.9.0).
+    """
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+
+    def update(self, loss: Tensor, tokens: int) -> None:
+        self.total += loss * tokens
+        self.count += tokens
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).exp()
+
+
 class LanguageModel(Task):
     """What comes next? A `Decoder` under cross-entropy.
 
@@ -233,18 +256,17 @@ class LanguageModel(Task):
         return loss
 
     def new_metric(self) -> Metric:
-        # by default torchmetrics leaves NaN out of the mean, and a diverged model would look well
-        return MeanMetric(nan_strategy="disable").to(self.device)
+        return MeanPerplexity().to(self.device)
 
     def measure(self, batch: Batch) -> None:
         split, name = batch["part"]
         scored = batch["targets"] != IGNORE
         hidden, targets = self.core.hidden(batch["ids"])[scored], batch["targets"][scored]
         loss = next_token_loss(self.core.output, hidden, targets)
-        self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, weight=len(targets))
+        self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, len(targets))
 
     def figures(self) -> dict[str, float]:
-        figures = {name: metric.compute().exp().item() for name, metric in self.measured.items()}
+        figures = {name: metric.compute().item() for name, metric in self.measured.items()}
         for split in ("test", "test_sliding"):
             tests = [value for name, value in figures.items() if name.startswith(f"{split}_perplexity_")]
             if tests:
@@ -261,10 +283,12 @@ def load_task(path: Path) -> Classify | LanguageModel:
     Raises:
         UserError: the file is missing, or not a checkpoint of speechformer.
     """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is not a checkpoint of speechformer ({type(error).__name__}: {error}).") from None
+        raise UserError(f"{path} is not a checkpoint of speechformer ({type(error).__name__}).") from None
     return task.eval()

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import runs
-from speechformer.config import CONF, check_added_keys, check_config, explain, one_sentence
+from speechformer.config import CONF, check_config, check_overrides, explain, one_sentence
 from speechformer.refusals import UserError, pick
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def build_trainer(
             num_sanity_val_steps=0,
             **arguments,
         )
-    except (TypeError, ValueError, MisconfigurationException) as error:
+    except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"trainer: {one_sentence(error)}") from error
     return trainer, best, stopwatch
 
@@ -143,9 +143,9 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         (directory / left).unlink(missing_ok=True)
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
     data.tokenizer.save(directory / "tokenizer.json")
-    print(screen.corpus_line(data.description))
-    print(screen.parameters_line(parameters))
-    print(f"Folder: {directory}", flush=True)
+    screen.say(screen.corpus_line(data.description))
+    screen.say(screen.parameters_line(parameters))
+    screen.say(f"Folder: {directory}")
 
     ready = time.perf_counter()
     trainer.fit(task, datamodule=data)
@@ -198,7 +198,7 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
         "versions": runs.versions(),
     }
     runs.write_result(directory, result)
-    print(screen.summary(result), flush=True)
+    screen.say(screen.summary(result))
     return result
 
 
@@ -220,11 +220,12 @@ def run(cfg: DictConfig) -> float:
     """One job of Hydra's; returns the figure that a sweeper may optimise."""
     hydra_config = HydraConfig.get()
     try:
-        check_added_keys(hydra_config.overrides.task)
+        check_overrides(hydra_config.overrides.task)
         result = fit(cfg, Path(hydra_config.runtime.output_dir))
     except UserError as error:
         if hydra_config.mode == RunMode.RUN:
             sys.exit(f"Error: {error}")
+        print(f"Error in job {hydra_config.job.num}: {error}", file=sys.stderr)
         raise  # in a sweep the other jobs go on
     return result["best"]["value"]
 
@@ -238,6 +239,10 @@ def main() -> None:
         sys.exit(f"Error: {explain(error)}")
     except UserError as error:
         sys.exit(f"Error: {error}")
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        sys.exit(f"Error: {error.filename}: {error.strerror}.")
+    except KeyboardInterrupt:
+        sys.exit("Interrupted.")
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ def test_refusals() -> None:
 
 def test_the_picture_shows_what_the_classes_compute(tmp_path: Path) -> None:
     panels = position_panels()
+    assert set(panels) == {"sinusoidal", "learned", "alibi", "relative", "rope", "nope"}
     for i in range(32):
         for pair in range(16):  # 64 wide, 2 heads: 16 pairs
             assert panels["rope"][1][i, pair].item() == pytest.approx(math.cos(i * 10000 ** (-pair / 16)), abs=1e-6)

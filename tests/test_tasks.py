@@ -16,7 +16,7 @@ from torchmetrics.text import Perplexity
 
 from speechformer.data import IGNORE, EvaluationBatches, TrainingBatches
 from speechformer.refusals import UserError
-from speechformer.tasks import Classify, LanguageModel, load_task, next_token_loss
+from speechformer.tasks import Classify, LanguageModel, MeanPerplexity, load_task, next_token_loss
 
 ADAM = group("recipe", "adam")
 
@@ -57,6 +57,13 @@ def test_perplexity_is_torchmetrics_perplexity() -> None:
         assert got[f"{split}_perplexity_{name}"] == pytest.approx(oracle.compute().item(), rel=1e-4)
         mean = (got[f"{split}_perplexity_a"] + got[f"{split}_perplexity_b"]) / 2
         assert got[f"{split}_perplexity_mean"] == pytest.approx(mean)
+
+
+def test_one_loss_that_is_not_a_number_is_not_left_out() -> None:
+    metric = MeanPerplexity()
+    metric.update(torch.tensor(1.0), 10)
+    metric.update(torch.tensor(float("nan")), 1)
+    assert metric.compute().isnan()
 
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary() -> None:
@@ -170,6 +177,8 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "x.ckpt").write_text("nothing")
     (tmp_path / "y.ckpt").touch()
     torch.save({"task": "lm", "hyper_parameters": {}}, tmp_path / "z.ckpt")
-    for path in (tmp_path / f"{name}.ckpt" for name in ("x", "y", "z", "none")):
+    with pytest.raises(UserError, match="there is no such file"):
+        load_task(tmp_path / "none.ckpt")
+    for path in (tmp_path / f"{name}.ckpt" for name in ("x", "y", "z")):
         with pytest.raises(UserError, match="is not a checkpoint of speechformer"):
             load_task(path)

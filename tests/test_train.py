@@ -147,6 +147,18 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert again.returncode == 1 and "already holds a finished run" in again.stderr
 
 
+def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m speechformer.train {" ".join([*TINY, *LM])} hydra.run.dir=here | head -1',
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("Corpus sample") and done.stderr == ""
+    assert read_result(tmp_path / "here")["status"] == "finished"
+
+
 def test_help_is_quick_and_names_the_choices() -> None:
     seconds = []
     for _ in range(3):
@@ -211,7 +223,16 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["trainer.precision=9"], "trainer: Precision 9 is invalid"),
         (["heads=3"], "width must be a multiple of heads"),
         (["core.norm=prey"], "core.norm has no choice 'prey'; the valid ones are: pre, post. Did you mean pre?"),
-        (["corpus=speeches", "corpus.root=nowhere"], "No speech files .* in corpus.root (nowhere); get them with: "),
+        (
+            ["corpus=speeches", "corpus.root=nowhere"],
+            "No speech files .* in corpus.root (nowhere); mend it, or leave corpus.root away",
+        ),
+        (["model.name=rope"], "model.name=rope: a choice is made with model=rope"),
+        (["task.name=lm"], "task.name=lm: a choice is made with task=lm"),
+        (["trainer.accelerator=tpu"], "trainer: "),
+        (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar is not free here"),
+        (["corpus.speeches.classes=[a]"], "corpus has no key 'speeches'; the valid ones are: name, seed, classes"),
+        (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )

@@ -18,8 +18,8 @@ The files have the format of the speech files (see `speeches`), and no line stan
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 from pathlib import Path
 
 SPEAKERS = ("marlowe", "okafor", "vance")
@@ -235,9 +235,11 @@ def files(seed: int) -> dict[str, bytes]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("Usage: python -m speechformer.corpora.sample FOLDER")
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m speechformer.corpora.sample", description="Write out the sample."
+    )
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files(seed=0).items():
         (folder / name).write_bytes(content)

@@ -64,7 +64,7 @@ def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
     if root is not None:
         places = {f"corpus.root ({root})": Path(str(root)).expanduser()}
     for folder in places.values():
-        if folder is not None and folder.is_dir() and any(is_wanted(path.name) for path in folder.iterdir()):
+        if folder is not None and folder.is_dir() and any(is_wanted(path) for path in folder.iterdir()):
             return folder, list(places)
     return None, list(places)
 
@@ -83,15 +83,23 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         speeches = config["speeches"] if kind == "auto" else config
         folder, places = find_speeches(speeches["root"])
         if folder is not None:
-            files = {path.name: path.read_bytes() for path in folder.iterdir() if is_wanted(path.name)}
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if is_wanted(path)}
             return parse(files, "speeches", str(folder.resolve()), speeches["classes"])
-        if kind == "speeches" or speeches["root"] is not None:
+        if speeches["root"] is not None:
+            raise UserError(
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {places[0]}; mend it, or leave corpus.root "
+                "away and get the presidents' with: python -m speechformer.download speeches"
+            )
+        if kind == "speeches":
             raise UserError(
                 f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(places)}; "
                 "get them with: python -m speechformer.download speeches"
             )
     own = config["sample"] if kind == "auto" else config
-    return parse(sample.files(own["seed"]), "sample", f"made by the package, seed {own['seed']}", own["classes"])
+    where = f"made by the package, seed {own['seed']}"
+    if kind == "auto" and os.environ.get(ENVIRONMENT):
+        where += f"; no speeches in {places[0]}"
+    return parse(sample.files(own["seed"]), "sample", where, own["classes"])
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
@@ -102,7 +110,7 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     """
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
-    wanted = {file: content for file, content in sorted(files.items()) if is_wanted(file)}
+    wanted = {file: content for file, content in sorted(files.items()) if belongs(file)}
     digest = hashlib.sha256()
     for file, content in wanted.items():
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
@@ -125,7 +133,12 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     )
 
 
-def is_wanted(file: str) -> bool:
+def is_wanted(path: Path) -> bool:
+    """Whether this is a file of a corpus."""
+    return belongs(path.name) and path.is_file()
+
+
+def belongs(file: str) -> bool:
     """Whether a file of this name belongs to a corpus."""
     return file in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or bool(LM_TEST.fullmatch(file))
 
