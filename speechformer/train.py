@@ -241,6 +241,10 @@ def main() -> None:
         sys.exit(f"Error: {error}")
     except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
         sys.exit(f"Error: {error.filename}: {error.strerror}.")
+    except ValueError as error:
+        if "Config group override must be" not in str(error):  # Hydra's, for GROUP=null
+            raise
+        sys.exit("Error: a group takes the name of a choice; for no experiment, leave experiment= away.")
     except KeyboardInterrupt:
         sys.exit("Interrupted.")
 

@@ -9,6 +9,7 @@ import torch
 from conftest import group
 
 from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.corpora.tokenizer import split_words
 from speechformer.data import IGNORE, SpeechData, TrainingBatches, evaluation_rows
 from speechformer.refusals import UserError
 
@@ -70,6 +71,14 @@ def test_sentences_become_rows_of_ids_with_their_labels(corpus: Corpus) -> None:
         assert sorted(got) == expected
     trained = {tuple(k for k in ids.tolist() if k) for batch in data.train_dataloader() for ids in batch["ids"]}
     assert trained == {tuple(data.tokenizer.encode(text)[:12]) for _, text in corpus.classify_train}
+
+
+def test_sentences_that_are_cut_are_counted(corpus: Corpus) -> None:
+    texts = [text for _, text in corpus.classify_train + corpus.classify_test]
+    for block_size in (12, 100):
+        expected = sum(len(split_words(text)) > block_size for text in texts)
+        assert make(corpus, block_size=block_size).description["counts"]["cut_at_block_size"] == expected
+    assert make(corpus, "lm", block_size=12).description["counts"]["cut_at_block_size"] == 0  # a text is one stream
 
 
 def test_batches_are_cut_to_their_longest_row(corpus: Corpus) -> None:

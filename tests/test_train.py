@@ -233,6 +233,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar is not free here"),
         (["corpus.speeches.classes=[a]"], "corpus has no key 'speeches'; the valid ones are: name, seed, classes"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
+        (["experiment=null"], "for no experiment, leave experiment= away"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )
