@@ -26,7 +26,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from speechformer.cores.classifier import EncoderClassifier
 from speechformer.cores.decoder import Decoder
 from speechformer.cores.stack import initialise
-from speechformer.data import IGNORE, Batch
+from speechformer.data import IGNORE, PAD, Batch
 from speechformer.refusals import UserError, pick
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -170,7 +170,7 @@ class Classify(Task):
 
     def training_step(self, batch: Batch) -> Tensor:
         loss = F.cross_entropy(self.core(batch["ids"]), batch["labels"])
-        self.tokens += (batch["ids"] != 0).sum()
+        self.tokens += (batch["ids"] != PAD).sum()
         self.log_training(loss)
         return loss
 

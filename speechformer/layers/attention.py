@@ -22,13 +22,20 @@ from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
 
-def visible(pattern: Pattern, T: int, S: int, causal: bool, real_BS: Tensor | None = None) -> Tensor:
+def visible(
+    pattern: Pattern,
+    T: int,
+    S: int,
+    causal: bool,
+    real_BS: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
     """Where a query may see a key, boolean [1 or B, 1, T, S]; the queries are the last T of S positions.
 
     `real_BS` is False on padding. A padding query still sees itself: its row would otherwise be empty under a
     sparse pattern, and a softmax over nothing is NaN. No real query ever sees it.
     """
-    i, j = query_and_key_indices(T, S, None if real_BS is None else real_BS.device)
+    i, j = query_and_key_indices(T, S, device)
     seen_TS = pattern(i, j)
     if causal:
         seen_TS = seen_TS & (j <= i)
@@ -48,7 +55,7 @@ def score_bias(
     device: torch.device | None = None,
 ) -> Tensor:
     """What is added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
-    seen = visible(pattern, T, S, causal, real_BS).to(device)
+    seen = visible(pattern, T, S, causal, real_BS, device)
     bias_NTS = positions.bias(T, S)
     if bias_NTS is None:
         bias_NTS = torch.zeros((), device=device)
