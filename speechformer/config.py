@@ -125,6 +125,8 @@ def check_numbers(config: dict[str, Any]) -> None:
     betas = config["recipe"]["betas"]
     if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
+    if config["study"] is not None and type(config["study"]) is not str:
+        raise UserError(f"study must be a name or null, not {config['study']!r}.")
     if config["seed"] >= 2**32:
         raise UserError(f"seed must be less than 2^32, not {config['seed']}.")
     if config["protocol"]["name"] == "clean" and not config["protocol"]["validation"]:

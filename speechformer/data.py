@@ -109,7 +109,8 @@ class SpeechData(pl.LightningDataModule):
 
     Args:
         corpus: what `load_corpus` read.
-        task: the config group: `name` ("classify" or "lm"), and `stride` of the sliding window for "lm".
+        task: the config group: `name` ("classify" or "lm"); for "lm" also `stride` of the sliding window, and
+            `lengths`, longer contexts to test in blocks of at the end.
         protocol: the config group: `remove_test_sentences`, `validation`, `vocabulary`.
         vocab_size: rows of the embedding table, at least the vocabulary; None for exactly the vocabulary.
         tokenizer: one that is already fitted (to look at a trained run); None fits it.
@@ -151,6 +152,7 @@ class SpeechData(pl.LightningDataModule):
         self.train: Rows
         self.watched: dict[Part, Rows]  # train and the held-out part
         self.tested: dict[Part, Rows]
+        self.tested_at_lengths: dict[Part, Rows] = {}  # once, at the end
         prepare()
         self.counts = self.count()
 
@@ -183,6 +185,21 @@ class SpeechData(pl.LightningDataModule):
             stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
             self.tested["test", name] = evaluation_rows(stream, self.block_size, self.block_size)
             self.tested["test_sliding", name] = evaluation_rows(stream, self.block_size, stride)
+            for length in self.lengths():
+                self.tested_at_lengths[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
+
+    def lengths(self) -> list[int]:
+        """`task.lengths`, checked.
+
+        Raises:
+            UserError: a length is not a whole number above `block_size`.
+        """
+        for length in self.task["lengths"]:
+            if type(length) is not int or length <= self.block_size:
+                raise UserError(
+                    f"task.lengths must be whole numbers above block_size={self.block_size}, not {length!r}."
+                )
+        return self.task["lengths"]
 
     def encode_sentences(self, rows: list[Row]) -> Rows:
         ids = torch.full((len(rows), self.block_size), PAD)
@@ -199,6 +216,12 @@ class SpeechData(pl.LightningDataModule):
                 f"{' or a smaller block_size' if least > 2 else ''}."
             )
         return stream
+
+    def drop_lengths_above(self, longest: int | None) -> None:
+        """Leave out tests on contexts that the model's positions do not reach; None reaches all."""
+        for part, name in list(self.tested_at_lengths):
+            if longest is not None and self.tested_at_lengths[part, name]["ids"].shape[1] > longest:
+                del self.tested_at_lengths[part, name]
 
     @property
     def description(self) -> dict[str, Any]:
@@ -257,5 +280,7 @@ class SpeechData(pl.LightningDataModule):
         return EvaluationBatches(self.watched if self.splits.validation else self.watched | self.tested)
 
     def test_dataloader(self) -> EvaluationBatches:
-        """What is measured once, at the end: everything."""
-        return EvaluationBatches(self.watched | self.tested)
+        """What is measured once, at the end: what `val_dataloader` has not shown; the held-out part's checkpoint
+        needs everything anew."""
+        watched = self.watched | self.tested if self.splits.validation else {}
+        return EvaluationBatches(watched | self.tested_at_lengths)

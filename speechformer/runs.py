@@ -32,6 +32,11 @@ def read_result(directory: Path) -> dict[str, Any]:
     return json.loads((directory / RESULT).read_text(encoding="utf-8"))
 
 
+def is_over(directory: Path) -> bool:
+    """Whether a run came to its end here, finished or diverged; one that failed may be run again."""
+    return (directory / RESULT).exists() and read_result(directory)["status"] != "failed"
+
+
 def finite(value: Any) -> Any:
     """The same plain data with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):

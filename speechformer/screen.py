@@ -87,6 +87,10 @@ def summary(result: dict[str, Any]) -> str:
             rows.append((f"test {name}", figure("", blocks), figure("", sliding), str(test["tokens"])))
         blocks, sliding = (metrics[f"{how}_perplexity_mean"] for how in ("test", "test_sliding"))
         rows.append(("test mean", figure("", blocks), figure("", sliding), ""))
+        for length in result["config"]["task"]["lengths"]:
+            value = metrics.get(f"test_length_{length}_perplexity_mean")
+            said = "out of reach" if value is None else figure("", value)
+            rows.append((f"  in contexts of {length}", said, "", ""))
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     best = result["best"]
     best_line = f"best {best['metric']}, {figure(best['metric'], best['value'])} at step {best['step']}"

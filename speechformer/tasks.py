@@ -61,7 +61,7 @@ class Task(pl.LightningModule):
     metrics.
 
     Attributes: `name` in the config; `metric`, the word for its figure, and `mode`, the direction that is better;
-    `tokens`, the real (not padded) tokens trained on so far.
+    `tokens`, the real (not padded) tokens trained on so far; `curve`, step and figures of each evaluation.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Task(pl.LightningModule):
         pick(OPTIMIZERS, recipe["optimizer"], "recipe.optimizer")
         pick(SCHEDULES, recipe["schedule"], "recipe.schedule")
         self.measured: dict[str, Metric] = {}
+        self.curve: list[dict[str, float]] = []
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def configure_optimizers(self) -> Any:
@@ -130,11 +131,18 @@ class Task(pl.LightningModule):
         self.measured = defaultdict(self.new_metric)
 
     def on_validation_epoch_end(self) -> None:
+        figures = self.figures()
+        self.curve.append({"step": self.global_step, **figures})
+        self.log_figures(figures)
+
+    def log_figures(self, figures: dict[str, float]) -> None:
         # Lightning takes "step" as the place on the axis: steps done, as on the screen, and not the last one's index
-        self.log_dict({**self.figures(), "step": float(self.global_step)})
+        self.log_dict({**figures, "step": float(self.global_step)})
+
+    def on_test_epoch_end(self) -> None:
+        self.log_figures(self.figures())
 
     on_test_epoch_start = on_validation_epoch_start
-    on_test_epoch_end = on_validation_epoch_end
 
     def validation_step(self, batch: Batch) -> None:
         self.measure(batch)
@@ -267,11 +275,13 @@ class LanguageModel(Task):
 
     def figures(self) -> dict[str, float]:
         figures = {name: metric.compute().item() for name, metric in self.measured.items()}
-        for split in ("test", "test_sliding"):
-            tests = [value for name, value in figures.items() if name.startswith(f"{split}_perplexity_")]
-            if tests:
-                figures[f"{split}_perplexity_mean"] = sum(tests) / len(tests)
-        return figures
+        tests = defaultdict(list)
+        for name, value in figures.items():
+            split, _, test = name.partition("_perplexity_")
+            if test:
+                tests[split].append(value)
+        means = {f"{split}_perplexity_mean": sum(values) / len(values) for split, values in tests.items()}
+        return figures | means
 
 
 TASKS: dict[str, type[Classify] | type[LanguageModel]] = {"classify": Classify, "lm": LanguageModel}

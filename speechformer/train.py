@@ -7,12 +7,15 @@ a plain function from a config and a folder to a result. Heavy imports stand ins
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import sys
 import time
+import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,12 +99,13 @@ def build_trainer(
     return trainer, best, stopwatch
 
 
-def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
+def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Train, evaluate and write one run.
 
     Args:
         cfg: the composed config; see `conf/config.yaml`.
-        directory: the run's folder; it is made, and must not hold a result already.
+        directory: the run's folder; it is made, and must not hold the result of a run that came to its end.
+        overrides: of the command line, for the result to name.
 
     Returns:
         The content of `result.json`; the README explains its entries.
@@ -112,13 +116,14 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     started = time.perf_counter()
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     check_config(config)
-    if (directory / runs.RESULT).exists():
+    if runs.is_over(directory):
         raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
 
     import torch
     from lightning.pytorch import seed_everything
 
     from speechformer import screen
+    from speechformer.cores.decoder import Decoder
     from speechformer.cores.stack import count_parameters
     from speechformer.corpora.speeches import load_corpus
     from speechformer.data import SpeechData
@@ -136,10 +141,12 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
     chosen_on = "validation" if data.splits.validation else "test"
     monitor = task.figure_of(chosen_on)
     trainer, best, stopwatch = build_trainer(config, directory, task, monitor)
+    if isinstance(task.core, Decoder):
+        data.drop_lengths_above(task.core.decoder.longest)
 
     directory.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(directory / "tensorboard", ignore_errors=True)  # of a run here that did not finish
-    for left in ("best.ckpt", "last.ckpt", "metrics.csv"):
+    for left in ("best.ckpt", "last.ckpt", "metrics.csv", runs.RESULT):
         (directory / left).unlink(missing_ok=True)
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
     data.tokenizer.save(directory / "tokenizer.json")
@@ -161,11 +168,12 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
             best_figure = last_figure
             trainer.save_checkpoint(directory / "best.ckpt", weights_only=True)
     checkpoint = torch.load(directory / "best.ckpt", weights_only=True)
+    metrics = {**data.reference_figures(), **task.figures()}
     if chosen_on == "validation":
         task.load_state_dict(checkpoint["state_dict"])
+    if chosen_on == "validation" or data.tested_at_lengths:
         trainer.test(task, datamodule=data, verbose=False)
-
-    metrics = {**data.reference_figures(), **task.figures()}
+        metrics |= task.figures()
     # TensorBoard's table of hyperparameters, to sort a sweep by
     varied = {key: value for key, value in config.items() if key not in ("trainer", "corpus", "checkpoint_every")}
     final = {f"final/{name}": value for name, value in metrics.items() if value is not None}
@@ -182,9 +190,11 @@ def fit(cfg: DictConfig, directory: Path) -> dict[str, Any]:
             "step": checkpoint["global_step"],
             "chosen_on": chosen_on,
         },
+        "curve": task.curve,
         "parameters": parameters,
         "corpus": data.description,
         "config": config,
+        "overrides": list(overrides),
         "seed": config["seed"],
         "steps": trainer.global_step,
         "seconds": time.perf_counter() - started,
@@ -219,15 +229,50 @@ def quieten() -> None:
 def run(cfg: DictConfig) -> float:
     """One job of Hydra's; returns the figure that a sweeper may optimise."""
     hydra_config = HydraConfig.get()
+    overrides, directory = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir)
+    if hydra_config.mode == RunMode.MULTIRUN:
+        return job(cfg, directory, overrides, alone=hydra_config.runtime.choices["hydra/launcher"] == "basic")
     try:
-        check_overrides(hydra_config.overrides.task)
-        result = fit(cfg, Path(hydra_config.runtime.output_dir))
+        check_overrides(overrides)
+        result = fit(cfg, directory, overrides)
     except UserError as error:
-        if hydra_config.mode == RunMode.RUN:
-            sys.exit(f"Error: {error}")
-        print(f"Error in job {hydra_config.job.num}: {error}", file=sys.stderr)
-        raise  # in a sweep the other jobs go on
+        sys.exit(f"Error: {error}")
     return result["best"]["value"]
+
+
+def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], alone: bool) -> float:
+    """One run of a sweep: one that came to its end before is not run again, and one that fails leaves a result that
+    says so. What runs side by side with others (not `alone`) talks to `log.txt` in its folder, and says one line."""
+    name = " ".join(overrides)
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    try:
+        if runs.is_over(directory):
+            result = runs.read_result(directory)
+            if result["config"] != runs.finite(config):
+                raise UserError(f"{directory} holds a run of another config; choose another hydra.sweep.dir.")
+            print(f"Done before: {name}", flush=True)
+            return result["best"]["value"]
+        check_overrides(overrides)
+        with contextlib.ExitStack() as stack:
+            if not alone:
+                directory.mkdir(parents=True, exist_ok=True)
+                log = stack.enter_context(open(directory / "log.txt", "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stdout(log))
+                stack.enter_context(contextlib.redirect_stderr(log))
+            result = fit(cfg, directory, overrides)
+    except Exception as error:
+        print(f"Failed: {name}: {error}", file=sys.stderr, flush=True)
+        if not runs.is_over(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            failure = {"status": "failed", "error": str(error), "traceback": traceback.format_exc()}
+            about = {"task": config["task"]["name"], "config": config, "overrides": list(overrides)}
+            code = {"commit": runs.commit(), "versions": runs.versions()}
+            runs.write_result(directory, {**failure, **about, "seed": config["seed"], **code})
+        raise  # Hydra goes on with the other jobs
+    best = result["best"]
+    if not alone:
+        print(f"{result['status'].capitalize()} in {result['seconds']:.0f} s: {name}", flush=True)
+    return best["value"]
 
 
 def main() -> None:

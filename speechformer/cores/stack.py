@@ -75,6 +75,11 @@ class Stack(nn.Module):
         )
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that it can take; None for no limit."""
+        return self.positions.longest
+
     def forward(
         self, ids_BT: Tensor, real_BT: Tensor | None = None, with_weights: bool = False
     ) -> tuple[Tensor, list[Tensor]]:

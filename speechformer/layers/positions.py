@@ -41,7 +41,11 @@ class Positions(nn.Module):
         heads: N.
         length: the number of positions that the model is trained on.
         causal: whether a query sees only what is before it (a decoder) or both sides (an encoder).
+
+    Attributes: `longest`, the most positions that there can be; None for no limit.
     """
+
+    longest: int | None = None
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -99,13 +103,14 @@ class Learned(Positions):
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         self.table = nn.Embedding(length, width)
+        self.longest = length
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
         if end > self.table.num_embeddings:
             raise UserError(
                 f"model=learned has no vector for position {end - 1}: it was trained on "
-                f"{self.table.num_embeddings} positions; train with a larger block_size or another model."
+                f"{self.longest} positions; train with a larger block_size or another model."
             )
         return x_BTD + self.table.weight[offset:end]
 
