@@ -169,6 +169,32 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         raise UserError(f"trainer.devices must be 1, or [K] for device number K, not {devices}: a run is on one.")
 
 
+def compose(overrides: Iterable[str]) -> DictConfig:
+    """The config that a command line with these overrides has.
+
+    Raises:
+        UserError: an override that is none, or names what there is not.
+    """
+    import hydra
+
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return hydra.compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+
+
+def as_plain(cfg: DictConfig) -> dict[str, Any]:
+    """A composed config, resolved and checked, as plain data.
+
+    Raises:
+        UserError: see `check_config`.
+    """
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    check_config(config)
+    return config
+
+
 def one_sentence(error: BaseException) -> str:
     """The first paragraph of an error's message, on one line."""
     return " ".join(str(error).strip().split("\n\n")[0].split())

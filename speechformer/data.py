@@ -240,7 +240,8 @@ class SpeechData(pl.LightningDataModule):
         tests = {
             name: {
                 "rows": len(rows),
-                "seen_in_train": sum(self.splits.seen(name)),
+                "seen_in_train": self.splits.kinds_in_train(name).count("exact"),
+                "nearly_in_train": sum(kind in ("same", "near") for kind in self.splits.kinds_in_train(name)),
                 "tokens": sum(len(self.tokenizer.encode(text)) for _, text in rows),
                 "unknown_tokens": sum(self.tokenizer.encode(text).count(UNKNOWN_ID) for _, text in rows),
             }
@@ -252,6 +253,7 @@ class SpeechData(pl.LightningDataModule):
             "removed_from_train": self.splits.removed,
             "test": sum(test["rows"] for test in tests.values()),
             "test_seen_in_train": sum(test["seen_in_train"] for test in tests.values()),
+            "test_nearly_in_train": sum(test["nearly_in_train"] for test in tests.values()),
             "tests": tests,
             "train_tokens": int((self.watched["train", ""]["ids"] != PAD).sum()),
             "vocabulary": len(self.tokenizer),

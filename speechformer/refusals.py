@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,18 @@ T = TypeVar("T")
 
 class UserError(ValueError):
     """The user can mend this; the message is one sentence for the screen."""
+
+
+def run_or_refuse(command: Callable[[], object]) -> None:
+    """Run a command; end it with one sentence on a `UserError` or a file that cannot be used."""
+    try:
+        command()
+    except UserError as error:
+        sys.exit(f"Error: {error}")
+    except OSError as error:
+        sys.exit(f"Error: {error.filename}: {error.strerror}.")
+    except KeyboardInterrupt:
+        sys.exit("Interrupted.")
 
 
 def unknown(place: str, kind: str, given: object, valid: Iterable[object]) -> UserError:

@@ -47,7 +47,8 @@ def corpus_line(corpus: dict[str, Any]) -> str:
     seen = counts["test_seen_in_train"]
     return (
         f"Corpus {corpus['name']} ({corpus['where']}): trains on {counts['train']} lines{held_out}, tests on "
-        f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train"
+        f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train and "
+        f"{counts['test_nearly_in_train']} nearly"
         f"{f'; cut at block_size: {cut}' if (cut := counts['cut_at_block_size']) else ''}."
     )
 
@@ -55,6 +56,16 @@ def corpus_line(corpus: dict[str, Any]) -> str:
 def parameters_line(parameters: dict[str, int]) -> str:
     parts = " + ".join(f"{part} {count:,}" for part, count in parameters.items() if part != "total")
     return f"Parameters: {parameters['total']:,} = {parts}"
+
+
+def baselines(results: list[dict[str, Any]]) -> str:
+    """The figures of some baselines, side by side."""
+    names = [name for name in results[0]["metrics"] if any(result["metrics"][name] is not None for result in results)]
+    rows: list[tuple[str, ...]] = [("", *(result["baseline"]["name"] for result in results))]
+    for name in names:
+        values = (result["metrics"][name] for result in results)
+        rows.append((name, *("-" if value is None else figure(name, value) for value in values)))
+    return table(rows)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import runs
-from speechformer.config import CONF, check_config, check_overrides, explain, one_sentence
+from speechformer.config import CONF, as_plain, check_overrides, explain, one_sentence
 from speechformer.refusals import UserError, pick
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict
         UserError: the config or the corpus asks for what cannot be.
     """
     started = time.perf_counter()
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    check_config(config)
+    config = as_plain(cfg)
     if runs.is_over(directory):
         raise UserError(f"{directory} already holds a finished run; choose another hydra.run.dir or remove it.")
 

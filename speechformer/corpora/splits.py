@@ -7,17 +7,19 @@ The reports' test set of the classification task leaks: most of its sentences st
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from speechformer.corpora.duplicates import kinds_in
 from speechformer.corpora.speeches import Corpus
 from speechformer.refusals import UserError, pick
 
 Row = tuple[int | None, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Splits:
     """The rows (class or None, text) of one task: `test` by name, `vocabulary_texts` to fit a tokenizer on."""
 
@@ -29,8 +31,12 @@ class Splits:
 
     def seen(self, name: str) -> list[bool]:
         """For each row of a test set, whether its text stands word for word in what is trained on."""
-        texts = {text for _, text in self.train}
-        return [text in texts for _, text in self.test[name]]
+        return [kind == "exact" for kind in self.kinds_in_train(name)]
+
+    @functools.cache  # noqa: B019 (as long as the splits)
+    def kinds_in_train(self, name: str) -> list[str]:
+        """For each row of a test set how its text stands in what is trained on; see `kinds_in`."""
+        return kinds_in([text for _, text in self.test[name]], {text for _, text in self.train})
 
 
 def held_out(text: str, share: float) -> bool:

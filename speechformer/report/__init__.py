@@ -1,0 +1,1 @@
+"""From `result.json` files to tables, pictures and one page: `python -m speechformer.report FOLDER`. No torch."""
