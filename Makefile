@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test clean
+.PHONY: train test reproduce clean
 
 # make train seed=1 model=rope and make train ARGS="seed=1 model=rope" are the same
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -17,6 +17,33 @@ test: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest $(ARGS)
+
+# Every run of outputs/reference/report.md, as many at once as there are cores, and the report. Started again, it goes
+# on where it stopped: what is finished is not run again. A run that fails does not stop the others (hence the "-"); the
+# report shows it.
+REPRODUCED := outputs/reproduce
+SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib hydra.sweep.dir=$(REPRODUCED)/runs \
+	'hydra.sweep.subdir=$${hydra.job.override_dirname}' corpus=speeches
+reproduce: $(STAMP)
+	$(BIN)/python -m speechformer.audit corpus=speeches --json $(REPRODUCED)/audit.json
+	$(BIN)/python -m speechformer.baselines corpus=speeches --output $(REPRODUCED)/baselines
+	$(BIN)/python -m speechformer.baselines corpus=speeches protocol=clean --output $(REPRODUCED)/baselines
+	$(SWEEP) 'experiment=glob(marsol_*)' 'seed=range(5)'
+	$(SWEEP) 'experiment=glob(singhal_*)' 'seed=range(5)'
+	$(SWEEP) experiment=kulkarni_part1,kulkarni_part2 'seed=range(5)'
+	$(SWEEP) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi 'seed=range(3)'
+	$(SWEEP) experiment=kulkarni_part3_scales
+	$(SWEEP) experiment=marsol_classify,singhal_table1,singhal_table3,singhal_table5,kulkarni_part1 \
+		protocol=clean 'seed=range(5)'
+	$(SWEEP) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi protocol=clean 'seed=range(3)'
+	$(SWEEP) experiment=positions_classify
+	$(SWEEP) experiment=positions_lm
+	$(SWEEP) experiment=patterns_classify
+	$(SWEEP) experiment=patterns_lm
+	$(SWEEP) experiment=slopes_classify
+	$(SWEEP) experiment=slopes_lm
+	$(SWEEP) experiment=slopes_learned
+	$(BIN)/python -m speechformer.report $(REPRODUCED) --output $(REPRODUCED)/report
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once: a minute or more, 1.3 GB or more (torch)."

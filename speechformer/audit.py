@@ -72,9 +72,7 @@ def audit(corpus: Corpus) -> dict[str, Any]:
             }
             for file, lines in texts.items()
         },
-        "between": {
-            file: {other: counted(kinds_in(texts[file], texts[other])) for other in train} for file in test
-        },
+        "between": {file: {other: counted(kinds_in(texts[file], texts[other])) for other in train} for file in test},
         "label_conflicts": conflicts,
         "classes": {
             file: {name: sum(label == k for label, _ in rows) for k, name in enumerate(corpus.classes)}
@@ -119,7 +117,9 @@ def report(found: dict[str, Any]) -> str:
             n = lines[file]
             share = f"{100 * kinds['exact'] / n:.1f} %"
             rest = str(n - sum(kinds.values()))
-            rows.append((f"{file} in {other}", str(kinds["exact"]), share, str(kinds["same"]), str(kinds["near"]), rest))
+            rows.append(
+                (f"{file} in {other}", str(kinds["exact"]), share, str(kinds["same"]), str(kinds["near"]), rest)
+            )
     blocks.append(screen.table(rows))
     if found["classes"]:
         names = list(next(iter(found["classes"].values())))
@@ -152,7 +152,8 @@ def main() -> None:
     given = parser.parse_args()
 
     def command() -> None:
-        found = audit(load_corpus(OmegaConf.to_container(compose(given.overrides).corpus)))  # type: ignore[arg-type]
+        config: Any = OmegaConf.to_container(compose(given.overrides), resolve=True)
+        found = audit(load_corpus(config["corpus"]))
         screen.say(report(found))
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)

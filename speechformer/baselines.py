@@ -13,10 +13,12 @@ On the tokens, splits and vocabulary of the transformers' runs, sentences cut at
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +125,11 @@ def language_models(data: SpeechData) -> dict[str, tuple[dict[str, float], dict[
     return found
 
 
+def words_and_pairs(text: list[str]) -> list[str]:
+    """The words of a text, and each two that stand side by side."""
+    return [*text, *map(" ".join, pairwise(text))]
+
+
 def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], dict[str, Any]]]:
     """For each baseline its accuracies, named as a run's, and what it is made of."""
     import numpy as np
@@ -150,7 +157,7 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
     classes = len(data.corpus.classes)
 
     settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": 5}
-    tfidf = TfidfVectorizer(analyzer=lambda text: [*text, *map(" ".join, zip(text, text[1:]))])
+    tfidf = TfidfVectorizer(analyzer=words_and_pairs)
     search = GridSearchCV(
         make_pipeline(tfidf, LogisticRegression(max_iter=2000)),
         {"logisticregression__C": settings["strengths"]},
@@ -179,10 +186,11 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the config or the corpus asks for what cannot be.
     """
+    config = as_plain(compose(overrides))
+
     from speechformer.corpora.speeches import load_corpus
     from speechformer.data import SpeechData
 
-    config = as_plain(compose(overrides))
     data = SpeechData(
         load_corpus(config["corpus"]),
         **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
@@ -219,12 +227,14 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
-    parser.add_argument("overrides", nargs="*", help="as of a run: corpus=speeches protocol=clean task=lm; both tasks")
+    parser.add_argument(
+        "overrides", nargs="*", help="as of a run: corpus=speeches protocol=clean task=lm; both tasks"
+    )
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
     given = parser.parse_args()
     named = any(override.startswith("task=") for override in given.overrides)
     for own in [[]] if named else [["task=classify"], ["task=lm"]]:
-        run_or_refuse(lambda own=own: measure([*own, *given.overrides], given.output))
+        run_or_refuse(functools.partial(measure, [*own, *given.overrides], given.output))
     screen.say(f"Folder: {given.output}")
 
 

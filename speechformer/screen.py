@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from typing import Any
@@ -25,10 +24,10 @@ def figure(name: str, value: float) -> str:
 
 def wilson(share: float, n: int) -> tuple[float, float]:
     """The 95 % interval of a share of n independent trials. Wilson 1927."""
-    z = 1.959964
-    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return middle - half, middle + half
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * n), n).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -44,7 +44,7 @@ def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
     if not texts or not others:
         return [""] * len(texts)
     verbatim, words = set(others), set(map(plain, others))
-    near = similarity(texts, others).max(axis=1) >= NEAR
+    near = [bool(row.max() >= NEAR) for row in similarity(texts, others)]
     return [
         "exact" if text in verbatim else "same" if plain(text) in words else "near" if close else ""
         for text, close in zip(texts, near)
@@ -53,11 +53,11 @@ def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
 
 def kinds_before(texts: Sequence[str]) -> list[str]:
     """For each text the nearest kind that one *before* it is of it, so that of two copies one counts."""
-    alike = np.tril(similarity(texts, texts), -1) >= NEAR
+    alike = [bool((row[:k] >= NEAR).any()) for k, row in enumerate(similarity(texts, texts))]
     verbatim: set[str] = set()
     words: set[str] = set()
     found = []
-    for text, close in zip(texts, alike.any(axis=1)):
+    for text, close in zip(texts, alike):
         found.append("exact" if text in verbatim else "same" if plain(text) in words else "near" if close else "")
         verbatim.add(text)
         words.add(plain(text))

@@ -20,7 +20,14 @@ from speechformer.report import published
 from speechformer.runs import RESULT, read_result
 
 # What does not change what is measured, or is a table's and not a row's
-NOT_A_ROWS = ("seed", "study", "checkpoint_every", "trainer.accelerator", "trainer.devices", "trainer.log_every_n_steps")
+NOT_A_ROWS = (
+    "seed",
+    "study",
+    "checkpoint_every",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.log_every_n_steps",
+)
 NOT_A_ROWS_GROUPS = ("corpus.", "protocol.")
 
 
@@ -85,7 +92,9 @@ class Row:
     def best_values(self, figure: str) -> dict[int | None, float]:
         """The best value of a figure in the course of each run, by seed."""
         best = max if "accuracy" in figure else min
-        found = {run.seed: [point[figure] for point in run.result["curve"] if figure in point] for run in self.finished}
+        found = {
+            run.seed: [point[figure] for point in run.result["curve"] if figure in point] for run in self.finished
+        }
         return {seed: best(values) for seed, values in found.items() if values}
 
     @property
@@ -103,14 +112,18 @@ class Row:
 
 @dataclass
 class Table:
-    """The rows of one study, task, corpus and protocol, and the baselines on the same."""
+    """The rows of one study, task, corpus and protocol, and the baselines on the same.
+
+    `protocol_settings` is the config group as JSON; `name` is unique in the report, for files and links.
+    """
 
     study: str | None
     task: str
-    protocol: str
+    protocol_settings: str
     corpus: str
     sha256: str
     rows: list[Row]
+    name: str = ""
     baselines: list[Run] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)  # labels of published rows of which there is no run
 
@@ -119,10 +132,8 @@ class Table:
         return published.content()["studies"].get(self.study, self.study or f"Runs without a study: {self.task}")
 
     @property
-    def name(self) -> str:
-        """For files and links."""
-        parts = (self.study or "runs", self.task if self.study is None else "", self.protocol, self.sha256[:8])
-        return "_".join(part for part in parts if part)
+    def protocol(self) -> str:
+        return json.loads(self.protocol_settings)["name"]
 
     @property
     def main_figure(self) -> str:
@@ -134,7 +145,12 @@ class Table:
         if self.task == "classify":
             wanted = ["test_accuracy", "test_accuracy_seen", "test_accuracy_unseen", "train_accuracy"]
         else:
-            tests = [name for name in names if name.startswith("test_perplexity_") and name != self.main_figure]
+            found = [name for name in names if name.startswith("test_perplexity_") and name != self.main_figure]
+            classes: list[str] = next(
+                (run.result["corpus"]["classes"] for row in self.rows for run in row.finished), []
+            )
+            order = [f"test_perplexity_{name}" for name in classes]  # as the classes, where they are the same people
+            tests = [name for name in order if name in found] + [name for name in found if name not in order]
             wanted = [self.main_figure, *tests, "test_sliding_perplexity_mean", "train_perplexity"]
         return [name for name in wanted if any(row.values(name) for row in self.rows)]
 
@@ -146,7 +162,7 @@ class Table:
 
 def quoted(override: str) -> str:
     """An override as a shell takes it."""
-    return f"'{override}'" if any(sign in override for sign in "[](){}$*?<>|&;~ \"") else override
+    return f"'{override}'" if any(sign in override for sign in '[](){}$*?<>|&;~ "') else override
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -169,13 +185,15 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
         if not top.is_dir():
             raise UserError(f"{top}: there is no such folder.")
         for place, below, files in os.walk(top):
-            below.sort()
+            below[:] = sorted(name for name in below if not name.startswith("."))  # not Hydra's own
             folder = Path(place)
             if RESULT in files:
                 try:
                     result = read_result(folder)
+                    missing = {"status", "task", "seed", "config"} - set(result)
+                    if missing:
+                        raise KeyError(*missing)
                     runs.append(Run(folder, result, dict(flat(result["config"]))))
-                    runs[-1].status, runs[-1].seed, result["task"]  # noqa: B018
                 except (ValueError, KeyError, TypeError) as error:
                     remarks.append(f"{folder / RESULT} is no result ({type(error).__name__}); run it again.")
             elif "config.yaml" in files:
@@ -204,13 +222,7 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
     tables = []
     for ((study, task, protocol, _), sha256), members in sorted_out.items():
         named = next((run.result["corpus"]["name"] for run in members if "corpus" in run.result), "unknown")
-        name = members[0].config["protocol.name"]
-        default = protocol_settings(name)
-        if json.loads(protocol) != default:
-            name += " with " + ", ".join(
-                f"protocol.{key}={value}" for key, value in json.loads(protocol).items() if default.get(key) != value
-            )
-        table = Table(study, task, name, named, sha256, build_rows(members))
+        table = Table(study, task, protocol, named, sha256, build_rows(members))
         table.baselines = [
             run
             for run in baselines
@@ -228,25 +240,21 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
             table.study or "",
             table.task,
             table.protocol != "paper",
-            table.name,
+            table.protocol_settings,
+            table.sha256,
         )
     )
+    for k, table in enumerate(tables):
+        parts = (table.study or f"runs_{table.task}", table.protocol, table.sha256[:8])
+        name = "_".join(part for part in parts if part)
+        taken = {other.name for other in tables[:k]}
+        table.name = name if name not in taken else f"{name}_{k}"
     return tables, remarks
 
 
 def protocol_of(run: Run) -> str:
     settings = {key.partition(".")[2]: value for key, value in run.config.items() if key.startswith("protocol.")}
     return json.dumps(settings, sort_keys=True)
-
-
-def protocol_settings(name: str) -> dict[str, Any]:
-    """A protocol as `conf/` has it; empty if it has none of that name."""
-    import yaml
-
-    from speechformer.config import CONF
-
-    file = CONF / "protocol" / f"{name}.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def about(run: Run) -> tuple[str | None, str, str, str]:
@@ -294,16 +302,18 @@ def build_rows(runs: list[Run]) -> list[Row]:
 
 def labels(rows: list[Row]) -> list[str]:
     """The published rows' own names; for others what differs in their config, as one would type it."""
-    differing = {
-        key
-        for key in {key for row in rows for key in row.settings}
-        if len({json.dumps(row.settings[key]) for row in rows if key in row.settings}) > 1
-    }
+
+    def differs(key: str, row: Row) -> bool:
+        """Whether rows differ in a key; in an option of a model or pattern, rows of the same model or pattern."""
+        name = f"{key.partition('.')[0]}.name"
+        like = [other for other in rows if key == name or other.settings.get(name) == row.settings.get(name)]
+        return len({json.dumps(other.settings[key]) for other in like if key in other.settings}) > 1
+
     own = []
     for row in rows:
         words = []
         for key, value in row.settings.items():
-            if key in differing:
+            if differs(key, row):
                 said = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
                 words.append(f"{key.removesuffix('.name')}={said}")
         own.append(" ".join(words) or "the only setting")

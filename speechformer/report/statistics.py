@@ -70,7 +70,7 @@ class Difference:
 
 def paired(first: Mapping[int | None, float], second: Mapping[int | None, float]) -> Difference | None:
     """The difference over the seeds (keys) that both have; None if they share none."""
-    common = sorted((seed for seed in first if seed in second and seed is not None))
+    common = sorted(seed for seed in first if seed in second and seed is not None)
     if not common:
         return None
     a, b = (np.array([values[seed] for seed in common]) for values in (first, second))

@@ -1,0 +1,86 @@
+"""The audit finds what was planted; on the real speeches, what was counted before by other means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from speechformer.audit import audit, report
+from speechformer.corpora.speeches import Corpus, parse
+
+
+@pytest.fixture
+def planted() -> Corpus:
+    files = {
+        "train_CLS.tsv": "0\tOne two three four five.\n1\tOne two three four five.\n" + "0\tA lone line.\n" * 2,
+        "test_CLS.tsv": "0\tone two three four five\n1\tNever heard.\n",
+        "train_LM.txt": "Never heard.\nSome more words.\n",
+        "test_LM_ann.txt": "A lone line.\nSome more words of.\n",
+    }
+    return parse({name: text.encode() for name, text in files.items()}, "speeches", "here", ["x", "y"])
+
+
+def test_what_was_planted_is_found(planted: Corpus) -> None:
+    found = audit(planted)
+    assert found["files"]["train_CLS.tsv"]["repeated"] == {"exact": 2, "same": 0, "near": 0}
+    assert found["files"]["train_CLS.tsv"]["lines"] == 4
+    assert found["between"]["test_CLS.tsv"]["train_CLS.tsv"] == {"exact": 0, "same": 1, "near": 0}
+    assert found["between"]["test_CLS.tsv"]["train_LM.txt"] == {"exact": 1, "same": 0, "near": 0}
+    assert found["between"]["test_LM_ann.txt"]["train_CLS.tsv"] == {"exact": 1, "same": 0, "near": 0}
+    assert found["between"]["test_LM_ann.txt"]["train_LM.txt"] == {"exact": 0, "same": 0, "near": 0}  # 3 of 4
+    assert found["label_conflicts"] == {"One two three four five.": ["x", "y"]}
+    assert found["classes"]["train_CLS.tsv"] == {"x": 3, "y": 1}
+    # test_CLS: one two three four five Never heard . ; "one" in lower case, Never and heard are not in train_CLS
+    assert found["unknown_words"]["test_CLS.tsv"] == {"of_its_task": 3 / 8, "of_both_tasks": 1 / 8}
+    # A lone line . Some more words of . ; its task lacks A, lone, line, of
+    assert found["unknown_words"]["test_LM_ann.txt"] == {"of_its_task": 4 / 9, "of_both_tasks": 1 / 9}
+    text = report(found)
+    assert "x and y: One two three four five." in text
+    assert "0.8" in text  # how near
+
+
+def test_the_speeches_leak_as_counted_before(speeches: Corpus) -> None:
+    """Oracle: counted with sort and comm on the files."""
+    found = audit(speeches)
+    assert found["between"]["test_CLS.tsv"]["train_CLS.tsv"]["exact"] == 551
+    lm = [found["between"][f"test_LM_{name}.txt"] for name in speeches.lm_test]
+    assert sum(others["train_CLS.tsv"]["exact"] for others in lm) == 463
+    assert sum(others["train_LM.txt"]["exact"] for others in lm) == 4
+    assert len(found["label_conflicts"]) == 1
+
+
+def test_the_command_is_quick_and_writes_json(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "speechformer.audit", "corpus=sample", "--json", tmp_path / "a" / "found.json"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 10  # about 2 s alone
+    assert "test_CLS.tsv in train_CLS.tsv" in done.stdout
+    assert json.loads((tmp_path / "a" / "found.json").read_text())["corpus"]["name"] == "sample"
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("corpus=sampel", "corpus has no choice 'sampel'; the valid ones are: auto, sample, speeches. Did you mean"),
+        (
+            "corpus.root=/nowhere",
+            "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere); mend",
+        ),
+        ("corpus.rot=/nowhere", "corpus has no key 'rot'"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(argument: str, message: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "speechformer.audit", argument], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("Error: "), done.stderr
+    assert message in done.stderr

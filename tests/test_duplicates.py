@@ -1,0 +1,52 @@
+"""Oracle: the definition of Jaccard's index on Python sets, pair by pair; and planted copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from speechformer.corpora import sample
+from speechformer.corpora.duplicates import kinds_before, kinds_in, plain, similarity
+
+
+def test_plain_leaves_words() -> None:
+    assert plain("  We, the People -- of 50 states!") == "we the people of 50 states"
+    assert plain("...") == "..."  # nothing but punctuation is itself
+
+
+def test_similarity_is_jaccards_index() -> None:
+    lines = sample.files(0)["train_LM.txt"].decode().splitlines()
+    texts, others = lines[:40], lines[20:90]
+    expected = [
+        [
+            len(set(plain(a).split()) & set(plain(b).split())) / len(set(plain(a).split()) | set(plain(b).split()))
+            for b in others
+        ]
+        for a in texts
+    ]
+    np.testing.assert_allclose(similarity(texts, others), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("One two three four five.", "exact"),
+        ("one two, three four five", "same"),
+        ("One two three four six five.", "near"),  # 5 of 6
+        ("Five four three two one.", "near"),  # the same set in another order
+        ("One two three four six.", ""),  # 4 of 6
+        ("Seven.", ""),
+    ],
+)
+def test_the_nearest_kind_is_named(text: str, kind: str) -> None:
+    assert kinds_in([text], ["Nothing alike.", "One two three four five."]) == [kind]
+
+
+def test_of_copies_the_first_does_not_count() -> None:
+    texts = ["A b c d e.", "Other.", "a b c d e", "A b c d e.", "A b c d e f."]
+    assert kinds_before(texts) == ["", "", "same", "exact", "near"]
+
+
+def test_nothing_to_compare_with() -> None:
+    assert kinds_in(["a"], []) == [""]
+    assert kinds_in([], ["a"]) == []
