@@ -125,6 +125,9 @@ def check_numbers(config: dict[str, Any]) -> None:
     betas = config["recipe"]["betas"]
     if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
+    lengths, trained = config["task"].get("lengths", []), config["block_size"]
+    if type(lengths) is not list or not all(type(length) is int and length > trained for length in lengths):
+        raise UserError(f"task.lengths must be a list of whole numbers above block_size={trained}, not {lengths}.")
     if config["study"] is not None and type(config["study"]) is not str:
         raise UserError(f"study must be a name or null, not {config['study']!r}.")
     if config["seed"] >= 2**32:

@@ -185,21 +185,8 @@ class SpeechData(pl.LightningDataModule):
             stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
             self.tested["test", name] = evaluation_rows(stream, self.block_size, self.block_size)
             self.tested["test_sliding", name] = evaluation_rows(stream, self.block_size, stride)
-            for length in self.lengths():
+            for length in self.task["lengths"]:
                 self.tested_at_lengths[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
-
-    def lengths(self) -> list[int]:
-        """`task.lengths`, checked.
-
-        Raises:
-            UserError: a length is not a whole number above `block_size`.
-        """
-        for length in self.task["lengths"]:
-            if type(length) is not int or length <= self.block_size:
-                raise UserError(
-                    f"task.lengths must be whole numbers above block_size={self.block_size}, not {length!r}."
-                )
-        return self.task["lengths"]
 
     def encode_sentences(self, rows: list[Row]) -> Rows:
         ids = torch.full((len(rows), self.block_size), PAD)

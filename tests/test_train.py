@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import socket
 import subprocess
@@ -134,6 +135,79 @@ def test_a_run_alone_equals_the_same_run_as_third_of_a_sweep(tmp_path: Path) -> 
     assert third["seed"] == 2 and third["metrics"] == alone["metrics"]
 
 
+STABLE = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.override_dirname}"]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_sweep_goes_on_where_it_stopped_and_keeps_what_failed(launcher: str, tmp_path: Path) -> None:
+    # 9 is not a multiple of 2 heads: that job is refused, the others go on
+    sweep = ["-m", *TINY[:1], "heads=2", "layers=1", "ff=8", *LM, *STABLE, f"hydra/launcher={launcher}"]
+    first = command(*sweep, "width=8,9", cwd=tmp_path)
+    assert first.returncode == 1
+    assert "width must be a multiple of heads" in first.stderr
+    folders = {path.parent.name: read_result(path.parent) for path in (tmp_path / "sweep").rglob("result.json")}
+    by_width = {result["config"]["width"]: result for result in folders.values()}
+    assert by_width[8]["status"] == "finished" and by_width[9]["status"] == "failed"
+    assert "width must be a multiple of heads" in by_width[9]["error"]
+    assert "width=8" in by_width[8]["overrides"] and "UserError" in by_width[9]["traceback"]
+    assert not any(sign in name for name in folders for sign in " :=")
+
+    written = [path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("last.ckpt")]
+    again = command(*sweep, "width=8,16", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("Done before: ") == 1
+    assert set(written) < {path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("last.ckpt")}
+    logs = list((tmp_path / "sweep").rglob("log.txt"))
+    assert bool(logs) == (launcher == "joblib")  # side by side, each talks into its own file
+    if logs:
+        assert any("test mean" in log.read_text() for log in logs)
+        assert again.stdout.count("Finished in ") == 1
+
+
+def test_a_sweep_does_not_take_another_configs_run_for_its_own(tmp_path: Path) -> None:
+    place = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=one"]
+    assert command("-m", *TINY, *LM, *place, cwd=tmp_path).returncode == 0
+    other = command("-m", *TINY, *LM, *place, "dropout=0.2", cwd=tmp_path)
+    assert other.returncode == 1 and "holds a run of another config" in other.stderr
+    assert read_result(tmp_path / "sweep" / "one")["config"]["dropout"] == 0.1
+
+
+def test_a_result_holds_the_curve_of_its_run(tmp_path: Path) -> None:
+    """Oracle: metrics.csv, which Lightning writes."""
+    result = run(tmp_path / "a", *LM)
+    with open(tmp_path / "a" / "metrics.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["test_perplexity_mean"]]
+    assert [point["step"] for point in result["curve"]] == [int(row["step"]) for row in rows] == [3, 6]
+    for point, row in zip(result["curve"], rows):
+        assert point["test_perplexity_mean"] == pytest.approx(float(row["test_perplexity_mean"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("protocol", ["paper", "clean"])
+@pytest.mark.parametrize("model", MODELS)
+def test_longer_contexts_are_tested_at_the_end(
+    model: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Oracle: cross-entropy over the text cut by hand into contexts of 48 tokens, one at a time."""
+    result = run(tmp_path / "a", f"model={model}", f"protocol={protocol}", *LM, "task.lengths=[48]")
+    names = {f"test_length_48_perplexity_{name}" for name in ("marlowe", "okafor", "vance", "mean")}
+    if model == "learned":  # it has no vector beyond 32
+        assert not names & set(result["metrics"]) and "out of reach" in capsys.readouterr().out
+        return
+    assert names <= set(result["metrics"])
+    loaded = load_task(tmp_path / "a" / ("last.ckpt" if protocol == "paper" else "best.ckpt"))
+    tokenizer = Tokenizer.load(tmp_path / "a" / "tokenizer.json")
+    lines = load_corpus(result["config"]["corpus"]).lm_test["vance"]
+    ids = torch.tensor([index for line in lines for index in tokenizer.encode(line)])
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 48):
+            targets = ids[start + 1 : start + 49]
+            logits = loaded.core(ids[None, start : start + len(targets)])[0]
+            total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+    expected = math.exp(total / (len(ids) - 1))
+    assert result["metrics"]["test_length_48_perplexity_vance"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Path) -> None:
     done = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -228,6 +302,12 @@ def test_help_is_quick_and_names_the_choices() -> None:
             "No speech files .* in corpus.root (nowhere); mend it, or leave corpus.root away",
         ),
         (["model.name=rope"], "model.name=rope: a choice is made with model=rope"),
+        (
+            ["task=lm", "task.lengths=[16]"],
+            "task.lengths must be a list of whole numbers above block_size=32, not [16]",
+        ),
+        (["task=lm", "task.lengths=64"], "task.lengths must be a list of whole numbers above block_size=32, not 64"),
+        (["study=3"], "study must be a name or null, not 3"),
         (["task.name=lm"], "task.name=lm: a choice is made with task=lm"),
         (["trainer.accelerator=tpu"], "trainer: "),
         (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar is not free here"),
