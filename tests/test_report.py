@@ -229,6 +229,16 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
         assert said in text, said
 
 
+def test_the_reference_of_a_study_comes_first(tmp_path: Path) -> None:
+    runs = [
+        result("experiment=positions_lm", f"model={model}", f"seed={k}")
+        for model in ("alibi", "rope", "nope")
+        for k in (0, 1)
+    ]
+    (table,) = tables_of(put(tmp_path, *runs))
+    assert [row.label for row in table.rows] == ["model=nope", "model=alibi", "model=rope"]
+
+
 def test_theirs_stands_beside_ours_chosen_in_the_same_way(tmp_path: Path) -> None:
     runs = []
     for seed, (first, last) in enumerate([(390.0, 420.0), (400.0, 430.0), (410.0, 440.0)]):
@@ -351,7 +361,7 @@ def test_the_committed_report_is_of_every_study() -> None:
     if not reference.is_dir():
         pytest.skip("not a checkout")
     text = (reference / "report.md").read_text(encoding="utf-8")
-    for title in published.content()["studies"].values():
-        assert f"## {title}" in text
+    for study in published.content()["studies"].values():
+        assert f"## {study['title']}" in text
     for path in re.findall(r"!\[.*?\]\((.*?)\)", text):
         assert (reference / path).is_file(), path

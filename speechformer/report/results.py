@@ -129,7 +129,8 @@ class Table:
 
     @property
     def title(self) -> str:
-        return published.content()["studies"].get(self.study, self.study or f"Runs without a study: {self.task}")
+        known = published.content()["studies"].get(self.study)
+        return known["title"] if known else self.study or f"Runs without a study: {self.task}"
 
     @property
     def protocol(self) -> str:
@@ -282,7 +283,7 @@ def once_each(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
 
 def build_rows(runs: list[Run]) -> list[Row]:
-    """The runs of a table by config, those of the reports first and in their order."""
+    """The runs of a table by config: those of the reports in their order, the study's reference, the others."""
     by_settings: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_settings[json.dumps(run.row_settings(), sort_keys=True)].append(run)
@@ -294,9 +295,17 @@ def build_rows(runs: list[Run]) -> list[Row]:
     for row in rows:
         row.missing = sorted(seeds - {run.seed for run in row.runs})
     order = list(published.content()["rows"])
-    rows.sort(key=lambda row: order.index(row.published) if row.published else len(order))
     for row, label in zip(rows, labels(rows)):
         row.label = label
+    study = published.content()["studies"].get(runs[0].config.get("study"), {})
+    reference = study.get("reference", {None: None})
+    rows.sort(
+        key=lambda row: (
+            order.index(row.published) if row.published else len(order),
+            any(row.settings.get(key, ...) != value for key, value in reference.items()),
+            row.label,
+        )
+    )
     return rows
 
 
@@ -316,7 +325,7 @@ def labels(rows: list[Row]) -> list[str]:
             if differs(key, row):
                 said = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
                 words.append(f"{key.removesuffix('.name')}={said}")
-        own.append(" ".join(words) or "the only setting")
+        own.append(" ".join(words) or "(one setting)")
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
     return [
         name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed
