@@ -7,7 +7,6 @@ and marker do.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,16 +100,6 @@ def axis_label(figure: str) -> str:
     return f"{split} perplexity per token" + (" (mean of tests)" if figure.endswith("mean") else "")
 
 
-def points(run: Run, figure: str) -> dict[float, float]:
-    """The figure at each evaluation of a run, by step; by epoch for classification."""
-    unit = 1.0
-    if run.result["task"] == "classify":
-        unit = math.ceil(run.result["corpus"]["counts"]["train"] / run.config["batch_size"])
-    return {
-        point["step"] / unit: point[figure] * per_cent(figure) for point in run.result["curve"] if figure in point
-    }
-
-
 def curves(table: Table, path: Path) -> bool:
     """Learning curves: mean over seeds, a band from the lowest to the highest, published points as open marks."""
     wanted = ["test_accuracy", "test_accuracy_unseen", "validation_accuracy", "train_accuracy"]
@@ -130,24 +119,25 @@ def curves(table: Table, path: Path) -> bool:
             one = f" (of {next(iter(sizes))[0]} × {next(iter(sizes))[1]} tokens)" if len(sizes) == 1 else ""
             axis.set_xlabel(f"step{one}")
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
             axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-            axis.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())
-            axis.tick_params(axis="y", which="minor", labelsize=8.5)
+            axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axis.set_ylabel(axis_label(name))
     save(figure, axes[0][0], path)
     return True
 
 
 def curve(axis: Axes, row: Row, name: str) -> None:
-    own = [points(run, name) for run in row.finished]
-    own = [run for run in own if run]
-    if not own:
+    found = row.curve(name)
+    if not found:
         return
     style = look(row.settings)
-    x = sorted(set.intersection(*(set(run) for run in own)))
-    y = [summarise([run[place] for run in own]) for place in x]
-    axis.plot(x, [at.mean for at in y], color=style.colour, linestyle=style.line, linewidth=1.9, label=row.label)
-    low, high = ([at.extremes[k] for at in y] for k in (0, 1))
+    y = [summarise(values) for values in found.values()]
+    x, unit = list(found), per_cent(name)
+    axis.plot(
+        x, [unit * at.mean for at in y], color=style.colour, linestyle=style.line, linewidth=1.9, label=row.label
+    )
+    low, high = ([unit * at.extremes[k] for at in y] for k in (0, 1))
     axis.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
     if row.published and row.finished[0].config["protocol.name"] == "paper":
         theirs = their_curve(row.published, name)
@@ -210,7 +200,7 @@ def bars(table: Table, path: Path) -> bool:
                 hatch=style.hatch,
                 edgecolor="white",
                 linewidth=0.5,
-                yerr=None if math.isnan(half) else half,
+                yerr=None if summary.n < 2 else half,
                 error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2},
                 label=row.label if at == 0 else None,
             )
@@ -301,18 +291,21 @@ def save(figure: Any, first: Axes, path: Path) -> None:
 def draw_all(table: Table, folder: Path) -> list[tuple[Path, str]]:
     """Draw the pictures of a table; their files, and what each shows."""
     kinds = (
-        (bars, "bars", "Mean over seeds with its 95 % interval; diamonds: published; dotted: the best baseline."),
-        (curves, "curves", "Mean over seeds; band: lowest to highest run; open marks: published."),
+        (bars, "bars", "Mean over seeds with its 95 % interval; dotted: the best baseline"),
+        (curves, "curves", "Mean over seeds; band: lowest to highest run"),
         (
             over_length,
             "lengths",
-            "Trained on the shortest context, tested on longer ones; band: lowest to highest run.",
+            "Trained on the shortest context, tested on longer ones; band: lowest to highest run",
         ),
     )
+    theirs = {bars: "; diamonds: published", curves: "; open marks: published"}
+    if table.protocol != "paper" or not any(row.published for row in table.rows):
+        theirs = {}
     drawn = []
     with plt.rc_context(STYLE):
         for draw, kind, caption in kinds:
             path = folder / f"{table.name}_{kind}.png"
             if draw(table, path):
-                drawn.append((path, caption))
+                drawn.append((path, caption + theirs.get(draw, "") + "."))
     return drawn

@@ -8,6 +8,7 @@ stands in its row, and what is no result at all is named.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -96,6 +97,18 @@ class Row:
             run.seed: [point[figure] for point in run.result["curve"] if figure in point] for run in self.finished
         }
         return {seed: best(values) for seed, values in found.items() if values}
+
+    def curve(self, figure: str) -> dict[float, list[float]]:
+        """The values of a figure in all runs at each evaluation, by epoch (classification) or step (else)."""
+        found: dict[float, list[float]] = {}
+        for run in self.finished:
+            unit = 1
+            if run.result["task"] == "classify":
+                unit = math.ceil(run.result["corpus"]["counts"]["train"] / run.config["batch_size"])
+            for point in run.result["curve"]:
+                if figure in point:
+                    found.setdefault(point["step"] / unit, []).append(point[figure])
+        return {place: values for place, values in sorted(found.items()) if len(values) == len(self.finished)}
 
     @property
     def state(self) -> str:

@@ -221,13 +221,14 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_all_csv(tables: list[Table], folder: Path) -> None:
-    """runs.csv, rows.csv, published.csv, differences.csv: every figure of the report in full precision.
+    """runs, rows, curves, published and differences: every figure of the report in full precision.
 
     Accuracies are fractions here, as in result.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
     beside_published: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     for table in tables:
@@ -256,6 +257,11 @@ def write_all_csv(tables: list[Table], folder: Path) -> None:
                 values = list(row.values(name).values())
                 if values:
                     rows.append({**place, "row": row.label, "figure": name, **columns(summarise(values))})
+                unit = "epoch" if table.task == "classify" else "step"
+                for at, values in row.curve(name).items():
+                    summary = summarise(values)
+                    own = {"unit": unit, "at": f"{at:g}", "n": summary.n, "mean": summary.mean, "sd": summary.sd}
+                    curves.append({"table": table.name, "row": row.label, "figure": name, **own})
         for run in table.baselines:
             about = {"row": run.result["baseline"]["name"], "seed": "", "status": run.status}
             more = {"commit": run.result.get("commit"), "command": run.command}
@@ -269,7 +275,13 @@ def write_all_csv(tables: list[Table], folder: Path) -> None:
             about = {"row": row.label, "less": reference.label, "figure": name, "seeds": difference.n}
             ends = dict(zip(("low_95", "high_95"), difference.interval))
             pairs.append({**place, **about, "difference": difference.mean, **ends, "p": difference.p})
-    for file, content in (("runs", runs), ("rows", rows), ("published", beside_published), ("differences", pairs)):
+    for file, content in (
+        ("runs", runs),
+        ("rows", rows),
+        ("curves", curves),
+        ("published", beside_published),
+        ("differences", pairs),
+    ):
         write_csv(folder / f"{file}.csv", content)
 
 
