@@ -13,7 +13,6 @@ On the tokens, splits and vocabulary of the transformers' runs, sentences cut at
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import time
 from collections import Counter
@@ -22,9 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from speechformer import runs, screen
 from speechformer.config import as_plain, compose
-from speechformer.refusals import run_or_refuse
+from speechformer.refusals import UserError, run_or_refuse
 
 if TYPE_CHECKING:
     from speechformer.data import SpeechData
@@ -156,7 +157,12 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
     majority = figures({split: np.full_like(labels[split], commonest) for split in parts})
     classes = len(data.corpus.classes)
 
-    settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": 5}
+    smallest = Counter(labels["train"].tolist()).most_common()[-1][1]
+    if smallest < 2 or len(set(labels["train"].tolist())) < 2:
+        raise UserError(
+            f"{data.corpus.where}: logistic regression needs at least two classes with two training lines each."
+        )
+    settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": min(5, smallest)}
     tfidf = TfidfVectorizer(analyzer=words_and_pairs)
     search = GridSearchCV(
         make_pipeline(tfidf, LogisticRegression(max_iter=2000)),
@@ -224,6 +230,17 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     return results
 
 
+def tasks(overrides: Sequence[str]) -> list[list[str]]:
+    """The override that names a task, for each task that the corpus has files for; none where one is named."""
+    from speechformer.corpora.speeches import load_corpus
+
+    if any(override.startswith("task=") for override in overrides):
+        return [[]]
+    corpus = load_corpus(OmegaConf.to_container(compose(overrides), resolve=True)["corpus"])  # type: ignore
+    found = [["task=classify"]] if corpus.classify_train and corpus.classify_test else []
+    return found + ([["task=lm"]] if corpus.lm_train and corpus.lm_test else []) or [[]]
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
@@ -232,10 +249,13 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
     given = parser.parse_args()
-    named = any(override.startswith("task=") for override in given.overrides)
-    for own in [[]] if named else [["task=classify"], ["task=lm"]]:
-        run_or_refuse(functools.partial(measure, [*own, *given.overrides], given.output))
-    screen.say(f"Folder: {given.output}")
+
+    def command() -> None:
+        for own in tasks(given.overrides):
+            measure([*own, *given.overrides], given.output)
+        screen.say(f"Folder: {given.output}")
+
+    run_or_refuse(command)
 
 
 if __name__ == "__main__":

@@ -227,8 +227,8 @@ class SpeechData(pl.LightningDataModule):
         tests = {
             name: {
                 "rows": len(rows),
-                "seen_in_train": self.splits.kinds_in_train(name).count("exact"),
-                "nearly_in_train": sum(kind in ("same", "near") for kind in self.splits.kinds_in_train(name)),
+                "seen_in_train": self.splits.kinds_in_train[name].count("exact"),
+                "nearly_in_train": sum(kind in ("same", "near") for kind in self.splits.kinds_in_train[name]),
                 "tokens": sum(len(self.tokenizer.encode(text)) for _, text in rows),
                 "unknown_tokens": sum(self.tokenizer.encode(text).count(UNKNOWN_ID) for _, text in rows),
             }

@@ -109,7 +109,7 @@ def summary(result: dict[str, Any]) -> str:
     else:
         which = f"These figures are best.ckpt's: the {best_line}."
     if result["status"] == "diverged":
-        which = "The run DIVERGED: weights are NaN or infinite, and the figures mean nothing; try a lower recipe.lr."
+        which = "The run DIVERGED: weights or figures are NaN or infinite, and mean nothing; try a lower recipe.lr."
     return (
         f"{table(rows)}\n{which}\n"
         f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."

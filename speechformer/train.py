@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import sys
@@ -99,13 +100,13 @@ def build_trainer(
     return trainer, best, stopwatch
 
 
-def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] | None = None) -> dict[str, Any]:
     """Train, evaluate and write one run.
 
     Args:
         cfg: the composed config; see `conf/config.yaml`.
         directory: the run's folder; it is made, and must not hold the result of a run that came to its end.
-        overrides: of the command line, for the result to name.
+        overrides: of the command line, for the result to name; None if there was none.
 
     Returns:
         The content of `result.json`; the README explains its entries.
@@ -157,7 +158,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict
     trainer.fit(task, datamodule=data)
     training = time.perf_counter() - ready - stopwatch.seconds
 
-    status = "diverged" if task.diverged() else "finished"
+    diverged = task.diverged()
     trainer.save_checkpoint(directory / "last.ckpt")
     best_figure = None if best.best_model_score is None else float(best.best_model_score)
     if stopwatch.evaluated_at != trainer.global_step:  # the last step is evaluated wherever the interval ends
@@ -167,6 +168,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict
             best_figure = last_figure
             trainer.save_checkpoint(directory / "best.ckpt", weights_only=True)
     checkpoint = torch.load(directory / "best.ckpt", weights_only=True)
+    figures_are_finite = all(map(math.isfinite, task.figures().values()))
     metrics = {**data.reference_figures(), **task.figures()}
     if chosen_on == "validation":
         task.load_state_dict(checkpoint["state_dict"])
@@ -180,7 +182,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict
     for logger in trainer.loggers:
         logger.finalize("success")
     result = {
-        "status": status,
+        "status": "diverged" if diverged or not figures_are_finite else "finished",
         "task": config["task"]["name"],
         "metrics": metrics,
         "best": {
@@ -193,7 +195,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict
         "parameters": parameters,
         "corpus": data.description,
         "config": config,
-        "overrides": list(overrides),
+        "overrides": None if overrides is None else list(overrides),
         "seed": config["seed"],
         "steps": trainer.global_step,
         "seconds": time.perf_counter() - started,

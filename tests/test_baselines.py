@@ -100,12 +100,34 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
 
 
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "speechformer.baselines", "protocol=cleen", "--output", tmp_path / "x"],
-        capture_output=True,
-        text=True,
-    )
+    done = baselines("protocol=cleen", "--output", tmp_path / "x")
     assert done.returncode == 1 and not (tmp_path / "x").exists()
     assert done.stderr == (
         "Error: protocol has no choice 'cleen'; the valid ones are: clean, paper. Did you mean clean?\n"
     )
+
+
+def baselines(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "speechformer.baselines", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n")
+    (tmp_path / "own" / "test_LM_x.txt").write_text("We mend the bridges.\n")
+    done = baselines("corpus=speeches", f"corpus.root={tmp_path / 'own'}", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["lm_paper_kneser_ney_3", "lm_paper_kneser_ney_5", "lm_paper_unigram"]
+
+
+def test_too_few_lines_for_a_classifier_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    for name in ("train_CLS.tsv", "test_CLS.tsv"):
+        (tmp_path / "own" / name).write_text("0\tWe mend.\n0\tWe build.\n")
+    own = ["corpus=speeches", f"corpus.root={tmp_path / 'own'}", "corpus.classes=[a,b]"]
+    done = baselines(*own, "--output", tmp_path / "out")
+    assert done.returncode == 1 and "needs at least two classes with two training lines each" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speechformer.corpora import sample
-from speechformer.corpora.duplicates import kinds_before, kinds_in, plain, similarity
+from speechformer.corpora.duplicates import kinds_before, kinds_in, nearest, plain
 
 
 def test_plain_leaves_words() -> None:
@@ -14,17 +14,19 @@ def test_plain_leaves_words() -> None:
     assert plain("...") == "..."  # nothing but punctuation is itself
 
 
-def test_similarity_is_jaccards_index() -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_nearest_is_jaccards_index(before: bool) -> None:
     lines = sample.files(0)["train_LM.txt"].decode().splitlines()
-    texts, others = lines[:40], lines[20:90]
-    expected = [
-        [
-            len(set(plain(a).split()) & set(plain(b).split())) / len(set(plain(a).split()) | set(plain(b).split()))
-            for b in others
-        ]
-        for a in texts
-    ]
-    np.testing.assert_allclose(similarity(texts, others), expected, rtol=1e-6)
+    texts = lines[:600]  # more than are compared at once
+    others = texts if before else lines[500:620]
+
+    def jaccard(a: str, b: str) -> float:
+        left, right = set(plain(a).split()), set(plain(b).split())
+        return len(left & right) / len(left | right)
+
+    compared = [others[:k] if before else others for k in range(len(texts))]
+    expected = [max((jaccard(a, b) for b in found), default=0) for a, found in zip(texts, compared)]
+    np.testing.assert_allclose(nearest(texts, others, before), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import EXPERIMENTS, compose
 from omegaconf import OmegaConf
@@ -22,13 +23,16 @@ from speechformer.config import CONF
 from speechformer.refusals import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import write_report
-from speechformer.report.plots import look
-from speechformer.report.results import build_tables, flat, read_runs
-from speechformer.report.statistics import paired, summarise
+from speechformer.report.plots import looks
+from speechformer.report.results import Row, Run, build_tables, flat, read_runs
+from speechformer.report.statistics import Summary, paired
 from speechformer.runs import write_result
 
 SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / "seeds"
 OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "singhal", "marsol"))]
+
+
+SPEECHES = published.content()["corpus"]["sha256"]
 
 
 # What was published
@@ -39,8 +43,7 @@ OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "sin
     "table", published.content()["tables"], ids=lambda t: f"{t['report']} {t['table']} {t['row']}"
 )
 def test_every_published_row_is_a_line_of_its_report(table: dict[str, Any]) -> None:
-    author = {"Kulkarni": "Anay Kulkarni", "Singhal": "Sanidhya Singal", "Marsol": "Marsol Torrent"}[table["report"]]
-    (text,) = (text for path in SEEDS.iterdir() if author in (text := path.read_text(encoding="utf-8"))[:400])
+    text = text_of(table["report"])
     lines = [[float(found) for found in re.findall(r"\d+\.?\d*", line)] for line in text.splitlines()]
     for row in table["rows"]:
         # in one line and in this order; other figures (another row's column) may stand between
@@ -50,45 +53,76 @@ def test_every_published_row_is_a_line_of_its_report(table: dict[str, Any]) -> N
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="the reports' texts are not here")
 def test_no_row_of_a_reports_table_is_left_out() -> None:
     """Every line of a report that is three or more numbers with decimals is published here."""
-    have = [tuple(row) for table in published.content()["tables"] for row in table["rows"]]
-    for path in SEEDS.iterdir():
-        text = path.read_text(encoding="utf-8")
-        if not any(name in text[:400] for name in ("Anay Kulkarni", "Sanidhya Singal", "Marsol Torrent")):
-            continue
-        for line in text.splitlines():
+    have = [set(row) for table in published.content()["tables"] for row in table["rows"]]
+    for report in AUTHORS:
+        for line in text_of(report).splitlines():
             cells = [cell.strip() for cell in line.split("\t")]
-            numbers = [float(cell) for cell in cells if re.fullmatch(r"\d+\.?\d*", cell)]
-            if len(numbers) >= 3 and len(numbers) >= len(cells) - 1:
-                inside = [row for row in have if set(row) <= set(numbers)]
-                assert set().union(*inside) == set(numbers), line
+            numbers = {float(cell) for cell in cells if re.fullmatch(r"\d+\.?\d*", cell)}
+            if len(cells) >= 3 and len(numbers) >= len(cells) - 4 and len(numbers) >= 3:
+                assert set().union(*(row for row in have if row <= numbers)) == numbers, line
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="the reports' texts are not here")
+def test_every_published_count_of_parameters_is_in_its_report() -> None:
+    counts = {name: row["parameters"] for name, row in published.content()["rows"].items() if "parameters" in row}
+    assert len(counts) == 9
+    for name, count in counts.items():
+        assert f"{count:,}" in text_of(name.partition("_")[0]), name
+
+
+def settings_of(*overrides: str) -> dict[str, Any]:
+    config: Any = OmegaConf.to_container(compose(*overrides), resolve=True)
+    about = {"task": config["task"]["name"], "seed": config["seed"], "overrides": list(overrides)}
+    return Run(Path(), about, dict(flat(config))).row_settings
 
 
 @pytest.mark.parametrize("experiment", OF_A_REPORT)
 def test_each_experiment_of_a_report_is_one_published_row(experiment: str) -> None:
-    config = OmegaConf.to_container(compose(f"experiment={experiment}"), resolve=True)
-    matching = {
-        name
-        for name, row in published.content()["rows"].items()
-        if all(dict(flat(config)).get(key) == value for key, value in row["where"].items())
-    }
     expected = {"kulkarni_part3_scales": "kulkarni_part3_scale_0.5"}.get(experiment, experiment)
-    assert matching == {expected}
-    assert published.content()["rows"][expected]["study"] == config["study"]
+    assert published.row_of(settings_of(f"experiment={experiment}")) == expected
+    assert published.content()["rows"][expected]["study"] == compose(f"experiment={experiment}").study
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "width=128",
+        "core.norm=pre",
+        "recipe.schedule=cosine",
+        "trainer.max_steps=2",
+        "dropout=0",
+        "+trainer.max_time=1",
+    ],
+)
+def test_another_setting_is_another_row(change: str) -> None:
+    assert published.row_of(settings_of("experiment=kulkarni_part1", change)) is None
+
+
+def test_what_is_free_is_free() -> None:
+    assert (
+        published.row_of(settings_of("experiment=kulkarni_part1", "eval_interval=100", "seed=3")) == "kulkarni_part1"
+    )
 
 
 def test_every_study_of_an_experiment_has_a_title_and_every_title_a_study() -> None:
     studies = {OmegaConf.to_container(compose(f"experiment={name}"), resolve=True)["study"] for name in EXPERIMENTS}
-    studies.add("slopes_lm")
     assert studies == set(published.content()["studies"])
 
 
 def test_figures_that_a_report_ends_with() -> None:
-    finals = {(figure.name, figure.chosen): figure.value for figure in published.final_figures("marsol_table1_full")}
-    assert finals[("test_perplexity_obama", "last")] == 406.80
-    assert finals[("test_perplexity_obama", "best")] == 395.51
-    (figure,) = published.final_figures("marsol_classify")
-    assert (figure.value, figure.chosen) == (0.86, "best")
+    assert published.final("marsol_table1_full", "test_perplexity_obama", "last") == 406.80
+    assert published.final("marsol_table1_full", "test_perplexity_obama", "best") == 395.51
+    assert published.final("marsol_table1_full", "test_perplexity_mean", "best") == 438.37
+    assert published.final("kulkarni_part2", "test_perplexity_mean", "last") == pytest.approx(
+        (371.26 + 452.25 + 398.97) / 3
+    )
+    assert published.final("kulkarni_part2", "test_perplexity_mean", "best") is None
+    (figure,) = published.figures("marsol_classify")
+    assert (figure.value, figure.chosen, figure.at, figure.final) == (0.86, "best", 12, True)
     assert published.curve("kulkarni_part1", "test_accuracy")[0] == (1, pytest.approx(0.3373))
+    steps, means = zip(*published.curve("singhal_table2", "test_perplexity_mean"))
+    assert steps == (100, 200, 300, 400, 500)
+    assert means[-1] == pytest.approx((412.154 + 358.34 + 465.4696) / 3)
 
 
 # Statistics
@@ -96,27 +130,37 @@ def test_figures_that_a_report_ends_with() -> None:
 
 def test_summary_is_the_textbooks() -> None:
     """1 ... 5: sd sqrt(2.5), t(4) = 2.776445."""
-    summary = summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    summary = Summary([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (summary.n, summary.mean, summary.extremes) == (5, 3, (1, 5))
     assert summary.sd == pytest.approx(math.sqrt(2.5))
     assert summary.interval == pytest.approx((3 - 2.776445 * math.sqrt(0.5), 3 + 2.776445 * math.sqrt(0.5)))
     half = 2.776445 * math.sqrt(2.5 * 1.2)
     assert summary.range == pytest.approx((3 - half, 3 + half))
+    assert summary.holds(3 + 0.99 * half) is True and summary.holds(3 - 1.01 * half) is False
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
     """5 draws, 2000 times: the mean's interval holds the true mean and one run's range the next draw, 95 % each."""
     draws = stats.norm(10, 2).rvs((2000, 6), random_state=0)
-    summaries = [summarise(list(row[:5])) for row in draws]
+    summaries = [Summary(list(row[:5])) for row in draws]
     mean = sum(low <= 10 <= high for low, high in (summary.interval for summary in summaries)) / 2000
-    one = sum(s.range[0] <= row[5] <= s.range[1] for s, row in zip(summaries, draws)) / 2000
+    one = sum(bool(summary.holds(row[5])) for summary, row in zip(summaries, draws)) / 2000
     assert mean == pytest.approx(0.95, abs=0.02) and one == pytest.approx(0.95, abs=0.02)
 
 
-def test_one_value_and_equal_values() -> None:
-    assert summarise([2.0]).mean == 2 and math.isnan(summarise([2.0]).sd)
-    assert summarise([2.0, 2.0]).interval == (2, 2)
-    assert paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: 1.0}).interval == (1, 1)  # type: ignore[union-attr]
+@pytest.mark.parametrize("values", [[2.0], [2.0, 2.0], [0.1, 0.1, 0.1], [0.88133335, 0.8813333, 0.88133337]])
+def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
+    summary = Summary(values)
+    assert summary.mean == pytest.approx(values[0])
+    assert all(map(math.isnan, (*summary.interval, *summary.range))) and summary.holds(2.0) is None
+
+
+def test_equal_differences_tell_nothing_apart() -> None:
+    """Three sentences of 750 more with either seed, in single precision."""
+    first, second = (dict(enumerate(map(float, np.float32([a / 750, b / 750])))) for a, b in ((662, 659), (659, 656)))
+    difference = paired(first, second)
+    assert difference is not None and difference.mean == pytest.approx(3 / 750, rel=1e-4)
+    assert difference.apart is None and math.isnan(difference.p)
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
@@ -134,7 +178,7 @@ def test_paired_differences_use_common_seeds_alone() -> None:
 
 
 def result(
-    *overrides: str, value: float | None = 0.8, sha256: str = "a" * 64, status: str = "finished", **more: Any
+    *overrides: str, value: float | None = 0.8, sha256: str = SPEECHES, status: str = "finished", **more: Any
 ) -> dict[str, Any]:
     """A `result.json` as a run leaves it; `value` is its main figure."""
     config: Any = OmegaConf.to_container(compose(*overrides), resolve=True)
@@ -149,7 +193,7 @@ def result(
         return {**about, "error": "it broke", "commit": "c" * 40}
     counts = {"train": 2092, "test": 750, "test_seen_in_train": 551}
     corpus = {"name": "speeches", "sha256": sha256, "classes": ["obama", "wbush", "hbush"], "counts": counts}
-    curve = [{"step": 131 * k, **{name: v for name, v in metrics.items() if v is not None}} for k in (1, 2)]
+    curve = [{"step": 131 * k, **metrics} for k in range(1, 16)]
     own = {"metrics": metrics, "curve": curve, "corpus": corpus, "parameters": {"total": 7}, "seconds": 2.5}
     return {**about, **own, "commit": "c" * 40, "versions": {"torch": "2", "python": "3", "lightning": "2"}, **more}
 
@@ -205,7 +249,8 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     runs += [result("experiment=marsol_table1_alibi", "seed=2", status="failed")]
     put(tmp_path, *runs)
     (tmp_path / "stopped").mkdir()
-    (tmp_path / "stopped" / "config.yaml").write_text("seed: 0\n")
+    for name in ("config.yaml", "tokenizer.json"):
+        (tmp_path / "stopped" / name).touch()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "result.json").write_text('{"status": "fini')
     (tmp_path / "again").mkdir()
@@ -215,7 +260,7 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     assert (full.label, alibi.label) == ("full attention", "ALiBi")
     assert full.state == "4"
     assert alibi.state == "1; diverged: seed 1; failed: seed 2; missing: seed 3"
-    assert summarise(list(alibi.values("test_perplexity_mean").values())).mean == 300
+    assert list(alibi.values("test_perplexity_mean").values()) == [300]
     assert table.expected == ["window 5", "window 3", "block sparse"]
     text = (tmp_path / "out" / "report.md").read_text()
     for said in (
@@ -258,18 +303,132 @@ def test_theirs_stands_beside_ours_chosen_in_the_same_way(tmp_path: Path) -> Non
     assert float(last["one_run_low_95"]) == pytest.approx(430 - 4.302653 * 10 * math.sqrt(4 / 3))
 
 
-def test_theirs_does_not_stand_beside_another_setting(tmp_path: Path) -> None:
-    runs = [result("experiment=marsol_table1_full", "width=128", f"seed={seed}", value=400.0) for seed in (0, 1)]
+def test_nothing_published_is_left_out(tmp_path: Path) -> None:
+    runs = [result("experiment=kulkarni_part2", f"seed={seed}", value=400.0 + seed) for seed in (0, 1)]
+    write_report([put(tmp_path, *runs)], tmp_path / "out", plots=False)
+    with open(tmp_path / "out" / "tables" / "published.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5 * 6  # every line of the table and every column
+    assert {row["n"] for row in rows if row["figure"] == "train_perplexity_obama"} == {"0"}
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| train, obama | Kulkarni, Part 2, perplexity results (last) | 172.0 | not measured |" in text
+    assert "Of 3 published end results on test, 1 lie in the range" in text  # 398.97 of 400.5 ± 11
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sha256": "b" * 64}, {"protocol": "protocol.remove_test_sentences=true"}, {"protocol": "protocol=clean"}],
+)
+def test_theirs_does_not_stand_beside_another_corpus_or_protocol(change: dict[str, str], tmp_path: Path) -> None:
+    own = [change.pop("protocol")] if "protocol" in change else []
+    runs = [result("experiment=marsol_table1_full", f"seed={k}", *own, value=400.0 + k, **change) for k in (0, 1)]
+    write_report([put(tmp_path, *runs)], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "full attention" in text and "438.4" not in text
+    assert "Beside what was published" not in text and "published" not in text.split("*Mean over seeds")[1][:80]
+
+
+def test_an_infinite_perplexity_is_no_finished_run(tmp_path: Path) -> None:
+    runs = [result("task=lm", f"seed={seed}", value=400.0 if seed else None) for seed in range(3)]
+    (table,) = write_report([put(tmp_path, *runs)], tmp_path / "out")
+    assert table.rows[0].state == "2; diverged: seed 0"
+    everything = [result("task=lm", f"seed={seed}", value=None) for seed in range(2)]
+    write_report([put(tmp_path / "all", *everything)], tmp_path / "out2")
+    assert "0; diverged: seed 0, 1" in (tmp_path / "out2" / "report.md").read_text()
+
+
+def test_a_gap_in_a_curve_is_passed_over(tmp_path: Path) -> None:
+    runs = [result("experiment=marsol_table1_full", f"seed={k}", value=400.0 + k) for k in (0, 1)]
+    runs[0]["curve"][0] = {"step": 131, **dict.fromkeys(runs[0]["metrics"])}
+    (table,) = write_report([put(tmp_path, *runs)], tmp_path / "out")
+    assert table.rows[0].best_values("test_perplexity_mean") == {0: 400, 1: 401}
+    assert 131 not in table.rows[0].curve("test_perplexity_mean")
+
+
+def test_the_best_mean_is_the_mean_of_the_bests(tmp_path: Path) -> None:
+    """As Marsol's table: his 438.37 is the mean of the three in its row, each the best of its own text."""
+    run = result("experiment=marsol_table1_full", value=400.0)
+    names = ("obama", "wbush", "hbush")
+    columns = {"obama": (1, 9), "wbush": (8, 2), "hbush": (7, 6)}
+    run["curve"] = [{"step": k, **{f"test_perplexity_{n}": columns[n][k] for n in names}} for k in (0, 1)]
+    (table,) = tables_of(put(tmp_path, run))
+    assert table.rows[0].best_values("test_perplexity_mean") == {0: 3}
+
+
+def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
+    old = result(value=0.5)
+    del old["curve"]
+    older = result("seed=1")
+    del older["metrics"]
+    write_report([put(tmp_path, old, older)], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "is no result that can be read (it lacks metrics)" in text and "50.0" in text
+
+
+def test_an_epoch_is_a_pass_over_the_rows(tmp_path: Path) -> None:
+    """2092 rows, 16 a batch, two batches a step: 131 batches, 66 steps; and half of them: 65 batches, 33 steps."""
+    plain = ("trainer.accumulate_grad_batches=2",)
+    runs = [
+        result(*plain),
+        result(*plain, "trainer.limit_train_batches=0.5"),
+        result("trainer.limit_train_batches=7"),
+    ]
     (table,) = tables_of(put(tmp_path, *runs))
-    assert table.rows[0].published is None
+    assert sorted(row.runs[0].steps_per_epoch for row in table.rows) == [7, 33, 66]
+
+
+def test_longer_contexts_tell_untested_from_impossible(tmp_path: Path) -> None:
+    own = ("task=lm", "task.lengths=[64,128]")
+    able = result(*own, "model=nope", value=400.0)
+    able["metrics"] |= {f"test_length_{length}_perplexity_mean": 500.0 for length in (64, 128)}
+    runs = [able, result(*own, "model=learned", value=410.0), result("task=lm", "block_size=64", value=380.0)]
+    write_report([put(tmp_path, *runs)], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    cells = {
+        line.split(" | ")[0]: line.split(" | ")[1:]
+        for line in text.splitlines()
+        if "| 400.0 |" in line or "run |" in line or "not tested" in line
+    }
+    rows = list(cells.values())
+    assert ["32", "400.0", "500.0", "500.0 |"] in rows
+    assert ["32", "410.0", "cannot run", "cannot run |"] in rows
+    assert ["64", "not tested", "380.0", "not tested |"] in rows
+
+
+def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Path) -> None:
+    own = [result("pattern=bigbird", "pattern.seed=0", f"seed={seed}") for seed in range(3)]
+    (table,) = tables_of(put(tmp_path / "a", *own))
+    assert [row.state for row in table.rows] == ["3"]
+    (table,) = tables_of(put(tmp_path / "b", result(), result("+trainer.max_time=00:01:00:00")))
+    assert sorted(row.label for row in table.rows) == ["(one setting)", "trainer.max_time=00:01:00:00"]
+
+
+def test_a_corpus_is_what_it_holds_and_not_how_it_was_asked_for(tmp_path: Path) -> None:
+    (table,) = tables_of(put(tmp_path, result("corpus=auto"), result("corpus=speeches", "seed=1")))
+    assert [row.state for row in table.rows] == ["2"]
+
+
+def test_a_run_that_failed_once_and_finished_elsewhere_is_finished(tmp_path: Path) -> None:
+    (table,) = tables_of(put(tmp_path, result(value=0.7), result("seed=1"), result(status="failed")))
+    assert [row.state for row in table.rows] == ["2"]
+
+
+def test_a_name_cannot_leave_the_folder(tmp_path: Path) -> None:
+    write_report([put(tmp_path / "in", result("study=../../a b"))], tmp_path / "out" / "deep")
+    assert not list(tmp_path.glob("*.png")) and not list((tmp_path / "out").glob("*.png"))
+    assert len(list((tmp_path / "out" / "deep" / "figures").iterdir())) == 2
 
 
 def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_path: Path) -> None:
     counting = {**result("task=lm", value=285.0), "baseline": {"name": "kneser_ney_5"}, "seed": None}
     runs = [result("task=lm", value=400.0), result(), result("task=lm", sha256="b" * 64, value=400.0), counting]
+    runs.append(counting)  # there twice
+    bags = {"baseline": {"name": "tfidf_logistic"}, "seed": None}
+    runs.append({**result("block_size=64"), **bags})  # sentences cut elsewhere
     tables = tables_of(put(tmp_path, *runs))
     beside = {(table.task, table.sha256[0]): [run.metrics for run in table.baselines] for table in tables}
-    assert beside == {("lm", "a"): [counting["metrics"]], ("lm", "b"): [], ("classify", "a"): []}
+    first = SPEECHES[0]
+    assert beside == {("lm", first): [counting["metrics"]], ("lm", "b"): [], ("classify", first): []}
 
 
 def test_every_cell_can_be_made_again(tmp_path: Path) -> None:
@@ -294,27 +453,28 @@ def test_the_page_needs_no_other_file_and_every_picture_is_there(tmp_path: Path)
     assert page.count("data:image/png;base64,") == len(pictures) == 5
     text = (tmp_path / "out" / "report.md").read_text()
     assert all(f"(figures/{path.name})" in text for path in pictures)
-    assert "| 32 (trained) | 64 | 128 |" in text
+    assert "| trained on, tokens | tested on 32 | tested on 64 | tested on 128 |" in text
 
 
 def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None:
-    """Within a study no two variants share a look; a look is a function of the settings alone."""
+    """A colour is a function of the settings alone; rows of one colour in one table differ in line, hatch, marker."""
     values = {
         "model": ["nope", "sinusoidal", "learned", "relative", "rope", "alibi"],
         "pattern": ["full", "window", "block", "strided", "dilated", "global", "bigbird"],
-        "experiment": [name for name in EXPERIMENTS if name.startswith("marsol_table1")],
-        "recipe": ["adam", "normal"],
+        "model.scale": ["0.25", "0.5", "1", "1.1", "2", "4"],
     }
-    for group, choices in values.items():
-        looks = [
-            look(dict(flat(OmegaConf.to_container(compose(f"{group}={name}"), resolve=True)))) for name in choices
-        ]
-        assert len(set(looks)) == len(choices), group
-    scales = [f"model.scale={scale}" for scale in (0.25, 0.5, 1, 1.1, 2, 4)] + ["model.slopes=learned"]
-    looks = [
-        look(dict(flat(OmegaConf.to_container(compose("model=alibi", scale), resolve=True)))) for scale in scales
-    ]
-    assert len(set(looks)) == len(scales)
+    for key, choices in values.items():
+        base = ["model=alibi"] if key == "model.scale" else []
+        rows = [Row(name, settings_of(*base, f"{key}={name}"), []) for name in choices]
+        found = looks(rows)
+        assert len({look.colour for look in found.values()}) == len(choices), key
+        assert {name: look.colour for name, look in looks(rows[::-1]).items()} == {
+            name: look.colour for name, look in found.items()
+        }
+    alike = [Row(lr, settings_of(f"recipe.lr={lr}"), []) for lr in ("1e-4", "1e-3", "1e-2")]
+    found = looks(alike)
+    assert len({look.colour for look in found.values()}) == 1 and len(set(found.values())) == 3
+    assert len({look[1:] for look in found.values()}) == 3
 
 
 def test_five_hundred_runs_in_three_seconds_and_without_torch(tmp_path: Path) -> None:

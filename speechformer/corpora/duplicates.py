@@ -24,8 +24,11 @@ def plain(text: str) -> str:
     return " ".join(WORD.findall(text.lower())) or text
 
 
-def similarity(texts: Sequence[str], others: Sequence[str]) -> np.ndarray:
-    """Jaccard's index of every text with every other, [texts, others]."""
+def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -> np.ndarray:
+    """For each text the highest of Jaccard's indices with every other, [texts], 0 with none.
+
+    With `before`, `others` are the texts themselves, and text k is compared with those before it.
+    """
     from scipy.sparse import csr_array
 
     words = [set(plain(text).split()) for text in (*texts, *others)]
@@ -33,9 +36,17 @@ def similarity(texts: Sequence[str], others: Sequence[str]) -> np.ndarray:
     rows = [row for row, own in enumerate(words) for _ in own]
     ones = np.ones(len(rows), dtype=np.float32)
     table = csr_array((ones, (rows, [columns[word] for own in words for word in own])), (len(words), len(columns)))
-    common = (table[: len(texts)] @ table[len(texts) :].T).toarray()
-    sizes = np.array([len(own) for own in words])
-    return common / (sizes[: len(texts), None] + sizes[None, len(texts) :] - common)
+    sizes = np.array([len(own) for own in words], dtype=np.float32)
+    left, right = table[: len(texts)], table[len(texts) :].T.tocsr()
+    highest = np.zeros(len(texts), dtype=np.float32)
+    for start in range(0, len(texts), 512):  # all pairs at once would not fit for a large corpus
+        chosen = slice(start, start + 512)
+        common = (left[chosen] @ right).toarray()
+        index = common / (sizes[: len(texts)][chosen, None] + sizes[None, len(texts) :] - common)
+        if before:
+            index = np.tril(index, start - 1)
+        highest[chosen] = index.max(axis=1, initial=0)
+    return highest
 
 
 def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
@@ -44,20 +55,20 @@ def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
     if not texts or not others:
         return [""] * len(texts)
     verbatim, words = set(others), set(map(plain, others))
-    near = [bool(row.max() >= NEAR) for row in similarity(texts, others)]
+    near = nearest(texts, others) >= NEAR
     return [
         "exact" if text in verbatim else "same" if plain(text) in words else "near" if close else ""
-        for text, close in zip(texts, near)
+        for text, close in zip(texts, near.tolist())
     ]
 
 
 def kinds_before(texts: Sequence[str]) -> list[str]:
     """For each text the nearest kind that one *before* it is of it, so that of two copies one counts."""
-    alike = [bool((row[:k] >= NEAR).any()) for k, row in enumerate(similarity(texts, texts))]
+    alike = nearest(texts, texts, before=True) >= NEAR
     verbatim: set[str] = set()
     words: set[str] = set()
     found = []
-    for text, close in zip(texts, alike):
+    for text, close in zip(texts, alike.tolist()):
         found.append("exact" if text in verbatim else "same" if plain(text) in words else "near" if close else "")
         verbatim.add(text)
         words.add(plain(text))

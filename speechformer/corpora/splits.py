@@ -31,12 +31,13 @@ class Splits:
 
     def seen(self, name: str) -> list[bool]:
         """For each row of a test set, whether its text stands word for word in what is trained on."""
-        return [kind == "exact" for kind in self.kinds_in_train(name)]
+        return [kind == "exact" for kind in self.kinds_in_train[name]]
 
-    @functools.cache  # noqa: B019 (as long as the splits)
-    def kinds_in_train(self, name: str) -> list[str]:
-        """For each row of a test set how its text stands in what is trained on; see `kinds_in`."""
-        return kinds_in([text for _, text in self.test[name]], {text for _, text in self.train})
+    @functools.cached_property
+    def kinds_in_train(self) -> dict[str, list[str]]:
+        """For each row of each test set how its text stands in what is trained on; see `kinds_in`."""
+        train = {text for _, text in self.train}
+        return {name: kinds_in([text for _, text in rows], train) for name, rows in self.test.items()}
 
 
 def held_out(text: str, share: float) -> bool:

@@ -16,6 +16,7 @@ from speechformer import screen
 from speechformer.refusals import run_or_refuse
 from speechformer.report import tables as text
 from speechformer.report.results import Run, Table, build_tables, read_runs
+from speechformer.report.statistics import Summary
 
 METHODS = """\
 **How to read it.** A row holds the runs of one configuration over several seeds. *86.8 ± 0.5* is the mean over the
@@ -23,7 +24,9 @@ seeds and the sample standard deviation, of the weights after the last step (und
 the held-out part chose); under it stands the 95 % interval of the mean, Student's t on n − 1 degrees of freedom
 (`scipy.stats.ttest_1samp`). The *range of one run* is where one more run of ours would fall 95 times in a hundred,
 mean ± t sd √(1 + 1/n) (`scipy.stats.t`): a published figure is one run, so it is held against that. Where a report
-gives the best figure on test in the course of its run, ours is chosen in the same way. *Differences* are between
+gives the best figure on test in the course of its run, ours is chosen in the same way. Our figures on train are
+measured after the epoch, without dropout; the reports do not say how theirs were, and a running average would be
+lower, so those do not count in the sentence above. *Differences* are between
 runs of the same seed (`scipy.stats.ttest_rel`); *told apart* says that the 95 % interval leaves out nought. No
 interval is widened for there being many. All hold the spread over seeds alone, not that over other test sets.
 *Italic* rows are baselines, exact and without a seed. Perplexities are per token, over all but the first token of
@@ -64,11 +67,11 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
         f'<a id="{table.name}"></a>\n\n## {table.title}' + (" (clean)" if table.protocol != "paper" else ""),
         about,
     ]
-    parts.append(text.ours(table))
+    parts.append(text.results_table(table))
     for heading, content in (
-        ("Train short, test long", text.lengths(table)),
-        ("Beside what was published", text.beside(table) if table.protocol == "paper" else ""),
-        ("Differences over the same seeds", text.apart(table)),
+        ("Train short, test long", text.lengths_table(table)),
+        ("Beside what was published", text.published_table(table)),
+        ("Differences over the same seeds", text.differences_table(table)),
     ):
         if content:
             parts += [f"### {heading}", content]
@@ -78,7 +81,9 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
                 parts.append(f"Failed: {row.label}, seed {run.seed}: {run.result.get('error', 'no reason given')}")
     parts += [f"![{table.title}]({path})\n\n*{caption}*" for path, caption in pictures]
     parts.append(
-        '<details markdown="1">\n<summary>How each row was made</summary>\n\n' + text.made(table) + "\n\n</details>"
+        '<details markdown="1">\n<summary>How each row was made</summary>\n\n'
+        + text.commands_table(table)
+        + "\n\n</details>"
     )
     return "\n\n".join(parts)
 
@@ -87,11 +92,13 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     """What there is, and what does not count."""
     status = {word: sum(run.status == word for run in runs) for word in ("finished", "diverged", "failed")}
     said = ", ".join(f"{n} {word}" for word, n in status.items() if n)
-    inside = [line["inside"] for table in tables if table.protocol == "paper" for line in text.against(table)]
+    inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
     judged = [value for value in inside if value is not None]
     lines = [f"{len(runs)} results ({said}) in {len(tables)} tables."]
     if judged:
-        lines.append(f"Of {len(judged)} published figures, {sum(judged)} lie in the range of one run of ours.")
+        lines.append(
+            f"Of {len(judged)} published end results on test, {sum(judged)} lie in the range of one run of ours."
+        )
     versions = {
         f"{name} {run.result['versions'][name]}"
         for run in runs
@@ -169,7 +176,7 @@ def main() -> None:
             rows: list[tuple[str, ...]] = [("", "runs", table.main_figure)]
             for row in table.rows:
                 values = list(row.values(table.main_figure).values())
-                figure = text.mean_and_sd(table.main_figure, text.summarise(values)) if values else text.NONE
+                figure = text.mean_and_sd(table.main_figure, Summary(values)) if values else text.NONE
                 rows.append((row.label, row.state, figure))
             screen.say(screen.table(rows) + "\n")
         screen.say(f"{given.output}: report.md, report.html, tables/*.csv, figures/*.png")

@@ -10,61 +10,83 @@ from typing import Any
 import yaml
 
 FILE = Path(__file__).parent / "published.yaml"
+TESTS = ("obama", "wbush", "hbush")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One published figure, accuracies as fractions: the last one of a table's column."""
+    """One published figure: accuracies as fractions.
+
+    Attributes:
+        at: the epoch or step; None where the report gives none.
+        chosen: "last", or "best" on test in the course of the run.
+        final: whether the report ends with it: the last line of its table.
+    """
 
     report: str
     table: str
     name: str
     value: float
+    at: float | None
     chosen: str
+    final: bool
 
 
 @functools.cache
 def content() -> dict[str, Any]:
-    """The file: `studies`, `rows` and `tables`; its head says what they hold."""
+    """The file: `studies`, `corpus`, `rows` and `tables`; its head says what they hold."""
     return yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def row_of(config: dict[str, Any]) -> str | None:
-    """The name of the published row that has all settings of a config, or None.
+def row_of(settings: dict[str, Any]) -> str | None:
+    """The name of the published row that has just these settings, but for those that are free, or None.
 
     Args:
-        config: flat, with dotted keys: {"model.name": "alibi", ...}.
+        settings: of a row, with dotted keys: {"model.name": "alibi", ...}.
     """
     for name, row in content()["rows"].items():
-        if all(config.get(key) == value for key, value in row["where"].items()):
+        where = row["where"]
+        if settings.keys() - where.keys() <= set(content()["free"]) and all(
+            settings.get(key) == value for key, value in where.items()
+        ):
             return name
     return None
 
 
-def final_figures(row: str) -> list[Figure]:
-    """The figures that a report ends with for one row: the last line of each of its tables."""
-    figures = []
-    for table in tables_of(row):
-        for name, value in zip(table["columns"], table["rows"][-1]):
-            if name not in ("epoch", "step"):
-                figures.append(Figure(table["report"], table["table"], name, fraction(name, value), table["chosen"]))
-    return figures
+@functools.cache
+def figures(row: str) -> list[Figure]:
+    """All figures that were published for a row."""
+    found = []
+    for table in (table for table in content()["tables"] if table["row"] == row):
+        for line in table["rows"]:
+            place = dict(zip(table["columns"], line))
+            at = next((place[axis] for axis in ("epoch", "step") if axis in place), None)
+            for name, value in place.items():
+                if name not in ("epoch", "step"):
+                    unit = table.get("unit", 100) if "accuracy" in name else 1
+                    last = line is table["rows"][-1]
+                    chosen = table["chosen"]
+                    found.append(Figure(table["report"], table["table"], name, value / unit, at, chosen, last))
+    return found
 
 
 def curve(row: str, name: str) -> list[tuple[float, float]]:
-    """(epoch or step, figure) of each line of the row's tables that has both."""
-    points = []
-    for table in tables_of(row):
-        if name in table["columns"] and table["columns"][0] in ("epoch", "step"):
-            k = table["columns"].index(name)
-            points += [(line[0], fraction(name, line[k])) for line in table["rows"]]
-    return points
+    """(epoch or step, figure) along a row's run; a mean over the tests that was not published is worked out."""
+    along = [figure for figure in figures(row) if figure.at is not None and figure.chosen == "last"]
+    points = [(figure.at, figure.value) for figure in along if figure.name == name]
+    if not points and name == "test_perplexity_mean":
+        tests = {figure.at: [] for figure in along}  # type: ignore[var-annotated]
+        for figure in along:
+            if figure.name in {f"test_perplexity_{test}" for test in TESTS}:
+                tests[figure.at].append(figure.value)
+        points = [(at, sum(values) / len(TESTS)) for at, values in tests.items() if len(values) == len(TESTS)]
+    return points  # type: ignore[return-value]
 
 
-def tables_of(row: str) -> list[dict[str, Any]]:
-    return [table for table in content()["tables"] if table["row"] == row]
-
-
-def fraction(name: str, value: float) -> float:
-    """Accuracies as result.json has them; everything else as it is printed."""
-    return value / 100 if "accuracy" in name and value > 1 else value
+def final(row: str, name: str, chosen: str) -> float | None:
+    """The figure that a report ends with, chosen in one way; a mean over the tests may be worked out, as above."""
+    ends = {figure.name: figure.value for figure in figures(row) if figure.final and figure.chosen == chosen}
+    tests = [ends[f"test_perplexity_{test}"] for test in TESTS if f"test_perplexity_{test}" in ends]
+    if name == "test_perplexity_mean" and name not in ends and len(tests) == len(TESTS):
+        return sum(tests) / len(TESTS)
+    return ends.get(name)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ NOT_A_ROWS = (
     "trainer.log_every_n_steps",
 )
 NOT_A_ROWS_GROUPS = ("corpus.", "protocol.")
+ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,58 @@ class Run:
     config: dict[str, Any]
 
     @property
-    def status(self) -> str:
-        return self.result["status"]
+    def task(self) -> str:
+        return self.result["task"]
 
     @property
     def seed(self) -> int | None:
         return self.result["seed"]
 
     @property
+    def baseline(self) -> str | None:
+        """The name of the baseline that this is, or None."""
+        return self.result["baseline"]["name"] if "baseline" in self.result else None
+
+    @property
     def metrics(self) -> dict[str, float | None]:
         return self.result.get("metrics", {})
 
     @property
-    def command(self) -> str:
-        """How to run it again, up to the folder."""
-        module = "baselines" if "baseline" in self.result else "train"
-        return " ".join([f"python -m speechformer.{module}", *map(quoted, self.result.get("overrides", []))])
+    def main_figure(self) -> str:
+        return "test_accuracy" if self.task == "classify" else "test_perplexity_mean"
 
+    @property
+    def status(self) -> str:
+        """ "finished", "diverged" or "failed"; a run without its main figure (an infinite perplexity) diverged."""
+        if self.result["status"] == "finished" and self.metrics.get(self.main_figure) is None:
+            return "diverged"
+        return self.result["status"]
+
+    @property
+    def protocol(self) -> str:
+        """The config group as JSON."""
+        settings = {key.partition(".")[2]: value for key, value in self.config.items() if key.startswith("protocol.")}
+        return json.dumps(settings, sort_keys=True)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of one pass over the training rows."""
+        batches = math.ceil(self.result["corpus"]["counts"]["train"] / self.config["batch_size"])
+        limit = self.config.get("trainer.limit_train_batches")
+        if limit is not None:  # a number of batches, or a share of them
+            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        return math.ceil(batches / self.config.get("trainer.accumulate_grad_batches", 1))
+
+    @property
+    def command(self) -> str:
+        """How to run it again, up to the seed and the folder."""
+        if self.result.get("overrides") is None:
+            return "called from Python; its config is in result.json"
+        module = "baselines" if self.baseline else "train"
+        overrides = [quoted(override) for override in self.result["overrides"] if not override.startswith("seed=")]
+        return " ".join([f"python -m speechformer.{module}", *overrides])
+
+    @cached_property
     def row_settings(self) -> dict[str, Any]:
         """The settings that make a row."""
         settings = {
@@ -65,7 +103,8 @@ class Run:
             for key, value in self.config.items()
             if key not in NOT_A_ROWS and not key.startswith(NOT_A_ROWS_GROUPS)
         }
-        if settings.get("pattern.seed") == self.seed:  # it follows the seed
+        own = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])
+        if settings.get("pattern.seed") == self.seed and not own:  # it follows the seed
             settings.pop("pattern.seed", None)
         return settings
 
@@ -82,7 +121,7 @@ class Row:
 
     @property
     def finished(self) -> list[Run]:
-        """The runs that count, by seed."""
+        """The runs that count."""
         return [run for run in self.runs if run.status == "finished"]
 
     def values(self, figure: str) -> dict[int | None, float]:
@@ -91,24 +130,37 @@ class Row:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def best_values(self, figure: str) -> dict[int | None, float]:
-        """The best value of a figure in the course of each run, by seed."""
+        """The best value of a figure in the course of each run, by seed; of a mean over the tests, the mean of their
+        best values."""
         best = max if "accuracy" in figure else min
-        found = {
-            run.seed: [point[figure] for point in run.result["curve"] if figure in point] for run in self.finished
-        }
-        return {seed: best(values) for seed, values in found.items() if values}
+        found = {}
+        for run in self.finished:
+            curve = run.result.get("curve", [])
+            parts = [figure]
+            if figure == "test_perplexity_mean":
+                parts = [name for name in run.metrics if name.startswith("test_perplexity_") and name != figure]
+            columns = [[point[name] for point in curve if point.get(name) is not None] for name in parts]
+            if columns and all(columns):
+                found[run.seed] = sum(map(best, columns)) / len(columns)
+        return found
 
     def curve(self, figure: str) -> dict[float, list[float]]:
         """The values of a figure in all runs at each evaluation, by epoch (classification) or step (else)."""
         found: dict[float, list[float]] = {}
         for run in self.finished:
-            unit = 1
-            if run.result["task"] == "classify":
-                unit = math.ceil(run.result["corpus"]["counts"]["train"] / run.config["batch_size"])
-            for point in run.result["curve"]:
-                if figure in point:
+            unit = run.steps_per_epoch if run.task == "classify" else 1
+            for point in run.result.get("curve", []):
+                if point.get(figure) is not None:
                     found.setdefault(point["step"] / unit, []).append(point[figure])
         return {place: values for place, values in sorted(found.items()) if len(values) == len(self.finished)}
+
+    def at_length(self, length: int) -> list[float] | None:
+        """Test perplexities in contexts of a length; None where that was not asked for, empty where it cannot be."""
+        if length == self.settings["block_size"]:
+            return list(self.values("test_perplexity_mean").values())
+        if length not in (self.settings.get("task.lengths") or []):
+            return None
+        return list(self.values(f"test_length_{length}_perplexity_mean").values())
 
     @property
     def state(self) -> str:
@@ -127,7 +179,8 @@ class Row:
 class Table:
     """The rows of one study, task, corpus and protocol, and the baselines on the same.
 
-    `protocol_settings` is the config group as JSON; `name` is unique in the report, for files and links.
+    `protocol_settings` is the config group as JSON; `name` is unique in the report, for files and links; `expected`
+    holds the labels of published rows of which there is no run.
     """
 
     study: str | None
@@ -136,9 +189,9 @@ class Table:
     corpus: str
     sha256: str
     rows: list[Row]
+    baselines: list[Run]
     name: str = ""
-    baselines: list[Run] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)  # labels of published rows of which there is no run
+    expected: list[str] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -150,28 +203,37 @@ class Table:
         return json.loads(self.protocol_settings)["name"]
 
     @property
+    def judged(self) -> bool:
+        """Whether published figures may stand beside these: the same corpus, measured in the same way."""
+        theirs = published.content()["corpus"]
+        return self.sha256 == theirs["sha256"] and json.loads(self.protocol_settings) == theirs["protocol"]
+
+    @property
     def main_figure(self) -> str:
-        return "test_accuracy" if self.task == "classify" else "test_perplexity_mean"
+        return self.rows[0].runs[0].main_figure
+
+    def tests(self) -> list[str]:
+        """The perplexities of the tests, in the order of the classes where they are the same people."""
+        names = dict.fromkeys(name for row in self.rows for run in row.finished for name in run.metrics)
+        found = [name for name in names if name.startswith("test_perplexity_") and name != self.main_figure]
+        classes: list[str] = next((run.result["corpus"]["classes"] for row in self.rows for run in row.finished), [])
+        order = [f"test_perplexity_{name}" for name in classes]
+        return [name for name in order if name in found] + [name for name in found if name not in order]
 
     def figures(self) -> list[str]:
         """The figures to show, those that matter most first."""
-        names = dict.fromkeys(name for row in self.rows for run in row.finished for name in run.metrics)
         if self.task == "classify":
             wanted = ["test_accuracy", "test_accuracy_seen", "test_accuracy_unseen", "train_accuracy"]
+            if not any(row.values("test_accuracy_seen") for row in self.rows):
+                wanted.remove("test_accuracy_unseen")  # that is all of them
         else:
-            found = [name for name in names if name.startswith("test_perplexity_") and name != self.main_figure]
-            classes: list[str] = next(
-                (run.result["corpus"]["classes"] for row in self.rows for run in row.finished), []
-            )
-            order = [f"test_perplexity_{name}" for name in classes]  # as the classes, where they are the same people
-            tests = [name for name in order if name in found] + [name for name in found if name not in order]
-            wanted = [self.main_figure, *tests, "test_sliding_perplexity_mean", "train_perplexity"]
+            wanted = [self.main_figure, *self.tests(), "test_sliding_perplexity_mean", "train_perplexity"]
         return [name for name in wanted if any(row.values(name) for row in self.rows)]
 
     def lengths(self) -> list[int]:
-        """The longer contexts that some run was tested on, in tokens."""
-        found = {length for row in self.rows for length in row.settings.get("task.lengths") or []}
-        return sorted(found)
+        """The contexts that its runs were tested on, in tokens, if some were longer than those of training."""
+        longer = {length for row in self.rows for length in row.settings.get("task.lengths") or []}
+        return sorted(longer | {row.settings["block_size"] for row in self.rows}) if longer else []
 
 
 def quoted(override: str) -> str:
@@ -186,6 +248,21 @@ def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def read_run(folder: Path) -> Run:
+    """The run that left a result in a folder.
+
+    Raises:
+        ValueError: the file is cut short, or lacks what a result has; it says which.
+    """
+    result = read_result(folder)
+    needed = {"status", "task", "seed", "config"}
+    if result.get("status") != "failed":
+        needed |= {"metrics", "corpus", "parameters"}
+    if missing := needed - set(result):
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    return Run(folder, result, dict(flat(result["config"])))
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -203,14 +280,10 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             folder = Path(place)
             if RESULT in files:
                 try:
-                    result = read_result(folder)
-                    missing = {"status", "task", "seed", "config"} - set(result)
-                    if missing:
-                        raise KeyError(*missing)
-                    runs.append(Run(folder, result, dict(flat(result["config"]))))
-                except (ValueError, KeyError, TypeError) as error:
-                    remarks.append(f"{folder / RESULT} is no result ({type(error).__name__}); run it again.")
-            elif "config.yaml" in files:
+                    runs.append(read_run(folder))
+                except ValueError as error:
+                    remarks.append(f"{folder / RESULT} is no result that can be read ({error}); run it again.")
+            elif {"config.yaml", "tokenizer.json"} <= set(files):  # what a run writes when it begins
                 remarks.append(f"{folder} has no result: it still runs, or was stopped.")
     if not runs:
         raise UserError(f"There is no {RESULT} under {', '.join(map(str, folders))}; train something first.")
@@ -219,33 +292,26 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
     """The runs as tables; and, in words, what was left out as being there twice."""
-    trained = [run for run in runs if "baseline" not in run.result]
-    baselines = [run for run in runs if "baseline" in run.result]
-    trained, remarks = once_each(trained)
-    shas: dict[Any, set[str]] = defaultdict(set)
-    for run in trained:
-        if "corpus" in run.result:
-            shas[about(run)].add(run.result["corpus"]["sha256"])
-    sorted_out: dict[Any, list[Run]] = defaultdict(list)
-    for run in trained:
-        own = run.result["corpus"]["sha256"] if "corpus" in run.result else None
-        if own is None:  # it failed before it read anything: beside its like, if that is clear
-            like = shas[about(run)]
-            own = next(iter(like)) if len(like) == 1 else ""
-        sorted_out[about(run), own].append(run)
+    shas = corpora(runs)
+    runs, remarks = once_each(runs, shas)
+    baselines = [run for run in runs if run.baseline]
+    members: dict[tuple[str | None, str, str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        if not run.baseline:
+            members[run.config.get("study"), run.task, run.protocol, shas[run.folder]].append(run)
     tables = []
-    for ((study, task, protocol, _), sha256), members in sorted_out.items():
-        named = next((run.result["corpus"]["name"] for run in members if "corpus" in run.result), "unknown")
-        table = Table(study, task, protocol, named, sha256, build_rows(members))
-        table.baselines = [
-            run
-            for run in baselines
-            if (run.result["task"], run.result["corpus"]["sha256"], protocol_of(run)) == (task, sha256, protocol)
-        ]
+    for (study, task, protocol, sha256), own in members.items():
+        name = next((run.result["corpus"]["name"] for run in own if "corpus" in run.result), "unknown")
+        rows = build_rows(own)
+        beside = [run for run in baselines if (run.task, run.protocol, shas[run.folder]) == (task, protocol, sha256)]
+        if task == "classify":  # its sentences are cut there
+            sizes = {row.settings["block_size"] for row in rows}
+            beside = [run for run in beside if run.config["block_size"] in sizes]
+        table = Table(study, task, protocol, name, sha256, rows, beside)
         if study in published.content()["studies"]:
-            have = {row.published for row in table.rows}
-            rows = published.content()["rows"].items()
-            table.expected = [row["label"] for key, row in rows if row["study"] == study and key not in have]
+            have = {row.published for row in rows}
+            known = published.content()["rows"].items()
+            table.expected = [row["label"] for key, row in known if row["study"] == study and key not in have]
         tables.append(table)
     order = list(published.content()["studies"])
     tables.sort(
@@ -260,38 +326,45 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
     )
     for k, table in enumerate(tables):
         parts = (table.study or f"runs_{table.task}", table.protocol, table.sha256[:8])
-        name = "_".join(part for part in parts if part)
+        name = "_".join(re.sub(r"[^\w.-]", "-", part) for part in parts if part)
         taken = {other.name for other in tables[:k]}
         table.name = name if name not in taken else f"{name}_{k}"
     return tables, remarks
 
 
-def protocol_of(run: Run) -> str:
-    settings = {key.partition(".")[2]: value for key, value in run.config.items() if key.startswith("protocol.")}
-    return json.dumps(settings, sort_keys=True)
+def corpora(runs: list[Run]) -> dict[Path, str]:
+    """The sha256 of each run's corpus, by folder. One that failed before it read anything has that of its like
+    (study, task, protocol, name of the corpus) if they have one in common, else an empty one."""
+
+    def like(run: Run) -> tuple[str | None, str, str, str]:
+        return run.config.get("study"), run.task, run.protocol, run.config["corpus.name"]
+
+    known: dict[Any, set[str]] = defaultdict(set)
+    for run in runs:
+        if "corpus" in run.result:
+            known[like(run)].add(run.result["corpus"]["sha256"])
+    found = {}
+    for run in runs:
+        own = {run.result["corpus"]["sha256"]} if "corpus" in run.result else known[like(run)]
+        found[run.folder] = next(iter(own)) if len(own) == 1 else ""
+    return found
 
 
-def about(run: Run) -> tuple[str | None, str, str, str]:
-    """What a table is about: study, task, protocol, and the corpus that was asked for."""
-    return run.config.get("study"), run.result["task"], protocol_of(run), run.config["corpus.name"]
-
-
-def once_each(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """One run for each study, config, corpus and seed, rather one that finished, rather a later one; and, in words,
-    those left out."""
+def once_each(runs: list[Run], shas: dict[Path, str]) -> tuple[list[Run], list[str]]:
+    """One run for each study, config, corpus and seed: rather one that finished, else the last by name of folder;
+    and, in words, those left out."""
     kept: dict[str, Run] = {}
     remarks = []
     for run in runs:
-        sha256 = run.result.get("corpus", {}).get("sha256")
-        key = json.dumps([about(run), run.row_settings(), sha256, run.seed], sort_keys=True)
+        about = [run.baseline, run.config.get("study"), run.task, run.protocol, shas[run.folder], run.seed]
+        key = json.dumps([about, run.row_settings], sort_keys=True)
         other = kept.get(key)
         if other is None:
             kept[key] = run
             continue
-        better = run if (run.status == "finished") >= (other.status == "finished") else other
-        kept[key] = better
-        left = other if better is run else run
-        remarks.append(f"{left.folder} is the same run as {better.folder}, and is not counted again.")
+        kept[key] = run if (run.status == "finished") >= (other.status == "finished") else other
+        left = other if kept[key] is run else run
+        remarks.append(f"{left.folder} is the same run as {kept[key].folder}, and is not counted again.")
     return list(kept.values()), remarks
 
 
@@ -299,23 +372,23 @@ def build_rows(runs: list[Run]) -> list[Row]:
     """The runs of a table by config: those of the reports in their order, the study's reference, the others."""
     by_settings: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        by_settings[json.dumps(run.row_settings(), sort_keys=True)].append(run)
+        by_settings[json.dumps(run.row_settings, sort_keys=True)].append(run)
     rows = []
     for members in by_settings.values():
         members.sort(key=lambda run: -1 if run.seed is None else run.seed)
-        rows.append(Row("", members[0].row_settings(), members, published.row_of(members[0].config)))
+        settings = members[0].row_settings
+        rows.append(Row("", settings, members, published.row_of(settings)))
     seeds = {run.seed for row in rows for run in row.runs if run.seed is not None}
-    for row in rows:
-        row.missing = sorted(seeds - {run.seed for run in row.runs})
-    order = list(published.content()["rows"])
     for row, label in zip(rows, labels(rows)):
         row.label = label
+        row.missing = sorted(seeds - {run.seed for run in row.runs})
     study = published.content()["studies"].get(runs[0].config.get("study"), {})
-    reference = study.get("reference", {None: None})
+    reference = study.get("reference", {})
+    order = list(published.content()["rows"])
     rows.sort(
         key=lambda row: (
             order.index(row.published) if row.published else len(order),
-            any(row.settings.get(key, ...) != value for key, value in reference.items()),
+            any(row.settings.get(key, ABSENT) != value for key, value in reference.items()),
             row.label,
         )
     )
@@ -329,7 +402,7 @@ def labels(rows: list[Row]) -> list[str]:
         """Whether rows differ in a key; in an option of a model or pattern, rows of the same model or pattern."""
         name = f"{key.partition('.')[0]}.name"
         like = [other for other in rows if key == name or other.settings.get(name) == row.settings.get(name)]
-        return len({json.dumps(other.settings[key]) for other in like if key in other.settings}) > 1
+        return any(other.settings.get(key, ABSENT) != row.settings[key] for other in like)
 
     own = []
     for row in rows:

@@ -7,7 +7,8 @@
                            that both have
 
 They hold the spread over seeds (weights, order of batches, dropout) and nothing else: another test set would spread
-further. All take the runs as independent and near normal, and no interval is widened for there being many of them.
+further. All take the runs as independent and near normal, and no interval is widened for there being many. Where all
+values are equal (accuracies on few sentences can be), there is no spread to judge by, and no interval.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy import stats
@@ -23,33 +25,43 @@ Interval = tuple[float, float]
 NOWHERE = (math.nan, math.nan)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """n values: mean, sample standard deviation, 95 % interval of the mean, 95 % range of one more value, extremes.
+def equal(x: np.ndarray) -> bool:
+    """Whether values are the same but for rounding (metrics are computed in single precision)."""
+    return bool(np.ptp(x) <= 1e-6 * max(1.0, float(np.abs(x).max())))
 
-    What n does not allow is NaN.
+
+class Summary:
+    """n values of one figure over seeds, at least one.
+
+    Attributes: `n`, `mean`, `sd` (of the sample), `extremes`, and when asked for `interval` (95 %, of the mean) and
+    `range` (95 %, of one more value). What n or the values do not allow is NaN.
     """
 
-    n: int
-    mean: float
-    sd: float
-    interval: Interval
-    range: Interval
-    extremes: Interval
+    def __init__(self, values: list[float]) -> None:
+        self.x = np.asarray(values, dtype=float)
+        self.n = len(self.x)
+        self.mean = float(self.x.mean())
+        self.sd = float(self.x.std(ddof=1)) if self.n > 1 else math.nan
+        self.extremes: Interval = (float(self.x.min()), float(self.x.max()))
 
+    @cached_property
+    def interval(self) -> Interval:
+        if self.n < 2 or equal(self.x):
+            return NOWHERE
+        found = stats.ttest_1samp(self.x, 0).confidence_interval(0.95)
+        return float(found.low), float(found.high)
 
-def summarise(values: list[float]) -> Summary:
-    """Describe the values of one figure over seeds, at least one."""
-    n, x = len(values), np.asarray(values, dtype=float)
-    mean, extremes = float(x.mean()), (float(x.min()), float(x.max()))
-    if n < 2:
-        return Summary(n, mean, math.nan, NOWHERE, NOWHERE, extremes)
-    sd = float(x.std(ddof=1))
-    if sd == 0:
-        return Summary(n, mean, 0.0, (mean, mean), (mean, mean), extremes)
-    interval = stats.ttest_1samp(x, 0).confidence_interval(0.95)
-    low, high = stats.t.interval(0.95, n - 1, loc=mean, scale=sd * math.sqrt(1 + 1 / n))
-    return Summary(n, mean, sd, (float(interval.low), float(interval.high)), (float(low), float(high)), extremes)
+    @cached_property
+    def range(self) -> Interval:
+        if self.n < 2 or equal(self.x):
+            return NOWHERE
+        low, high = stats.t.interval(0.95, self.n - 1, loc=self.mean, scale=self.sd * math.sqrt(1 + 1 / self.n))
+        return float(low), float(high)
+
+    def holds(self, value: float) -> bool | None:
+        """Whether a value lies in the range of one run; None where there is no range."""
+        low, high = self.range
+        return None if math.isnan(low) else low <= value <= high
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,8 @@ class Difference:
 
     n: int
     mean: float
-    interval: Interval
-    p: float
+    interval: Interval = NOWHERE
+    p: float = math.nan
 
     @property
     def apart(self) -> bool | None:
@@ -73,12 +85,10 @@ def paired(first: Mapping[int | None, float], second: Mapping[int | None, float]
     common = sorted(seed for seed in first if seed in second and seed is not None)
     if not common:
         return None
-    a, b = (np.array([values[seed] for seed in common]) for values in (first, second))
+    a, b = (np.array([values[seed] for seed in common], dtype=float) for values in (first, second))
     mean = float((a - b).mean())
-    if len(common) < 2:
-        return Difference(1, mean, NOWHERE, math.nan)
-    if np.ptp(a - b) == 0:  # the same in every seed: nothing to estimate a spread from
-        return Difference(len(common), mean, (mean, mean), math.nan)
+    if len(common) < 2 or equal(a - b):
+        return Difference(len(common), mean)
     test = stats.ttest_rel(a, b)
     interval = test.confidence_interval(0.95)
     return Difference(len(common), mean, (float(interval.low), float(interval.high)), float(test.pvalue))

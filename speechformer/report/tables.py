@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from speechformer.report import published
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Difference, Interval, Summary, paired, summarise
+from speechformer.report.statistics import Difference, Interval, Summary, paired
 
 NONE = "–"
 WORDS = {
@@ -19,21 +20,17 @@ WORDS = {
     "test_accuracy_seen": "test: in train too, %",
     "test_accuracy_unseen": "test: not in train, %",
     "train_accuracy": "train, %",
-    "validation_accuracy": "held out, %",
-    "majority_accuracy": "commonest class, %",
     "test_perplexity_mean": "test, mean",
     "test_sliding_perplexity_mean": "sliding window, mean",
-    "train_perplexity": "train",
-    "validation_perplexity": "held out",
 }
 
 
 def words(figure: str) -> str:
     """A figure's name for a heading."""
-    return WORDS.get(figure) or "test, " + figure.removeprefix("test_perplexity_")
+    return WORDS.get(figure) or figure.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
 
 
-def number(figure: str, value: float, signed: bool = False) -> str:
+def number(figure: str, value: float | None, signed: bool = False) -> str:
     """Accuracies in per cent, perplexities as they are; one decimal."""
     if value is None or math.isnan(value):
         return NONE
@@ -44,9 +41,11 @@ def number(figure: str, value: float, signed: bool = False) -> str:
 
 
 def between(figure: str, interval: Interval, signed: bool = False) -> str:
-    """An interval, [low, high]."""
+    """An interval, [low, high]; that of an accuracy ends at 0 and 100 %."""
     if math.isnan(interval[0]):
         return NONE
+    if "accuracy" in figure and not signed:  # Student's t knows no end of the scale
+        interval = (max(interval[0], 0.0), min(interval[1], 1.0))
     return "[" + ", ".join(number(figure, end, signed) for end in interval) + "]"
 
 
@@ -60,7 +59,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def ours(table: Table) -> str:
+def results_table(table: Table) -> str:
     """Each row's figures: mean ± sd, and under it the 95 % interval of the mean; then the baselines."""
     figures = table.figures()
     header = ["", "runs", *map(words, figures), "parameters", "seconds"]
@@ -72,62 +71,76 @@ def ours(table: Table) -> str:
             if not values:
                 cells.append(NONE)
                 continue
-            summary = summarise(values)
+            summary = Summary(values)
+            some = f" (of {summary.n})" if summary.n < len(row.finished) else ""
             interval = f"<br>{between(figure, summary.interval)}" if summary.n > 1 else ""
-            cells.append(mean_and_sd(figure, summary) + interval)
+            cells.append(mean_and_sd(figure, summary) + some + interval)
         totals = {run.result["parameters"]["total"] for run in row.finished}
-        seconds = [run.result["seconds"] for run in row.finished]
+        seconds = [run.result["seconds"] for run in row.finished if "seconds" in run.result]
         reported = published.content()["rows"][row.published].get("parameters") if row.published else None
         total = " or ".join(f"{value:,}" for value in sorted(totals)) or NONE
         cells.append(total + (f"<br>reported {reported:,}" if reported else ""))
-        cells.append(f"{summarise(seconds).mean:.0f}" if seconds else NONE)
+        cells.append(f"{Summary(seconds).mean:.0f}" if seconds else NONE)
         rows.append(cells)
     rows += [[label, "not run", *[NONE] * (len(figures) + 2)] for label in table.expected]
     for run in table.baselines:
-        cells = [f"*{run.result['baseline']['name']}*", "exact"]
-        cells += [number(figure, math.nan if (v := run.metrics.get(figure)) is None else v) for figure in figures]
+        cells = [f"*{run.baseline}*", "exact", *(number(figure, run.metrics.get(figure)) for figure in figures)]
         rows.append([*cells, f"{run.result['parameters']['total']:,}", NONE])
     return markdown_table(header, rows)
 
 
-def against(table: Table) -> list[dict[str, Any]]:
-    """Each published figure beside ours, chosen in the same way: a row for the CSV file."""
+@dataclass(frozen=True)
+class Comparison:
+    """A published figure, and ours chosen in the same way; None where we have none."""
+
+    row: Row
+    theirs: published.Figure
+    ours: Summary | None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether theirs lies in the range of one run of ours."""
+        return self.ours.holds(self.theirs.value) if self.ours else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one to judge by: an end result on test, that is not the mean of others."""
+        return self.theirs.final and self.theirs.name.startswith("test") and not self.theirs.name.endswith("mean")
+
+
+def comparisons(table: Table) -> list[Comparison]:
+    """Every published figure of a table's rows, with ours; none where they are not to be compared."""
     found = []
-    for row in table.rows:
-        for figure in published.final_figures(row.published) if row.published else []:
-            values = row.best_values(figure.name) if figure.chosen == "best" else row.values(figure.name)
-            if not values:
-                continue
-            summary = summarise(list(values.values()))
-            low, high = summary.range
-            inside = None if math.isnan(low) else low <= figure.value <= high
-            found.append({"row": row, "figure": figure, "summary": summary, "inside": inside})
+    for row in table.rows if table.judged else []:
+        for figure in published.figures(row.published) if row.published else []:
+            if figure.chosen == "best":
+                values = list(row.best_values(figure.name).values())
+            elif figure.final:
+                values = list(row.values(figure.name).values())
+            else:
+                values = row.curve(figure.name).get(figure.at or math.nan, [])
+            found.append(Comparison(row, figure, Summary(values) if values else None))
     return found
 
 
-def beside(table: Table) -> str:
-    """Theirs beside ours; empty where nothing was published."""
+def published_table(table: Table) -> str:
+    """What the reports end with beside ours; empty where nothing was published."""
     rows = []
-    for line in against(table):
-        figure, summary = line["figure"], line["summary"]
-        name, mean = figure.name, summary.mean
-        rows.append(
-            [
-                line["row"].label,
-                words(name),
-                f"{figure.report}, {figure.table} ({figure.chosen})",
-                number(name, figure.value),
-                mean_and_sd(name, summary),
-                number(name, mean - figure.value, signed=True),
-                between(name, tuple(end - figure.value for end in summary.interval), signed=True),
-                between(name, summary.range),
-                {True: "yes", False: "no", None: NONE}[line["inside"]],
-            ]
-        )
-    if not rows:
-        return ""
+    for line in comparisons(table):
+        theirs, ours, name = line.theirs, line.ours, line.theirs.name
+        if not theirs.final:
+            continue
+        cells = [line.row.label, words(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})"]
+        value = f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value)
+        if ours is None:
+            rows.append([*cells, value, "not measured", *[NONE] * 4])
+            continue
+        low, high = (end - theirs.value for end in ours.interval)
+        cells += [value, mean_and_sd(name, ours), number(name, ours.mean - theirs.value, signed=True)]
+        inside = {True: "yes", False: "no", None: NONE}[line.inside]
+        rows.append([*cells, between(name, (low, high), signed=True), between(name, ours.range), inside])
     header = ["", "figure", "published in", "theirs", "ours", "ours − theirs", "its 95 % interval"]
-    return markdown_table([*header, "95 % range of one run of ours", "theirs in it"], rows)
+    return markdown_table([*header, "95 % range of one run of ours", "theirs in it"], rows) if rows else ""
 
 
 def compared(table: Table) -> list[str]:
@@ -149,7 +162,7 @@ def differences(table: Table, all_pairs: bool = False) -> list[tuple[Row, Row, s
     return found
 
 
-def apart(table: Table) -> str:
+def differences_table(table: Table) -> str:
     """The paired differences from the first row; empty for a table of one row."""
     rows = []
     for row, reference, figure, difference in differences(table):
@@ -168,40 +181,28 @@ def apart(table: Table) -> str:
     return markdown_table(header, rows) if rows else ""
 
 
-def lengths(table: Table) -> str:
-    """Test perplexity, mean over the tests, in longer contexts than training had; empty where none was tested."""
-    if not table.lengths():
-        return ""
-    trained = sorted({row.settings["block_size"] for row in table.rows})
-    header = ["context, tokens", f"{' or '.join(map(str, trained))} (trained)", *map(str, table.lengths())]
+def lengths_table(table: Table) -> str:
+    """Test perplexity, mean over the tests, in contexts of other lengths than that of training; or empty."""
     rows = []
     for row in table.rows:
-        cells = [row.label]
-        for figure in [table.main_figure, *(length_figure(length) for length in table.lengths())]:
-            values = list(row.values(figure).values())
-            cells.append(mean_and_sd(figure, summarise(values)) if values else "cannot run")
+        cells = [row.label, str(row.settings["block_size"])]
+        for length in table.lengths():
+            values = row.at_length(length)
+            untested = "not tested" if values is None else "cannot run" if row.finished else NONE
+            cells.append(mean_and_sd(table.main_figure, Summary(values)) if values else untested)
         rows.append(cells)
-    return markdown_table(header, rows)
+    header = ["", "trained on, tokens", *(f"tested on {length}" for length in table.lengths())]
+    return markdown_table(header, rows) if table.lengths() else ""
 
 
-def length_figure(length: int) -> str:
-    return f"test_length_{length}_perplexity_mean"
-
-
-def made(table: Table) -> str:
-    """How each row can be made again: command, seeds, commit."""
+def commands_table(table: Table) -> str:
+    """How each row can be made again: commands, seeds, commits."""
     rows = []
     for row in table.rows:
-        first = row.runs[0]
-        command = " ".join(part for part in first.command.split(" ") if not part.startswith("seed="))
-        if not first.result.get("overrides"):
-            command = "called from Python: see config in result.json"
+        commands = "<br>".join(f"`{command}`" for command in dict.fromkeys(run.command for run in row.runs))
         seeds = ", ".join(str(run.seed) for run in row.runs)
-        rows.append([row.label, f"`{command}`", seeds, ", ".join(commits(row.runs))])
-    rows += [
-        [f"*{run.result['baseline']['name']}*", f"`{run.command}`", NONE, ", ".join(commits([run]))]
-        for run in table.baselines
-    ]
+        rows.append([row.label, commands, seeds, ", ".join(commits(row.runs))])
+    rows += [[f"*{run.baseline}*", f"`{run.command}`", NONE, ", ".join(commits([run]))] for run in table.baselines]
     return markdown_table(["", "command, and seed=", "seeds", "commit"], rows)
 
 
@@ -256,21 +257,22 @@ def write_all_csv(tables: list[Table], folder: Path) -> None:
             for name in names:
                 values = list(row.values(name).values())
                 if values:
-                    rows.append({**place, "row": row.label, "figure": name, **columns(summarise(values))})
+                    rows.append({**place, "row": row.label, "figure": name, **columns(Summary(values))})
                 unit = "epoch" if table.task == "classify" else "step"
                 for at, values in row.curve(name).items():
-                    summary = summarise(values)
+                    summary = Summary(values)
                     own = {"unit": unit, "at": f"{at:g}", "n": summary.n, "mean": summary.mean, "sd": summary.sd}
                     curves.append({"table": table.name, "row": row.label, "figure": name, **own})
         for run in table.baselines:
-            about = {"row": run.result["baseline"]["name"], "seed": "", "status": run.status}
+            about = {"row": run.baseline, "seed": "", "status": run.status}
             more = {"commit": run.result.get("commit"), "command": run.command}
             runs.append({**place, **about, **more, **run.metrics})
-        for line in against(table):
-            figure, summary = line["figure"], line["summary"]
-            about = {"row": line["row"].label, "report": figure.report, "published_table": figure.table}
-            own = {"figure": figure.name, "chosen": figure.chosen, "theirs": figure.value, **columns(summary)}
-            beside_published.append({**place, **about, **own, "theirs_in_range": line["inside"]})
+        for line in comparisons(table):
+            theirs = line.theirs
+            about = {"row": line.row.label, "report": theirs.report, "published_table": theirs.table}
+            own = {"figure": theirs.name, "at": theirs.at, "chosen": theirs.chosen, "theirs": theirs.value}
+            numbers = columns(line.ours) if line.ours else {"n": 0}
+            beside_published.append({**place, **about, **own, **numbers, "theirs_in_range": line.inside})
         for row, reference, name, difference in differences(table, all_pairs=True):
             about = {"row": row.label, "less": reference.label, "figure": name, "seeds": difference.n}
             ends = dict(zip(("low_95", "high_95"), difference.interval))
