@@ -115,7 +115,7 @@ def baselines(*arguments: object) -> subprocess.CompletedProcess:
 
 def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n")
+    (tmp_path / "own" / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n" * 4)
     (tmp_path / "own" / "test_LM_x.txt").write_text("We mend the bridges.\n")
     done = baselines("corpus=speeches", f"corpus.root={tmp_path / 'own'}", "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -38,6 +38,16 @@ SPEECHES = published.content()["corpus"]["sha256"]
 # What was published
 
 
+AUTHORS = {"kulkarni": "Anay Kulkarni", "singhal": "Sanidhya Singal", "marsol": "Marsol Torrent"}
+
+
+def text_of(report: str) -> str:
+    """The text of an author's report."""
+    author = AUTHORS[report.lower()]
+    (text,) = (text for path in SEEDS.iterdir() if author in (text := path.read_text(encoding="utf-8"))[:400])
+    return text
+
+
 @pytest.mark.skipif(not SEEDS.is_dir(), reason="the reports' texts are not here")
 @pytest.mark.parametrize(
     "table", published.content()["tables"], ids=lambda t: f"{t['report']} {t['table']} {t['row']}"
