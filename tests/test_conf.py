@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,12 @@ def test_marsols_encoder_does_not_have_the_parameters_that_he_gives() -> None:
     assert total["total"] - total["head"] == 570_304 != 864_011 - total["head"] == 857_208
 
 
-def test_every_experiment_says_how_to_run_it() -> None:
-    for name in EXPERIMENTS:
-        header = Path(CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
-        assert f"python -m speechformer.train experiment={name}" in header
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_says_how_to_run_it_how_long_that_takes_and_what_to_expect(experiment: str) -> None:
+    header = Path(CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    header = "".join(line for line in header.splitlines(keepends=True) if line.startswith("#"))
+    assert re.search(rf"# python -m speechformer\.train experiment={experiment} +\(.*(minute|hour).*\)", header)
+    assert re.search(r"Expect(, [a-z ]*:)?\s+#?\s*(\d|the steeper|rope|global|no |about)", header), header
 
 
 SWEEPS = [name for name in EXPERIMENTS if "sweeper" in (CONF / "experiment" / f"{name}.yaml").read_text()]

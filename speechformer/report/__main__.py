@@ -26,11 +26,10 @@ the held-out part chose); under it stands the 95 % interval of the mean, Student
 mean ± t sd √(1 + 1/n) (`scipy.stats.t`): a published figure is one run, so it is held against that. Where a report
 gives the best figure on test in the course of its run, ours is chosen in the same way. Our figures on train are
 measured after the epoch, without dropout; the reports do not say how theirs were, and a running average would be
-lower, so those do not count in the sentence above. *Differences* are between
-runs of the same seed (`scipy.stats.ttest_rel`); *told apart* says that the 95 % interval leaves out nought. No
-interval is widened for there being many. All hold the spread over seeds alone, not that over other test sets.
-*Italic* rows are baselines, exact and without a seed. Perplexities are per token, over all but the first token of
-each test text.
+lower, so those do not count in the sentence above. *Differences* are between runs of the same seed
+(`scipy.stats.ttest_rel`); *told apart* says that the 95 % interval leaves out nought. No interval is widened for
+there being many. All hold the spread over seeds alone, not that over other test sets. *Italic* rows are baselines,
+exact and without a seed. Perplexities are per token, over all but the first token of each test text.
 
 Runs on different corpora or protocols stand in different tables. Under `paper`, as in the reports, test sentences
 that stand in train stay there, and *not in train* is the column to believe; under `clean` they are taken out of
@@ -94,7 +93,7 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     said = ", ".join(f"{n} {word}" for word, n in status.items() if n)
     inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
     judged = [value for value in inside if value is not None]
-    lines = [f"{len(runs)} results ({said}) in {len(tables)} tables."]
+    lines = [f"{len(runs)} results ({said}) in {len(tables)} table{'s' if len(tables) > 1 else ''}."]
     if judged:
         lines.append(
             f"Of {len(judged)} published end results on test, {sum(judged)} lie in the range of one run of ours."

@@ -20,6 +20,7 @@ from speechformer.report.tables import comparisons
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib import patheffects
 from matplotlib.axes import Axes
 
 INK, MUTED, GRID = "#1f2933", "#66727f", "#e3e8ed"
@@ -37,12 +38,13 @@ PATTERNS = {
     "strided": "#117733",
     "dilated": "#AA4499",
     "global": "#999933",
-    "bigbird": "#000000",
+    "bigbird": "#BBBBBB",
 }
 OTHER = "#332288"
 ALIBI_SCALES = {0.25: "#CC79A7", 0.5: "#E69F00", 1.0: MODELS["alibi"], 1.1: "#332288", 2.0: "#56B4E9", 4.0: "#0072B2"}
 MORE: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
 MORE += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
+OUTLINE = patheffects.withStroke(linewidth=3.5, foreground="white")
 STYLE: Any = {
     "font.size": 10.5,
     "axes.edgecolor": MUTED,
@@ -206,7 +208,8 @@ def bars(table: Table, path: Path) -> str:
             if value is not None:
                 label = str(run.baseline) if at == 0 else ""
                 y = value * per_cent(name)
-                axis.hlines(y, at - 0.46, at + 0.46, color=INK, linestyle=(0, (1.5, 1.2)), linewidth=1.5, label=label)
+                line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [OUTLINE]}
+                axis.hlines(y, at - 0.46, at + 0.46, label=label, **line)
     axis.set_xticks(range(len(groups)), [names[name] for name in groups])
     axis.grid(axis="x", visible=False)
     unit_label = "test accuracy (%)" if table.task == "classify" else "test perplexity per token"
