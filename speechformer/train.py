@@ -126,7 +126,7 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] | None = None
     from speechformer.cores.decoder import Decoder
     from speechformer.cores.stack import count_parameters
     from speechformer.corpora.speeches import load_corpus
-    from speechformer.data import SpeechData
+    from speechformer.data import EvaluationBatches, SpeechData
     from speechformer.tasks import TASKS
 
     quieten()
@@ -172,8 +172,10 @@ def fit(cfg: DictConfig, directory: Path, overrides: Sequence[str] | None = None
     metrics = {**data.reference_figures(), **task.figures()}
     if chosen_on == "validation":
         task.load_state_dict(checkpoint["state_dict"])
-    if chosen_on == "validation" or data.tested_at_lengths:
         trainer.test(task, datamodule=data, verbose=False)
+        metrics |= task.figures()
+    elif data.tested_at_lengths:  # the rest was measured at the last step
+        trainer.test(task, EvaluationBatches(data.tested_at_lengths), verbose=False)
         metrics |= task.figures()
     # TensorBoard's table of hyperparameters, to sort a sweep by
     varied = {key: value for key, value in config.items() if key not in ("trainer", "corpus", "checkpoint_every")}
