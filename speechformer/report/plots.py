@@ -59,7 +59,7 @@ STYLE: Any = {
     "grid.color": GRID,
     "axes.titlesize": 11,
     "legend.frameon": False,
-    "savefig.dpi": 130,
+    "savefig.dpi": 150,
 }
 
 
@@ -172,7 +172,7 @@ def bars(table: Table, path: Path) -> str:
         return ""
     # Where a report chose its figures by the test, ours are chosen so too.
     best = table.judged and any(line.theirs.chosen == "best" for line in comparisons(table))
-    figure, axis = plt.subplots(figsize=(max(6.5, 1.6 + len(groups) * (0.55 + 0.27 * len(rows))), 4.4))
+    figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(groups) * (0.55 + 0.27 * len(rows))), 4.4))
     width, style, theirs = 0.82 / len(rows), looks(table.rows), False
     for k, row in enumerate(rows):
         for at, name in enumerate(groups):
@@ -211,6 +211,7 @@ def bars(table: Table, path: Path) -> str:
                 line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [OUTLINE]}
                 axis.hlines(y, at - 0.46, at + 0.46, label=label, **line)
     axis.set_xticks(range(len(groups)), [names[name] for name in groups])
+    axis.set_xlim(-0.7, len(groups) - 0.3)
     axis.grid(axis="x", visible=False)
     unit_label = "test accuracy (%)" if table.task == "classify" else "test perplexity per token"
     axis.set_ylabel(unit_label + (", best of the run" if best else ""))
