@@ -43,6 +43,7 @@ reproduce: $(STAMP)
 	$(SWEEP) experiment=slopes_classify
 	$(SWEEP) experiment=slopes_lm
 	$(SWEEP) experiment=slopes_learned
+	$(SWEEP) experiment=marsol_classify,marsol_table1_full dropout=0 'seed=range(5)'
 	$(BIN)/python -m speechformer.report $(REPRODUCED) --output $(REPRODUCED)/report
 
 $(STAMP): pyproject.toml constraints.txt

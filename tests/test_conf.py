@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import re
 from pathlib import Path
@@ -127,3 +128,16 @@ def test_every_value_that_an_experiment_sweeps_composes(experiment: str) -> None
                 seen.add((key, value))
                 assert config["study"]
     assert len(seen) >= 2
+
+
+def test_make_reproduce_runs_every_experiment_and_nothing_else() -> None:
+    makefile = CONF.parent / "Makefile"
+    if not makefile.exists():
+        pytest.skip("not a checkout")
+    asked = re.findall(r"experiment=(\S+)", makefile.read_text(encoding="utf-8").replace("\\\n", ""))
+    named = {name.strip("'") for names in asked for name in names.split(",")}
+    run = {
+        e for e in EXPERIMENTS for name in named if fnmatch.fnmatch(e, name.removeprefix("glob(").removesuffix(")"))
+    }
+    assert run == set(EXPERIMENTS)
+    assert all(name in EXPERIMENTS or name.startswith("glob(") for name in named)

@@ -413,6 +413,11 @@ def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Pa
     assert sorted(row.label for row in table.rows) == ["(one setting)", "trainer.max_time=00:01:00:00"]
 
 
+def test_a_whole_number_is_the_same_setting_with_and_without_its_nought(tmp_path: Path) -> None:
+    (table,) = tables_of(put(tmp_path, result("model=alibi"), result("model=alibi", "model.scale=1", "seed=1")))
+    assert [row.state for row in table.rows] == ["2"]
+
+
 def test_a_corpus_is_what_it_holds_and_not_how_it_was_asked_for(tmp_path: Path) -> None:
     (table,) = tables_of(put(tmp_path, result("corpus=auto"), result("corpus=speeches", "seed=1")))
     assert [row.state for row in table.rows] == ["2"]

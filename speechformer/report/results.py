@@ -99,7 +99,7 @@ class Run:
     def row_settings(self) -> dict[str, Any]:
         """The settings that make a row."""
         settings = {
-            key: value
+            key: int(value) if isinstance(value, float) and value.is_integer() else value  # 1.0 is typed as 1, too
             for key, value in self.config.items()
             if key not in NOT_A_ROWS and not key.startswith(NOT_A_ROWS_GROUPS)
         }

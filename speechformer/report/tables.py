@@ -36,7 +36,8 @@ def number(figure: str, value: float | None, signed: bool = False) -> str:
         return NONE
     if "accuracy" in figure:
         value *= 100
-    text = f"{value:+.1f}" if signed else f"{value:.1f}"
+    value = round(value, 1) + 0.0  # no "-0.0"
+    text = f"{value:+.1f}" if signed and value else f"{value:.1f}"
     return text.replace("-", "−")
 
 
