@@ -44,6 +44,8 @@ reproduce: $(STAMP)
 	$(SWEEP) experiment=slopes_lm
 	$(SWEEP) experiment=slopes_learned
 	$(SWEEP) experiment=marsol_classify,marsol_table1_full dropout=0 'seed=range(5)'
+	$(SWEEP) experiment=singhal_table2,singhal_table6 model=nope 'seed=range(5)'
+	$(SWEEP) experiment=singhal_table6 model=alibi 'seed=range(5)'
 	$(BIN)/python -m speechformer.report $(REPRODUCED) --output $(REPRODUCED)/report
 
 $(STAMP): pyproject.toml constraints.txt
