@@ -138,6 +138,7 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
+    from threadpoolctl import threadpool_limits
 
     parts = {split: rows for (split, _), rows in {**data.watched, **data.tested}.items()}
     words = {
@@ -169,8 +170,9 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
         {"logisticregression__C": settings["strengths"]},
         cv=settings["folds"],
     )
-    model = search.fit(words["train"], labels["train"]).best_estimator_
-    logistic = figures({split: model.predict(words[split]) for split in parts})
+    with threadpool_limits(1):  # half the time of two threads, and a fraction where something else runs too
+        model = search.fit(words["train"], labels["train"]).best_estimator_
+        logistic = figures({split: model.predict(words[split]) for split in parts})
     chosen = {**settings, "strength": search.best_params_["logisticregression__C"]}
     features = len(model[0].vocabulary_)
     return {
