@@ -33,8 +33,12 @@ def read_result(directory: Path) -> dict[str, Any]:
 
 
 def is_over(directory: Path) -> bool:
-    """Whether a run came to its end here, finished or diverged; one that failed may be run again."""
-    return (directory / RESULT).exists() and read_result(directory)["status"] != "failed"
+    """Whether a run came to its end here, finished or diverged; one that failed, or whose result is cut short, may be
+    run again."""
+    try:
+        return (directory / RESULT).exists() and read_result(directory)["status"] != "failed"
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def finite(value: Any) -> Any:

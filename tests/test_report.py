@@ -322,7 +322,9 @@ def test_nothing_published_is_left_out(tmp_path: Path) -> None:
     assert {row["n"] for row in rows if row["figure"] == "train_perplexity_obama"} == {"0"}
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| train, obama | Kulkarni, Part 2, perplexity results (last) | 172.0 | not measured |" in text
-    assert "Of 3 published end results on test, 1 lie in the range" in text  # 398.97 of 400.5 ± 11
+    assert (
+        "Of 3 published end results on test (means over texts left out), 1 lie in the range" in text
+    )  # 398.97 of 400.5 ± 11
 
 
 @pytest.mark.parametrize(
@@ -375,6 +377,22 @@ def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
     assert "is no result that can be read (it lacks metrics)" in text and "50.0" in text
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"status": "finished", "task": "lm", "seed": 0, "config": {}, "metrics": null}']
+)
+def test_what_is_no_result_is_named_also_where_there_is_no_other(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "result.json").write_text(content)
+    with pytest.raises(UserError, match=r"no result\.json to read under .* is no result that can be read"):
+        write_report([tmp_path], tmp_path / "out")
+
+
+def test_pictures_of_another_time_do_not_stay(tmp_path: Path) -> None:
+    write_report([put(tmp_path / "a", result())], tmp_path / "out")
+    write_report([put(tmp_path / "b", result("study=other"))], tmp_path / "out")
+    assert {path.name.split("_")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"other"}
+
+
 def test_an_epoch_is_a_pass_over_the_rows(tmp_path: Path) -> None:
     """2092 rows, 16 a batch, two batches a step: 131 batches, 66 steps; and half of them: 65 batches, 33 steps."""
     plain = ("trainer.accumulate_grad_batches=2",)
@@ -410,7 +428,10 @@ def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Pa
     (table,) = tables_of(put(tmp_path / "a", *own))
     assert [row.state for row in table.rows] == ["3"]
     (table,) = tables_of(put(tmp_path / "b", result(), result("+trainer.max_time=00:01:00:00")))
-    assert sorted(row.label for row in table.rows) == ["(one setting)", "trainer.max_time=00:01:00:00"]
+    assert sorted(row.label for row in table.rows) == [
+        "model=sinusoidal pattern=full",
+        "trainer.max_time=00:01:00:00",
+    ]
 
 
 def test_a_whole_number_is_the_same_setting_with_and_without_its_nought(tmp_path: Path) -> None:
@@ -520,7 +541,7 @@ def test_a_folder_without_runs_is_answered_in_one_sentence(content: dict | None,
     folder = tmp_path / "runs"
     if content is not None:
         folder.mkdir()
-    with pytest.raises(UserError, match="no such folder" if content is None else r"no result\.json under"):
+    with pytest.raises(UserError, match="no such folder" if content is None else r"no result\.json to read under"):
         write_report([folder], tmp_path / "out")
     done = subprocess.run(
         [sys.executable, "-m", "speechformer.report", folder, "--output", tmp_path / "out"],

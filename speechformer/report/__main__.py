@@ -93,10 +93,13 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     said = ", ".join(f"{n} {word}" for word, n in status.items() if n)
     inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
     judged = [value for value in inside if value is not None]
-    lines = [f"{len(runs)} results ({said}) in {len(tables)} table{'s' if len(tables) > 1 else ''}."]
+    many = "s" if len(tables) > 1 else ""
+    baselines = sum(run.baseline is not None for run in runs)
+    lines = [f"{len(runs)} results, {baselines} of them baselines ({said}) in {len(tables)} table{many}."]
     if judged:
         lines.append(
-            f"Of {len(judged)} published end results on test, {sum(judged)} lie in the range of one run of ours."
+            f"Of {len(judged)} published end results on test (means over texts left out), {sum(judged)} lie in the "
+            "range of one run of ours."
         )
     versions = {
         f"{name} {run.result['versions'][name]}"
@@ -109,7 +112,7 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     for table in tables:
         n = sorted({len(row.finished) for row in table.rows})
         seeds = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
-        link = f"[{table.title}](#{table.name})"
+        link = f"[{table.title}{' (clean)' if table.protocol == 'clean' else ''}](#{table.name})"
         rows.append([link, table.corpus, table.protocol, str(len(table.rows)), seeds])
     parts = [" ".join(lines), text.markdown_table(["table", "corpus", "protocol", "rows", "runs a row"], rows)]
     if remarks:
@@ -150,6 +153,9 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
     if plots:
         from speechformer.report.plots import draw_all
 
+        for kind in ("bars", "curves", "lengths"):  # of another time
+            for left in (output / "figures").glob(f"*_{kind}.png"):
+                left.unlink()
         for table in tables:
             drawn = draw_all(table, output / "figures")
             pictures[table.name] = [(path.relative_to(output).as_posix(), caption) for path, caption in drawn]

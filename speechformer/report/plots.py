@@ -172,8 +172,8 @@ def bars(table: Table, path: Path) -> str:
     rows = [row for row in table.rows if row.values(table.main_figure)]
     if not rows or not groups:
         return ""
-    # Where a report chose its figures by the test, ours are chosen so too.
-    best = table.judged and any(line.theirs.chosen == "best" for line in comparisons(table))
+    # Where a report chose its perplexities by the test, ours are chosen so too.
+    best = table.task == "lm" and table.judged and any(line.theirs.chosen == "best" for line in comparisons(table))
     figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(groups) * (0.55 + 0.27 * len(rows))), 4.4))
     width, style, theirs = 0.82 / len(rows), looks(table.rows), False
     for k, row in enumerate(rows):
@@ -222,7 +222,8 @@ def bars(table: Table, path: Path) -> str:
         axis.set_ylim(0, 105)
     save(figure, axis, path)
     extras = ("; diamonds: published" if theirs else "") + ("; dotted: the best baseline" if counted else "")
-    return f"Mean over seeds with its 95 % interval{extras}."
+    which = ", each text's best on test in the course of a run, as published" if best else ""
+    return f"Mean over seeds with its 95 % interval{which}{extras}."
 
 
 def best_baselines(table: Table) -> list[Run]:

@@ -103,6 +103,8 @@ class Run:
             for key, value in self.config.items()
             if key not in NOT_A_ROWS and not key.startswith(NOT_A_ROWS_GROUPS)
         }
+        if settings.get("recipe.init") != "normal":  # nobody else reads it
+            settings.pop("recipe.init_std", None)
         own = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])
         if settings.get("pattern.seed") == self.seed and not own:  # it follows the seed
             settings.pop("pattern.seed", None)
@@ -257,10 +259,12 @@ def read_run(folder: Path) -> Run:
         ValueError: the file is cut short, or lacks what a result has; it says which.
     """
     result = read_result(folder)
+    if not isinstance(result, dict):
+        raise ValueError("it is no object")
     needed = {"status", "task", "seed", "config"}
     if result.get("status") != "failed":
         needed |= {"metrics", "corpus", "parameters"}
-    if missing := needed - set(result):
+    if missing := needed - {name for name, value in result.items() if value is not None or name == "seed"}:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     return Run(folder, result, dict(flat(result["config"])))
 
@@ -286,7 +290,8 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             elif {"config.yaml", "tokenizer.json"} <= set(files):  # what a run writes when it begins
                 remarks.append(f"{folder} has no result: it still runs, or was stopped.")
     if not runs:
-        raise UserError(f"There is no {RESULT} under {', '.join(map(str, folders))}; train something first.")
+        found = "".join(f" {remark}" for remark in remarks[:3])
+        raise UserError(f"There is no {RESULT} to read under {', '.join(map(str, folders))}.{found}")
     return runs, remarks
 
 
@@ -411,7 +416,8 @@ def labels(rows: list[Row]) -> list[str]:
             if differs(key, row):
                 said = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
                 words.append(f"{key.removesuffix('.name')}={said}")
-        own.append(" ".join(words) or "(one setting)")
+        alone = f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
+        own.append(" ".join(words) or alone)
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
     return [
         name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed
