@@ -387,10 +387,12 @@ def test_what_is_no_result_is_named_also_where_there_is_no_other(content: str, t
         write_report([tmp_path], tmp_path / "out")
 
 
-def test_pictures_of_another_time_do_not_stay(tmp_path: Path) -> None:
-    write_report([put(tmp_path / "a", result())], tmp_path / "out")
+def test_what_is_of_another_time_does_not_stay(tmp_path: Path) -> None:
+    write_report([put(tmp_path / "a", *(result(f"model={name}") for name in ("nope", "rope")))], tmp_path / "out")
+    assert (tmp_path / "out" / "tables" / "differences.csv").exists()
     write_report([put(tmp_path / "b", result("study=other"))], tmp_path / "out")
     assert {path.name.split("_")[0] for path in (tmp_path / "out" / "figures").iterdir()} == {"other"}
+    assert not (tmp_path / "out" / "tables" / "differences.csv").exists()  # one row: nothing to compare
 
 
 def test_an_epoch_is_a_pass_over_the_rows(tmp_path: Path) -> None:

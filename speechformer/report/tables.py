@@ -214,7 +214,8 @@ def commits(runs: list[Run]) -> list[str]:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows of equal keys; nothing for no rows."""
+    """Write rows, their keys as columns; for no rows there is no file, not even one of another time."""
+    path.unlink(missing_ok=True)
     if rows:
         with open(path, "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), restval="")
