@@ -1,44 +1,196 @@
-"""What watches a training from outside: the clock, the progress bar and the lines above it."""
+"""What accompanies a training: the clock, the record of what was logged, the checkpoints, and the progress bar.
+
+A run that is killed goes on from `last.ckpt` as if nothing had been: everything that later steps or the result depend
+on is in that file. Lightning keeps weights, optimiser, schedule and loops in it; the task its random state and curve;
+the batches their place; and the classes here what they remember.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from tqdm import tqdm
 
-from speechformer import screen
+from speechformer import runs, screen
+from speechformer.refusals import one_sentence
 
 BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 
 
 class Stopwatch(pl.Callback):
-    """How long evaluation took, and at which step the last one was.
+    """Where the seconds went, those before an interruption included.
 
-    Attributes: `seconds`, `evaluated_at` (None before the first).
+    Attributes: `seconds` by phase: "start-up", "training", "evaluation".
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.started = 0.0
-        self.evaluated_at: int | None = None
+    def __init__(self, started: float) -> None:
+        self.seconds = {"start-up": 0.0, "training": 0.0, "evaluation": 0.0}
+        self.phase, self.since = "start-up", started
+        self.interrupted = "training"
+
+    def turn(self, phase: str) -> None:
+        """From now on it is `phase`."""
+        now = time.perf_counter()
+        self.seconds[self.phase] += now - self.since
+        self.phase, self.since = phase, now
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.turn("training")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.started = time.perf_counter()
+        self.interrupted = self.phase
+        self.turn("evaluation")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seconds += time.perf_counter() - self.started
-        self.evaluated_at = trainer.global_step
+        self.turn(self.interrupted)
 
     on_test_start, on_test_end = on_validation_start, on_validation_end
 
+    def state_dict(self) -> dict[str, Any]:
+        self.turn(self.phase)
+        return dict(self.seconds)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for phase, seconds in state_dict.items():
+            self.seconds[phase] += seconds
+
+
+class Record(pl.Callback, Logger):
+    """Hands what is logged to the loggers, and keeps it, so that a run that goes on writes their files anew: without
+    what was logged after the checkpoint, which will be logged again, and with what they had not yet written."""
+
+    def __init__(self, loggers: list[Logger]) -> None:
+        super().__init__()
+        self.loggers = loggers
+        self.rows: list[dict[str, float]] = []
+
+    name, version = "record", ""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {**metrics, "step": int(step or 0)}
+        self.rows.append(row)
+        self.write(row)
+
+    def write(self, row: dict[str, float]) -> None:
+        figures = {name: value for name, value in row.items() if name != "step"}
+        for logger in self.loggers:
+            logger.log_metrics(figures, int(row["step"]))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """They are logged once, with the final figures."""
+
+    def save(self) -> None:
+        for logger in self.loggers:
+            logger.save()
+
+    def finalize(self, status: str) -> None:
+        for logger in self.loggers:
+            logger.finalize(status)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = list(state_dict["rows"])
+        for row in self.rows:
+            self.write(row)
+
+
+class Checkpoints(Checkpoint):
+    """`last.ckpt` every so many optimiser steps, after the evaluation if one falls on that step; `best.ckpt`, weights
+    alone, at each evaluation that is the best so far.
+
+    Args:
+        monitor: the figure that says which is best; `every`: steps between writes of `last.ckpt`.
+
+    Attributes: `best` (the figure) and `best_step`, None before the first evaluation.
+    """
+
+    def __init__(self, directory: Path, monitor: str, every: int) -> None:
+        self.directory, self.monitor, self.every = directory, monitor, every
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self.saved_at = 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # At the end of an epoch or before an evaluation a checkpoint would be of a state between two things.
+        last_of_epoch = batch_idx + 1 == trainer.num_training_batches
+        if trainer.check_val_every_n_epoch is None:
+            evaluated_now = (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore
+        else:
+            evaluated_now = last_of_epoch
+        if not evaluated_now and not last_of_epoch:
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        figure = pl_module.figures()[self.monitor]  # type: ignore[operator]
+        if math.isfinite(figure) and (self.best is None or pl_module.better(figure, self.best)):  # type: ignore
+            self.best, self.best_step = figure, trainer.global_step
+            trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
+        if trainer.state.fn == "fit":
+            self.save_last(trainer)
+
+    def save_last(self, trainer: pl.Trainer) -> None:
+        """Write `last.ckpt` if a multiple of `every` steps was passed since the last time, and no gradients are being
+        gathered for the next one: those are not in it."""
+        step, batches = trainer.global_step, trainer.fit_loop.batch_idx + 1
+        stepped = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
+        if stepped and step // self.every > self.saved_at // self.every:
+            self.saved_at = step
+            trainer.save_checkpoint(self.directory / "last.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_step": self.best_step, "saved_at": self.saved_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+        self.saved_at = state_dict["saved_at"]
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Checkpoints that are written beside their place and then renamed: the last good one always stands."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with open(partial, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except (OSError, RuntimeError) as error:  # torch says a full disk as a RuntimeError
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+            reason = f"cannot be written ({one_sentence(error)})"
+            raise OSError(errno.EIO, reason, str(path)) from error
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
+        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+
 
 class Progress(pl.Callback):
-    """One bar over the whole run, on stderr; above it, on stdout, one line for each evaluation."""
+    """One bar over the whole run, on stderr; above it, on stdout, one line for each evaluation. For onlookers
+    (`python -m speechformer.status`) it says in `run.json` now and then how far the run is."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path, claim: dict[str, Any]) -> None:
+        self.directory, self.claim = directory, claim
+        self.said = 0.0
         self.bar: tqdm | None = None
         self.columns: list[str] = []
 
@@ -50,13 +202,18 @@ class Progress(pl.Callback):
             initial=trainer.global_step,
             desc="Training",
             bar_format=BAR,
-            disable=None,
+            disable=None if trainer.is_global_zero else True,
             leave=False,
         )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        now = time.monotonic()
+        if now - self.said > 5 and trainer.is_global_zero:
+            self.said, total = now, trainer.estimated_stepping_batches
+            so_far = {"step": trainer.global_step, "steps": int(total) if math.isfinite(total) else None}
+            runs.write_json(self.directory / runs.CLAIM, {**self.claim, **so_far})
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -64,6 +221,8 @@ class Progress(pl.Callback):
         self.bar.update(trainer.global_step - self.bar.n)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
         figures = pl_module.figures()  # type: ignore[operator]
         hidden = {"test_accuracy_unseen"} if "test_accuracy_seen" not in figures else set()
         figures = {name: value for name, value in figures.items() if "sliding" not in name and name not in hidden}
@@ -84,5 +243,5 @@ class Progress(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
-        if isinstance(exception, KeyboardInterrupt):
-            screen.say(f"Interrupted at step {trainer.global_step}; the folder has no result.")
+        if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
+            screen.say(f"Interrupted at step {trainer.global_step}; the same command goes on from {self.directory}.")

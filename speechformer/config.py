@@ -5,6 +5,7 @@ Hydra answers an unknown group, choice or key itself, at length; `explain` makes
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer.refusals import UserError, unknown
+from speechformer.refusals import UserError, one_sentence, unknown
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
@@ -75,15 +76,21 @@ def check_config(config: dict[str, Any]) -> None:
 
 def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """The config as `conf/` has it for the choices that `config` made, as plain data."""
-    plain: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))
+    plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
     for group in ("model", "pattern", "protocol", "recipe"):
         # a recipe has no name, and all have the keys of each other
         name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
         file = CONF / group / f"{name}.yaml"
         if file.exists():
-            plain[group] = OmegaConf.to_container(OmegaConf.load(file))
+            plain[group] = load_plain(file)
     return plain
+
+
+@functools.cache
+def load_plain(file: Path) -> dict[str, Any]:
+    """A file of `conf/` as plain data, not to be changed."""
+    return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
 def check_kinds(given: Any, default: Any, key: str) -> None:
@@ -141,8 +148,6 @@ def check_numbers(config: dict[str, Any]) -> None:
 
 def check_trainer_arguments(arguments: dict[str, Any]) -> None:
     """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
-    from lightning.pytorch import Trainer
-
     whole = "every figure is over the whole of its part"
     own = {
         "val_check_interval": "set eval_interval",
@@ -157,19 +162,45 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         "fast_dev_run": "set trainer.max_steps",
         "barebones": "a run without its figures is no run",
         "num_sanity_val_steps": "evaluation begins with eval_interval",
-        "num_nodes": "a run is on one device",
+        "num_nodes": "a run is on one machine",
+        "plugins": "the run has its own",
         "enable_progress_bar": "the run has its own",
         "enable_model_summary": "the run prints its parameters",
     }
-    valid = set(inspect.signature(Trainer).parameters) - set(own)
+    known = set(load_plain(CONF / "config.yaml")["trainer"]) | {"strategy"}
     for name in arguments:
         if name in own:
             raise UserError(f"trainer.{name} is not free here; {own[name]}.")
-        if name not in valid:
-            raise unknown("trainer", "argument", name, sorted(valid))
-    devices = arguments["devices"]
-    if devices not in (1, "1") and not (isinstance(devices, list) and len(devices) == 1):
-        raise UserError(f"trainer.devices must be 1, or [K] for device number K, not {devices}: a run is on one.")
+        if name not in known:  # Lightning takes seconds to import: ask it only about what we do not name
+            from lightning.pytorch import Trainer
+
+            valid = set(inspect.signature(Trainer).parameters) - set(own)
+            if name not in valid:
+                raise unknown("trainer", "argument", name, sorted(valid))
+    devices, number = arguments["devices"], count_devices(arguments["devices"])
+    if number < 1:
+        raise UserError(f"trainer.devices must be a number of devices, or [K] for device number K, not {devices!r}.")
+
+
+def count_devices(devices: Any) -> int:
+    """How many devices `trainer.devices` asks for; 0 if it is no such thing."""
+    if isinstance(devices, list):
+        return len(devices) if all(type(device) is int and device >= 0 for device in devices) else 0
+    if isinstance(devices, str) and devices.isdecimal():
+        return int(devices)
+    return devices if type(devices) is int and devices > 0 else 0
+
+
+def check_sweep(config: dict[str, Any]) -> None:
+    """Refuse what a run may be alone but not in a sweep: one on several devices."""
+    devices = config["trainer"]["devices"]
+    if count_devices(devices) > 1:
+        raise UserError(
+            f"trainer.devices={devices} in a sweep: Lightning starts a run's other processes by giving the whole "
+            "command again, which here is the whole sweep. Give each run one device and let the sweep fill the others"
+            " (machine=gpu hydra/launcher=joblib hydra.launcher.n_jobs=NUMBER_OF_GPUS, or hydra/launcher="
+            "submitit_slurm), or start runs on several devices one by one, without -m."
+        )
 
 
 def compose(overrides: Iterable[str]) -> DictConfig:
@@ -196,11 +227,6 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     check_config(config)
     return config
-
-
-def one_sentence(error: BaseException) -> str:
-    """The first paragraph of an error's message, on one line."""
-    return " ".join(str(error).strip().split("\n\n")[0].split())
 
 
 def explain(error: HydraException | OmegaConfBaseException) -> str:

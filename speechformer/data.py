@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from speechformer.corpora.cache import remember_words
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.splits import Row, Splits, split
 from speechformer.corpora.tokenizer import Tokenizer
@@ -41,21 +42,47 @@ def take(rows: Rows, chosen: Tensor) -> Rows:
 class TrainingBatches:
     """Rows in an order that is a function of (seed, epoch) alone; the last batch may be smaller.
 
-    `rows` maps names to tensors with the same first dimension N.
+    Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes
+    on after the batches that were given already.
+
+    Args:
+        rows: maps names to tensors with the same first dimension N.
+        share: (k, n): of each batch every n-th row from the k-th on, for one of n devices. The batch then has a
+            `weight`, n times its part of the rows: the mean over devices of weighted mean losses is that of all rows.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int) -> None:
-        self.rows, self.batch_size, self.seed, self.epoch = rows, batch_size, seed, 0
+    def __init__(self, rows: Rows, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+        self.rows, self.batch_size, self.seed, self.share = rows, batch_size, seed, share
         self.N = len(next(iter(rows.values())))
+        self.epoch = self.given = 0
+        self.sampler = self
 
     def __len__(self) -> int:
         return -(-self.N // self.batch_size)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch, if we are not in it already."""
+        if epoch != self.epoch:
+            self.epoch, self.given = epoch, 0
+
     def __iter__(self) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        self.epoch += 1
-        for chosen in torch.randperm(self.N, generator=generator).split(self.batch_size):
-            yield take(self.rows, chosen)
+        k, n = self.share
+        for chosen in torch.randperm(self.N, generator=generator).split(self.batch_size)[self.given :]:
+            self.given += 1
+            if n == 1:
+                yield take(self.rows, chosen)
+            else:
+                own = chosen[k::n]
+                # a device without rows takes one that does not count, for the others wait for it
+                yield {**take(self.rows, own if len(own) else chosen[:1]), "weight": len(own) * n / len(chosen)}
+        self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.given = state["epoch"], state["given"]
 
 
 class EvaluationBatches:
@@ -133,6 +160,7 @@ class SpeechData(pl.LightningDataModule):
         super().__init__()
         self.corpus, self.task, self.block_size = corpus, dict(task), block_size
         self.batch_size, self.seed = batch_size, seed
+        remember_words(corpus)
         name = pick({"classify": "classify", "lm": "lm"}, task["name"], "task.name")
         self.splits: Splits = split(
             corpus,
@@ -262,7 +290,8 @@ class SpeechData(pl.LightningDataModule):
         return {"majority_accuracy": majority, "test_accuracy_seen": None, "test_accuracy_unseen": None}
 
     def train_dataloader(self) -> TrainingBatches:
-        return TrainingBatches(self.train, self.batch_size, self.seed)
+        share = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return TrainingBatches(self.train, self.batch_size, self.seed, share)
 
     def val_dataloader(self) -> EvaluationBatches:
         """What is looked at during training: train and the held-out part; without one, as in the reports, test."""

@@ -31,6 +31,11 @@ def run_or_refuse(command: Callable[[], object]) -> None:
         sys.exit("Interrupted.")
 
 
+def one_sentence(error: BaseException) -> str:
+    """The first paragraph of an error's message, on one line."""
+    return " ".join(str(error).strip().split("\n\n")[0].split())
+
+
 def unknown(place: str, kind: str, given: object, valid: Iterable[object]) -> UserError:
     """The refusal of a name that `place` does not have, with the valid ones and the nearest of them.
 

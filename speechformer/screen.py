@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -13,6 +14,15 @@ def say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def above(text: str) -> str:
+    """What puts a terminal's cursor back to where `text` began, to write over it; a blank line in a file."""
+    if not sys.stdout.isatty():
+        return "\n"
+    width = shutil.get_terminal_size().columns
+    rows = sum(max(1, -(-len(line) // width)) for line in text.splitlines())
+    return f"\x1b[{rows}A\x1b[J"
 
 
 def figure(name: str, value: float) -> str:

@@ -54,6 +54,27 @@ def cosine(step: int, steps: int) -> float:
 SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
+def all_gathered(value: Any) -> list[Any]:
+    """The value of each process of a run, by rank."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return [value]
+    values = [value] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Where torch's random numbers stand, on the CPU and on the device."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+
+def set_random_state(state: list[Tensor], device: torch.device) -> None:
+    """Go back to where `random_state` was; a device that had none goes on with its own."""
+    torch.set_rng_state(state[0].cpu())
+    if device.type == "cuda" and len(state) > 1:
+        torch.cuda.set_rng_state(state[1].cpu(), device)
+
+
 class Task(pl.LightningModule):
     """What both tasks share: the core's initialisation, the optimiser and its schedule, and evaluation.
 
@@ -61,7 +82,8 @@ class Task(pl.LightningModule):
     metrics.
 
     Attributes: `name` in the config; `metric`, the word for its figure, and `mode`, the direction that is better;
-    `tokens`, the real (not padded) tokens trained on so far; `curve`, step and figures of each evaluation.
+    `tokens`, the real (not padded) tokens trained on so far; `curve`, step and figures of each evaluation;
+    `diverged_at`, the step whose loss was NaN or infinite, with which training stops.
     """
 
     name: str
@@ -77,6 +99,8 @@ class Task(pl.LightningModule):
         pick(SCHEDULES, recipe["schedule"], "recipe.schedule")
         self.measured: dict[str, Metric] = {}
         self.curve: list[dict[str, float]] = []
+        self.diverged_at: int | None = None
+        self.random: list[Tensor] | None = None  # of a checkpoint that training goes on from
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def configure_optimizers(self) -> Any:
@@ -115,17 +139,57 @@ class Task(pl.LightningModule):
         return figure > than if self.mode == "max" else figure < than
 
     def diverged(self) -> bool:
-        """Whether a weight is NaN or infinite."""
-        return not all(parameter.isfinite().all() for parameter in self.core.parameters())
+        """Whether the loss or a weight is NaN or infinite."""
+        return self.diverged_at is not None or not all(p.isfinite().all() for p in self.core.parameters())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = self.name
+        if "optimizer_states" in checkpoint:  # not of weights alone
+            tokens, random = all_gathered(int(self.tokens)), all_gathered(random_state(self.device))
+            checkpoint["progress"] = {"tokens": tokens, "random": random, "curve": self.curve}
 
-    def log_training(self, loss: Tensor) -> None:
-        """Log the loss at the steps that Lightning writes; `self.log` costs as much as a layer, so at no others."""
-        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            self.log_dict({"train_loss": loss.detach(), "lr": lr, "step": self.global_step + 1.0}, on_step=True)
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "progress" in checkpoint:
+            progress = checkpoint["progress"]
+            self.curve = list(progress["curve"])
+            rank = self.global_rank % len(progress["tokens"])
+            self.tokens.fill_(progress["tokens"][rank])
+            self.random = progress["random"][rank]
+
+    def on_train_start(self) -> None:
+        if self.random is not None:  # as late as this: building a run draws random numbers
+            set_random_state(self.random, self.device)
+            self.random = None
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
+        stop = self.diverged_at is not None
+        if self.trainer.world_size > 1:
+            stop = self.trainer.strategy.reduce_boolean_decision(stop, all=False)
+        if not stop:
+            return None
+        self.trainer.should_stop = True
+        return -1
+
+    def watched(self, loss: Tensor, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss to differentiate, looked at and, every `log_every_n_steps` optimiser steps, logged.
+
+        A CPU is asked at each step whether it is finite; an accelerator, which would have to wait for the answer, at
+        the steps that are logged. Over several devices each share of a batch counts as its rows.
+        """
+        trainer, step = self.trainer, self.global_step + 1
+        ends_step = (
+            batch_idx + 1
+        ) % trainer.accumulate_grad_batches == 0 or batch_idx + 1 == trainer.num_training_batches
+        logged = ends_step and step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if (logged or loss.device.type == "cpu") and self.diverged_at is None and not loss.isfinite():
+            self.diverged_at = step
+        loss = loss * batch["weight"] if "weight" in batch else loss
+        # not by `self.log`, which costs as much as a layer, and is written after the checkpoint of its step
+        if logged and trainer.logger is not None:
+            mean = trainer.strategy.reduce(loss.detach(), reduce_op="mean")
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            trainer.logger.log_metrics({"train_loss": float(mean), "lr": lr}, step)
+        return loss
 
     def on_validation_epoch_start(self) -> None:
         self.measured = defaultdict(self.new_metric)
@@ -176,14 +240,15 @@ class Classify(Task):
         self.core = EncoderClassifier(**core)
         initialise(self.core, recipe["init"], recipe["init_std"])
 
-    def training_step(self, batch: Batch) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self.core(batch["ids"]), batch["labels"])
         self.tokens += (batch["ids"] != PAD).sum()
-        self.log_training(loss)
-        return loss
+        return self.watched(loss, batch, batch_idx)
 
     def new_metric(self) -> Metric:
-        return MulticlassAccuracy(self.classes, average="micro", validate_args=False).to(self.device)
+        return MulticlassAccuracy(self.classes, average="micro", validate_args=False, sync_on_compute=False).to(
+            self.device
+        )
 
     def measure(self, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
@@ -222,8 +287,8 @@ class MeanPerplexity(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
 
@@ -256,15 +321,14 @@ class LanguageModel(Task):
         """As in `Task`; over several test texts, the mean of their perplexities."""
         return f"{split}_perplexity" + ("_mean" if split == "test" else "")
 
-    def training_step(self, batch: Batch) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
         loss = next_token_loss(self.core.output, self.core.hidden(ids).flatten(0, 1), targets.flatten())
         self.tokens += ids.numel()
-        self.log_training(loss)
-        return loss
+        return self.watched(loss, batch, batch_idx)
 
     def new_metric(self) -> Metric:
-        return MeanPerplexity().to(self.device)
+        return MeanPerplexity(sync_on_compute=False).to(self.device)
 
     def measure(self, batch: Batch) -> None:
         split, name = batch["part"]

@@ -15,19 +15,23 @@ ALLOWED = {
     "refusals": set(),
     "corpora": {"refusals"},
     "layers": {"refusals"},
-    "runs": set(),
+    "runs": {"refusals"},
+    "devices": set(),
+    "sweeps": {"config", "refusals", "report", "runs"},
+    "status": {"refusals", "runs", "screen", "sweeps"},
     "report": {"refusals", "runs", "screen"},
     "config": {"refusals"},
     "screen": set(),
     "cores": {"layers", "refusals"},
     "data": {"corpora", "refusals"},
     "tasks": {"cores", "data", "refusals"},
-    "callbacks": {"screen"},
+    "callbacks": {"refusals", "runs", "screen"},
     "download": {"corpora", "refusals"},
     "positions": {"layers", "refusals"},
     "audit": {"config", "corpora", "refusals", "screen"},
     "baselines": {"config", "corpora", "data", "refusals", "runs", "screen"},
-    "train": {"callbacks", "config", "corpora", "cores", "data", "refusals", "runs", "screen", "tasks"},
+    "fit": {"callbacks", "config", "corpora", "cores", "data", "devices", "refusals", "runs", "screen", "tasks"},
+    "train": {"config", "corpora", "fit", "refusals", "runs", "screen", "sweeps"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -60,7 +64,10 @@ def test_a_file_imports_only_from_the_rooms_below(path: Path) -> None:
 @pytest.mark.parametrize(
     ("rooms", "heavy"),
     [
-        (("corpora", "runs", "screen", "refusals", "download", "config", "report", "audit"), ("torch",)),
+        (
+            ("corpora", "runs", "screen", "refusals", "download", "config", "report", "audit", "sweeps", "status"),
+            ("torch",),
+        ),
         (("report", "audit"), ("lightning",)),
         (("layers", "cores"), ("lightning",)),
     ],

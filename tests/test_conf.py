@@ -16,11 +16,11 @@ from speechformer.cores.stack import INITIALISATIONS, count_parameters
 from speechformer.corpora import sample
 from speechformer.corpora.speeches import load_corpus
 from speechformer.data import SpeechData
+from speechformer.fit import core_arguments, fit
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.report import published
 from speechformer.tasks import OPTIMIZERS, SCHEDULES, TASKS
-from speechformer.train import core_arguments, fit
 
 DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 

@@ -15,8 +15,8 @@ from conftest import TINY, compose
 from test_cores import T, decoder, sentences
 
 from speechformer.config import CONF
+from speechformer.fit import fit
 from speechformer.layers import patterns, positions
-from speechformer.train import fit
 
 README = CONF.parent / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")

@@ -22,10 +22,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speechformer.corpora.speeches import load_corpus
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import SpeechData
+from speechformer.fit import fit
 from speechformer.refusals import UserError
 from speechformer.runs import read_result
 from speechformer.tasks import LanguageModel, load_task
-from speechformer.train import fit
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
 CLASSIFY = ["task=classify", "trainer.max_epochs=2", "trainer.limit_train_batches=5", "trainer.log_every_n_steps=2"]

@@ -19,6 +19,7 @@ The files have the format of the speech files (see `speeches`), and no line stan
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 from pathlib import Path
 
@@ -213,6 +214,7 @@ def sentence(speaker: int, rng: random.Random) -> str:
     return text
 
 
+@functools.cache
 def files(seed: int) -> dict[str, bytes]:
     """The files of the corpus by name; the same seed gives the same bytes."""
     rng = random.Random(seed)

@@ -11,6 +11,7 @@ refused with the file and line: nothing is repaired, and nothing is skipped.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ ENVIRONMENT = "SPEECHFORMER_DATA"
 LM_TEST = re.compile(r"test_LM_(.+)\.txt")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """A corpus as read: sentences with the index of their class, and lines of text.
 
@@ -84,7 +85,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         folder, places = find_speeches(speeches["root"])
         if folder is not None:
             files = {path.name: path.read_bytes() for path in folder.iterdir() if is_wanted(path)}
-            return parse(files, "speeches", str(folder.resolve()), speeches["classes"])
+            return remembered(files, "speeches", str(folder.resolve()), speeches["classes"])
         if speeches["root"] is not None:
             raise UserError(
                 f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {places[0]}; mend it, or leave corpus.root "
@@ -96,10 +97,33 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
                 "get them with: python -m speechformer.download speeches"
             )
     own = config["sample"] if kind == "auto" else config
+    if type(own["seed"]) is not int:
+        raise UserError(f"corpus.seed must be a whole number, not {own['seed']!r}.")
     where = f"made by the package, seed {own['seed']}"
     if kind == "auto" and os.environ.get(ENVIRONMENT):
         where += f"; no speeches in {places[0]}"
-    return parse(sample.files(own["seed"]), "sample", where, own["classes"])
+    return remembered(sample.files(own["seed"]), "sample", where, own["classes"])
+
+
+REMEMBERED: dict[str, Corpus] = {}
+
+
+def remembered(files: Mapping[str, bytes], name: str, where: str, classes: Any) -> Corpus:
+    """`parse`, or what it returned for the same files before: the jobs of a sweep share a corpus, and what others
+    remember of it."""
+    key = json.dumps([checksum(files), name, where, classes], default=str)
+    if key not in REMEMBERED:
+        REMEMBERED[key] = parse(files, name, where, classes)
+    return REMEMBERED[key]
+
+
+def checksum(files: Mapping[str, bytes]) -> str:
+    """sha256 of the names and bytes of a corpus' files."""
+    digest = hashlib.sha256()
+    for file, content in sorted(files.items()):
+        if belongs(file):
+            digest.update(f"{file}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
@@ -111,9 +135,6 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
     wanted = {file: content for file, content in sorted(files.items()) if belongs(file)}
-    digest = hashlib.sha256()
-    for file, content in wanted.items():
-        digest.update(f"{file}\0{len(content)}\0".encode() + content)
     labelled: dict[str, list[tuple[int, str]]] = {"train_CLS.tsv": [], "test_CLS.tsv": []}
     plain: dict[str, list[str]] = {}
     for file, content in wanted.items():
@@ -124,7 +145,7 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     return Corpus(
         name=name,
         where=where,
-        sha256=digest.hexdigest(),
+        sha256=checksum(files),
         classes=list(classes),
         classify_train=labelled["train_CLS.tsv"],
         classify_test=labelled["test_CLS.tsv"],

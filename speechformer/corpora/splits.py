@@ -46,6 +46,7 @@ def held_out(text: str, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < share * 2**64
 
 
+@functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
 def split(corpus: Corpus, task: str, *, remove_test_sentences: bool, validation: float, vocabulary: str) -> Splits:
     """Split a corpus for `task` ("classify" or "lm").
 

@@ -9,9 +9,11 @@ speeches: the same words on every line).
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from speechformer.refusals import UserError
@@ -32,13 +34,23 @@ def splitter() -> Callable[[str], list[str]]:
     return lambda text: [word for sentence in sentences.tokenize(text) for word in words.tokenize(sentence)]
 
 
-@functools.lru_cache(maxsize=200_000)
+WORDS: dict[str, tuple[str, ...]] = {}  # of each text that was cut; `corpora.cache` keeps them on disk
+
+
 def split_words(text: str) -> tuple[str, ...]:
     """The words of a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush .
 
     Remembered, because a corpus is cut twice (to fit a vocabulary, to encode) and again by each job of a sweep.
     """
-    return tuple(splitter()(text))
+    if text not in WORDS:
+        WORDS[text] = tuple(splitter()(text))
+    return WORDS[text]
+
+
+@functools.cache
+def settings() -> str:
+    """A fingerprint of the way in which texts are cut."""
+    return hashlib.sha256(json.dumps([ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
 
 
 class Tokenizer:

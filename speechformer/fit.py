@@ -1,0 +1,376 @@
+"""One run, from a config and a folder to a result: train, evaluate, write; go on where it was interrupted.
+
+Heavy imports stand inside functions, so that a run that is done already, or that another process works on, is
+answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from speechformer import devices, runs, screen
+from speechformer.config import as_plain, count_devices
+from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.refusals import UserError, one_sentence, pick
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from speechformer.callbacks import Checkpoints, Record, Stopwatch
+    from speechformer.data import SpeechData
+    from speechformer.tasks import Task
+
+LEFT_BY_A_RUN = ("best.ckpt", "last.ckpt", "metrics.csv", runs.RESULT)
+
+
+def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
+    """The arguments of the task's core, as plain data."""
+    from speechformer.cores.classifier import POOLS
+
+    pick(POOLS, config["core"]["pool"], "core.pool")  # also where it is not used
+    own = {
+        "classify": {"pool", "classifier_width"},
+        "lm": {"tied_output"},
+    }
+    unused = set.union(*own.values()) - own[data.task["name"]]
+    arguments = {key: value for key, value in config["core"].items() if key not in unused}
+    for key in ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern"):
+        arguments[key] = config[key]
+    if data.task["name"] == "classify":
+        arguments["classes"] = len(data.corpus.classes)
+    return {**arguments, "vocab_size": data.vocab_size}
+
+
+def fit(
+    cfg: DictConfig, directory: Path, overrides: Sequence[str] | None = None, launcher: str | None = None
+) -> dict[str, Any]:
+    """Train, evaluate and write one run; a run that came to its end is not done again, and one that was interrupted
+    goes on from its `last.ckpt`.
+
+    Args:
+        cfg: the composed config; see `conf/config.yaml`.
+        directory: the run's folder; it is made, and must not hold another run (one with another identity).
+        overrides: of the command line, for the result to name; None if there was none.
+        launcher: of the sweep that this run is part of, or None: a run of a sweep steps aside, and does not wait, if
+            another process works on it.
+
+    Returns:
+        The content of `result.json`; the README explains its entries.
+
+    Raises:
+        UserError: the config or the corpus asks for what cannot be, or a file cannot be written.
+        OccupiedError: of a sweep, and another process works on it.
+        ForeignError: the folder holds another run.
+    """
+    started = time.perf_counter()
+    config = as_plain(cfg)
+    force = config.pop("force")
+    corpus = load_corpus(config["corpus"])
+    fingerprint = runs.identity(config, corpus.sha256, corpus.classes)
+    about = {"identity": fingerprint, "overrides": None if overrides is None else list(overrides)}
+    if int(os.environ.get("LOCAL_RANK", 0)):  # a helper of a run on several devices; the first process has the claim
+        return train(config, directory, corpus, {**about, "attempts": 1}, started)
+
+    begun = directory.exists() and any(directory.iterdir())
+    try:
+        with runs.claim(directory, wait=launcher is None) as earlier:
+            result = runs.result_or_none(directory)
+            if force:
+                clear(directory, runs.CLAIM, *LEFT_BY_A_RUN)
+                earlier, result = {}, None
+            for found in filter(None, (earlier, result)):
+                if found.get("identity") != fingerprint:
+                    raise runs.ForeignError(
+                        f"{directory} holds another run (of another config, corpus or version of the code); choose "
+                        "another folder, or overwrite it with force=true."
+                    )
+            if result is not None and result["status"] in runs.OVER:
+                return result
+            about |= {"attempts": earlier.get("attempts", 0) + 1, "threads": earlier.get("threads")}
+            try:
+                claim = runs.sign(directory, about)
+                clear(directory, runs.RESULT)  # of an attempt that failed
+                result = train(config, directory, corpus, claim, started, launcher)
+                runs.write_result(directory, result)
+                return result
+            except UserError:
+                if not begun:
+                    clear(directory, runs.CLAIM, "config.yaml", "tokenizer.json")
+                raise
+            except Exception as error:
+                with contextlib.suppress(OSError):
+                    runs.write_result(directory, failure(config, overrides, fingerprint, error))
+                raise
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or directory}: {error.strerror or one_sentence(error)}. When that is mended, the same "
+            "command goes on from the last checkpoint."
+        ) from error
+    except UserError:
+        if not begun and not (directory / runs.CLAIM).exists():
+            with contextlib.suppress(OSError):
+                clear(directory, runs.LOCK)
+                directory.rmdir()
+        raise
+
+
+def clear(directory: Path, *names: str) -> None:
+    """Remove files, if they are there."""
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+
+
+def failure(
+    config: dict[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
+) -> dict[str, Any]:
+    """The result of a run that raised `error`."""
+    return {
+        "status": "failed",
+        "error": one_sentence(error) or type(error).__name__,
+        "traceback": "".join(traceback.format_exception(error)),
+        "task": config["task"]["name"],
+        "config": config,
+        "overrides": None if overrides is None else list(overrides),
+        "identity": fingerprint,
+        "seed": config["seed"],
+        "commit": runs.commit(),
+        "versions": runs.versions(),
+    }
+
+
+def build_trainer(
+    config: dict[str, Any], directory: Path, monitor: str, device: Any, claim: dict[str, Any], started: float
+) -> tuple[Trainer, Checkpoints, Stopwatch, Record]:
+    """Lightning's Trainer with what accompanies a training.
+
+    Raises:
+        UserError: `trainer.*` has an argument or value that Lightning does not take.
+    """
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from speechformer.callbacks import Checkpoints, Progress, Record, Stopwatch, WholeFiles
+
+    stopwatch, keep = Stopwatch(started), Checkpoints(directory, monitor, config["checkpoint_every"])
+    tensorboard = TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False)
+    record = Record([tensorboard, CSVLogger(directory, name="", version="")])
+    arguments = {**config["trainer"], "devices": device}
+    if config["eval_interval"] is not None:
+        batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
+        arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
+    try:
+        trainer = pl.Trainer(
+            default_root_dir=directory,
+            logger=record,
+            callbacks=[record, stopwatch, Progress(directory, claim), keep],
+            # Inside a SLURM job Lightning would settle devices and requeueing by itself; both are settled here.
+            plugins=[WholeFiles(), LightningEnvironment()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **arguments,
+        )
+    except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
+        raise UserError(f"trainer: {one_sentence(error)}") from error
+    return trainer, keep, stopwatch, record
+
+
+@contextlib.contextmanager
+def device_of(arguments: dict[str, Any], threads: int, launcher: str | None) -> Iterator[Any]:
+    """What to give Lightning as `devices`: a GPU that is leased for this run where it asks for any one of them."""
+    import torch
+
+    on_gpu = arguments["accelerator"] in ("gpu", "cuda", "auto") and torch.cuda.is_available()
+    if on_gpu and arguments["devices"] in (1, "1"):
+        with devices.lease(devices.gpu_names()) as index:
+            yield [index]
+    elif launcher == "submitit_local" and not on_gpu:  # it starts all jobs at once
+        with devices.lease(devices.cpu_slots(threads)):
+            yield arguments["devices"]
+    else:
+        yield arguments["devices"]
+
+
+def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
+    """Give torch the run's threads; one that goes on has as many as before, for sums are cut into as many parts."""
+    import torch
+
+    default = devices.default_threads()
+    if config["trainer"]["accelerator"] == "cpu":
+        default = max(1, default // count_devices(config["trainer"]["devices"]))
+    threads = config["threads"] or claim.get("threads") or default
+    torch.set_num_threads(threads)
+    return threads
+
+
+def train(
+    config: dict[str, Any],
+    directory: Path,
+    corpus: Corpus,
+    claim: dict[str, Any],
+    started: float,
+    launcher: str | None = None,
+) -> dict[str, Any]:
+    """The run itself, in a folder that is ours; returns its result."""
+    import torch
+    from lightning.pytorch import seed_everything
+
+    from speechformer.cores.decoder import Decoder
+    from speechformer.cores.stack import count_parameters
+    from speechformer.data import EvaluationBatches, SpeechData
+    from speechformer.tasks import TASKS
+
+    quieten()
+    threads = set_threads(config, claim)
+    seed_everything(config["seed"], workers=True, verbose=False)
+    data = SpeechData(
+        corpus,
+        **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
+    )
+    task: Task = TASKS[config["task"]["name"]](core=core_arguments(config, data), recipe=config["recipe"])
+    parameters = count_parameters(task.core)
+    # Without a held-out part the best checkpoint is chosen on test, as the reports did, and the result says so.
+    chosen_on = "validation" if data.splits.validation else "test"
+    monitor = task.figure_of(chosen_on)
+    if isinstance(task.core, Decoder):
+        data.drop_lengths_above(task.core.decoder.longest)
+
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    torch.manual_seed(config["seed"] + rank)  # each device drops out others
+    with device_of(config["trainer"], threads, launcher) as device:
+        goes_on_from = checkpoint_in(directory)
+        trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started)
+        if rank == 0:
+            runs.write_json(directory / runs.CLAIM, {**claim, "threads": threads})
+            claim["threads"] = threads
+            clear_for_start(directory, anew=goes_on_from is None)
+            (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+            data.tokenizer.save(directory / "tokenizer.json")
+            screen.say(screen.corpus_line(data.description))
+            screen.say(screen.parameters_line(parameters))
+            screen.say(f"Folder: {directory}")
+            if goes_on_from:
+                screen.say("It was interrupted, and goes on from its last checkpoint.")
+
+        trainer.fit(task, datamodule=data, ckpt_path=goes_on_from)
+        stopwatch.turn("evaluation")
+        diverged = task.diverged()
+        if not diverged and (not task.curve or task.curve[-1]["step"] != trainer.global_step):
+            trainer.validate(task, datamodule=data, verbose=False)  # the last step, wherever the interval ends
+        trainer.save_checkpoint(directory / "last.ckpt")
+        metrics: dict[str, float | None] = {}
+        if not diverged:
+            metrics |= data.reference_figures()
+            metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
+            if chosen_on == "validation" and keep.best is not None:
+                load_best(task, directory / "best.ckpt")
+                trainer.test(task, datamodule=data, verbose=False)
+                metrics |= task.figures()
+            elif data.tested_at_lengths:  # the rest was measured at the last step
+                trainer.test(task, EvaluationBatches(data.tested_at_lengths), verbose=False)
+                metrics |= task.figures()
+            diverged = not all(value is None or math.isfinite(value) for value in metrics.values())
+        device_name = torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type
+    # TensorBoard's table of hyperparameters, to sort a sweep by
+    varied = {key: value for key, value in config.items() if key not in ("trainer", "corpus", "checkpoint_every")}
+    final = {f"final/{name}": value for name, value in metrics.items() if value is not None}
+    record.loggers[0].log_hyperparams(varied, final)
+    record.finalize("success")
+    stopwatch.turn("evaluation")
+    result = {
+        "status": "diverged" if diverged else "finished",
+        "task": config["task"]["name"],
+        "metrics": metrics,
+        "best": {"metric": monitor, "value": keep.best, "step": keep.best_step, "chosen_on": chosen_on},
+        "curve": task.curve,
+        "parameters": parameters,
+        "corpus": data.description,
+        "config": config,
+        "overrides": claim["overrides"],
+        "identity": claim["identity"],
+        "seed": config["seed"],
+        "steps": trainer.global_step,
+        "attempts": claim["attempts"],
+        "seconds": sum(stopwatch.seconds.values()),
+        "seconds_by_phase": stopwatch.seconds,
+        "tokens_per_second": int(task.tokens) / max(stopwatch.seconds["training"], 1e-9),
+        "machine": {
+            "host": socket.gethostname(),
+            "device": device_name,
+            "threads": threads,
+            "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        },
+        "commit": runs.commit(),
+        "versions": runs.versions(),
+    }
+    if task.diverged_at is not None:
+        result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
+    if rank == 0:
+        screen.say(screen.summary(result))
+    return result
+
+
+def checkpoint_in(directory: Path) -> Path | None:
+    """The checkpoint to go on from; None if there is none that can be read."""
+    import torch
+
+    last = directory / "last.ckpt"
+    if not last.exists():
+        return None
+    try:
+        torch.load(last, map_location="cpu", weights_only=True)["progress"]
+        return last
+    except Exception as error:  # torch raises whatever it trips over in a file that is cut or none of its own
+        reason = type(error).__name__
+        screen.say(f"{last} cannot be read ({reason}; cut short?), so the run begins anew.")
+        return None
+
+
+def clear_for_start(directory: Path, anew: bool) -> None:
+    """Remove what an interrupted run left and this one writes again."""
+    shutil.rmtree(directory / "tensorboard", ignore_errors=True)
+    for partial in directory.glob("*.partial"):
+        partial.unlink(missing_ok=True)
+    clear(directory, "metrics.csv", *(LEFT_BY_A_RUN if anew else ()))
+
+
+def load_best(task: Task, path: Path) -> None:
+    """Give the task the weights of the best evaluation."""
+    import torch
+
+    try:
+        task.load_state_dict(torch.load(path, map_location=task.device, weights_only=True)["state_dict"])
+    except Exception as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}); begin the run anew with force=true."
+        ) from error
+
+
+def quieten() -> None:
+    """Silence what Lightning and torch say that a user of this project can do nothing about."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in (
+        "Checkpoint directory .* exists and is not empty",  # the run's folder holds config.yaml already
+        "Experiment logs directory .* exists and is not empty",
+        "The number of training batches .* is smaller than the logging interval",  # a small corpus is no fault
+        ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, against newer torch
+        "The `srun` command is available on your system but is not used",  # a login node; launchers see to it
+    ):
+        warnings.filterwarnings("ignore", message=message)
