@@ -37,10 +37,15 @@ OVER = ("finished", "diverged")  # what is not run again
 
 # The code that decides what a run computes; a change in it makes other runs. What it prints or draws is not here.
 CODE = ("callbacks.py", "corpora", "cores", "data.py", "fit.py", "layers", "tasks.py")
-# What does not decide it: the machine, how often it is written, whether it is done again. The corpus is known by its
-# contents, not by the way to it.
-NOT_IDENTITY = ("checkpoint_every", "corpus", "force", "threads")
-NOT_IDENTITY_TRAINER = ("accelerator", "devices", "strategy")
+# The settings that do not decide it: the machine, how often a run is written, whether it is done again.
+NOT_IDENTITY = (
+    "checkpoint_every",
+    "force",
+    "threads",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.strategy",
+)
 
 
 @functools.cache
@@ -56,23 +61,23 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
-def canonical(value: Any) -> Any:
-    """The same plain data, whole floats as integers: `dropout=0` and `dropout=0.0` ask for the same run."""
+def decisive(value: Any, key: str = "") -> Any:
+    """The settings that decide what a run is; whole floats as integers, for `dropout=0` and `dropout=0.0` ask for the
+    same run. The corpus is left out: it is known by its contents, not by the way to it."""
     if isinstance(value, Mapping):
-        return {str(key): canonical(item) for key, item in value.items()}
+        below = {str(name): f"{key}.{name}" if key else str(name) for name in value}
+        return {
+            name: decisive(value[name], path) for name, path in below.items() if path not in (*NOT_IDENTITY, "corpus")
+        }
     if isinstance(value, list | tuple):
-        return [canonical(item) for item in value]
+        return [decisive(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def identity(config: Mapping[str, Any], corpus_sha256: str, classes: Sequence[str]) -> str:
     """The fingerprint of a run: 12 hexadecimal digits of a hash of the resolved config (without machine, launcher and
     folders), the corpus and the version of the code that matters."""
-    what = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
-    if isinstance(what.get("trainer"), Mapping):
-        trainer = what["trainer"].items()
-        what["trainer"] = {key: value for key, value in trainer if key not in NOT_IDENTITY_TRAINER}
-    known = {"config": canonical(what), "corpus": corpus_sha256, "classes": list(classes), "code": code_version()}
+    known = {"config": decisive(config), "corpus": corpus_sha256, "classes": list(classes), "code": code_version()}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
 

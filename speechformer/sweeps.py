@@ -48,8 +48,7 @@ def sweep_name(*, _root_: DictConfig) -> str:
     """
     cache = OmegaConf.get_cache(_root_)["sweep_name"]  # Hydra hands it to the jobs, whose own overrides are others
     if "name" not in cache:
-        ignored = {"machine", "checkpoint_every", "force", "threads"}
-        ignored |= {f"trainer.{name}" for name in runs.NOT_IDENTITY_TRAINER}
+        ignored = ("machine", *runs.NOT_IDENTITY)
         words = [word for word in _root_.hydra.overrides.task if word.lstrip("+").split("=")[0] not in ignored]
         known = json.dumps([sorted(words), runs.code_version()])
         words.sort(

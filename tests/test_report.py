@@ -199,7 +199,7 @@ def result(
         names = ("test_perplexity_mean", "test_perplexity_obama", "test_perplexity_wbush", "test_perplexity_hbush")
         metrics = {name: value for name in names}
     about = {"status": status, "task": task, "config": config, "seed": config["seed"], "overrides": list(overrides)}
-    if status == "failed":
+    if status in ("failed", "killed"):
         return {**about, "error": "it broke", "commit": "c" * 40}
     counts = {"train": 2092, "test": 750, "test_seen_in_train": 551}
     corpus = {"name": "speeches", "sha256": sha256, "classes": ["obama", "wbush", "hbush"], "counts": counts}
@@ -257,10 +257,10 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     runs += [result("experiment=marsol_table1_alibi", "seed=0", value=300.0)]
     runs += [result("experiment=marsol_table1_alibi", "seed=1", value=None, status="diverged")]
     runs += [result("experiment=marsol_table1_alibi", "seed=2", status="failed")]
+    runs += [result("experiment=marsol_table1_alibi", "seed=4", status="killed")]
     put(tmp_path, *runs)
     (tmp_path / "stopped").mkdir()
-    for name in ("config.yaml", "tokenizer.json"):
-        (tmp_path / "stopped" / name).touch()
+    (tmp_path / "stopped" / "run.json").touch()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "result.json").write_text('{"status": "fini')
     (tmp_path / "again").mkdir()
@@ -269,14 +269,15 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     full, alibi = table.rows
     assert (full.label, alibi.label) == ("full attention", "ALiBi")
     assert full.state == "4"
-    assert alibi.state == "1; diverged: seed 1; failed: seed 2; missing: seed 3"
+    assert alibi.state == "1; diverged: seed 1; failed: seed 2; killed: seed 4; missing: seed 3"
     assert list(alibi.values("test_perplexity_mean").values()) == [300]
     assert table.expected == ["window 5", "window 3", "block sparse"]
     text = (tmp_path / "out" / "report.md").read_text()
     for said in (
         "| window 5 | not run |",
-        "diverged: seed 1; failed: seed 2; missing: seed 3",
+        "diverged: seed 1; failed: seed 2; killed: seed 4; missing: seed 3",
         "Failed: ALiBi, seed 2: it broke",
+        "Killed: ALiBi, seed 4: it broke",
         "stopped has no result",
         f"{Path('cut') / 'result.json'} is no result",
         "is the same run as",

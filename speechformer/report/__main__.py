@@ -76,8 +76,9 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
             parts += [f"### {heading}", content]
     for row in table.rows:
         for run in row.runs:
-            if run.status == "failed":
-                parts.append(f"Failed: {row.label}, seed {run.seed}: {run.result.get('error', 'no reason given')}")
+            if run.status in ("failed", "killed"):
+                why = run.result.get("error", "no reason given")
+                parts.append(f"{run.status.capitalize()}: {row.label}, seed {run.seed}: {why}")
     parts += [f"![{table.title}]({path})\n\n*{caption}*" for path, caption in pictures]
     parts.append(
         '<details markdown="1">\n<summary>How each row was made</summary>\n\n'
@@ -89,7 +90,7 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
 
 def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     """What there is, and what does not count."""
-    status = {word: sum(run.status == word for run in runs) for word in ("finished", "diverged", "failed")}
+    status = {word: sum(run.status == word for run in runs) for word in ("finished", "diverged", "failed", "killed")}
     said = ", ".join(f"{n} {word}" for word, n in status.items() if n)
     inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
     judged = [value for value in inside if value is not None]

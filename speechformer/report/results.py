@@ -20,17 +20,10 @@ from typing import Any
 
 from speechformer.refusals import UserError
 from speechformer.report import published
-from speechformer.runs import RESULT, read_result
+from speechformer.runs import CLAIM, NOT_IDENTITY, RESULT, read_result
 
 # What does not change what is measured, or is a table's and not a row's
-NOT_A_ROWS = (
-    "seed",
-    "study",
-    "checkpoint_every",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.log_every_n_steps",
-)
+NOT_A_ROWS = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
 NOT_A_ROWS_GROUPS = ("corpus.", "protocol.")
 ABSENT = object()
 
@@ -66,7 +59,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """ "finished", "diverged" or "failed"; a run without its main figure (an infinite perplexity) diverged."""
+        """ "finished", "diverged", "failed" or "killed"; without its main figure (an infinite one) a run diverged."""
         if self.result["status"] == "finished" and self.metrics.get(self.main_figure) is None:
             return "diverged"
         return self.result["status"]
@@ -168,7 +161,7 @@ class Row:
     def state(self) -> str:
         """How many runs count, and what became of the others."""
         words = [str(len(self.finished))]
-        for status in ("diverged", "failed"):
+        for status in ("diverged", "failed", "killed"):
             seeds = [str(run.seed) for run in self.runs if run.status == status]
             if seeds:
                 words.append(f"{status}: seed {', '.join(seeds)}")
@@ -262,7 +255,7 @@ def read_run(folder: Path) -> Run:
     if not isinstance(result, dict):
         raise ValueError("it is no object")
     needed = {"status", "task", "seed", "config"}
-    if result.get("status") != "failed":
+    if result.get("status") not in ("failed", "killed"):
         needed |= {"metrics", "corpus", "parameters"}
     if missing := needed - {name for name, value in result.items() if value is not None or name == "seed"}:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -287,7 +280,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                     runs.append(read_run(folder))
                 except ValueError as error:
                     remarks.append(f"{folder / RESULT} is no result that can be read ({error}); run it again.")
-            elif {"config.yaml", "tokenizer.json"} <= set(files):  # what a run writes when it begins
+            elif CLAIM in files:  # what a run writes when it begins
                 remarks.append(f"{folder} has no result: it still runs, or was stopped.")
     if not runs:
         found = "".join(f" {remark}" for remark in remarks[:3])
