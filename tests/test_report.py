@@ -253,7 +253,7 @@ def test_other_corpora_protocols_studies_and_tasks_never_meet(other: dict[str, A
 
 
 def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
-    runs = [result("experiment=marsol_table1_full", f"seed={seed}", value=400.0 + seed) for seed in range(4)]
+    runs = [result("experiment=marsol_table1_full", f"seed={seed}", value=400.0 + seed) for seed in range(5)]
     runs += [result("experiment=marsol_table1_alibi", "seed=0", value=300.0)]
     runs += [result("experiment=marsol_table1_alibi", "seed=1", value=None, status="diverged")]
     runs += [result("experiment=marsol_table1_alibi", "seed=2", status="failed")]
@@ -268,7 +268,7 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     (table,) = write_report([tmp_path], tmp_path / "out", plots=False)
     full, alibi = table.rows
     assert (full.label, alibi.label) == ("full attention", "ALiBi")
-    assert full.state == "4"
+    assert full.state == "5"
     assert alibi.state == "1; diverged: seed 1; failed: seed 2; killed: seed 4; missing: seed 3"
     assert list(alibi.values("test_perplexity_mean").values()) == [300]
     assert table.expected == ["window 5", "window 3", "block sparse"]
