@@ -321,6 +321,8 @@ def train(
     }
     if task.diverged_at is not None:
         result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
+    elif diverged:
+        result["error"] = "Weights or figures were NaN or infinite at the end."
     if rank == 0:
         screen.say(screen.summary(result))
     return result

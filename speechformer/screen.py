@@ -80,6 +80,11 @@ def baselines(results: list[dict[str, Any]]) -> str:
 def summary(result: dict[str, Any]) -> str:
     """The table at the end of a run."""
     metrics, counts = result["metrics"], result["corpus"]["counts"]
+    if not metrics:
+        return (
+            f"The run DIVERGED: the loss was NaN or infinite at step {result['steps']}, and training stopped there; "
+            f"try a lower recipe.lr.\n{result['seconds']:.1f} s."
+        )
     rows: list[tuple[str, ...]]
     if result["task"] == "classify":
         rows = [("accuracy", "", "95 % interval", "sentences")]

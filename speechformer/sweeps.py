@@ -130,7 +130,7 @@ class Job:
     def error(self) -> str:
         """Why there is no finished run, in one sentence."""
         if self.state.result is not None:
-            return self.state.result.get("error") or "weights or figures are NaN or infinite"
+            return self.state.result.get("error") or "no reason given"
         owner = self.state.claim
         if "pid" in owner:
             return f"process {owner['pid']} on {owner['host']} was interrupted or killed"

@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from speechformer.config import CONF, check_config
 from speechformer.cores.stack import INITIALISATIONS, count_parameters
-from speechformer.corpora import sample
 from speechformer.corpora.speeches import load_corpus
 from speechformer.data import SpeechData
 from speechformer.fit import core_arguments, fit
@@ -60,22 +59,14 @@ def test_a_recipe_names_what_there_is(recipe: str) -> None:
 
 @pytest.mark.parametrize("machine", sorted(path.stem for path in (CONF / "machine").glob("*.yaml")))
 def test_a_machine_sets_the_trainers_device(machine: str) -> None:
-    assert compose(f"machine={machine}").trainer.accelerator == machine
-    assert compose(f"machine={machine}").trainer.devices == 1
+    trainer = compose(f"machine={machine}").trainer
+    assert trainer.accelerator == ("auto" if machine == "ddp" else machine)
+    assert (trainer.devices, trainer.get("strategy")) == ((2, "ddp") if machine == "ddp" else (1, None))
 
 
 def test_what_people_change_most_stands_flat_at_the_top() -> None:
     flat = "seed width heads layers ff block_size batch_size dropout vocab_size eval_interval checkpoint_every"
     assert set(flat.split()) <= set(compose())
-
-
-@pytest.fixture(scope="session")
-def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of speech files that are read and evaluated in no time: the first lines of the sample's."""
-    folder = tmp_path_factory.mktemp("little")
-    for name, content in sample.files(0).items():
-        (folder / name).write_bytes(b"".join(content.splitlines(keepends=True)[:60]))
-    return folder
 
 
 def plain(experiment: str, *overrides: str) -> dict:

@@ -125,55 +125,6 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(task: list[str], tmp_p
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def test_a_run_alone_equals_the_same_run_as_third_of_a_sweep(tmp_path: Path) -> None:
-    alone = run(tmp_path / "alone", "seed=2", *CLASSIFY)
-    swept = command("-m", *TINY, *CLASSIFY, "seed=0,1,2", "hydra.sweep.dir=sweep", cwd=tmp_path)
-    assert swept.returncode == 0, swept.stderr
-    folders = sorted((tmp_path / "sweep").glob("*_seed*"))
-    assert [folder.name[0] for folder in folders] == ["0", "1", "2"]
-    third = read_result(folders[2])
-    assert third["seed"] == 2 and third["metrics"] == alone["metrics"]
-
-
-STABLE = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.override_dirname}"]
-
-
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_goes_on_where_it_stopped_and_keeps_what_failed(launcher: str, tmp_path: Path) -> None:
-    # 9 is not a multiple of 2 heads: that job is refused, the others go on
-    sweep = ["-m", *TINY[:1], "heads=2", "layers=1", "ff=8", *LM, *STABLE, f"hydra/launcher={launcher}"]
-    first = command(*sweep, "width=8,9", cwd=tmp_path)
-    assert first.returncode == 1
-    assert "width must be a multiple of heads" in first.stderr
-    folders = {path.parent.name: read_result(path.parent) for path in (tmp_path / "sweep").rglob("result.json")}
-    by_width = {result["config"]["width"]: result for result in folders.values()}
-    assert by_width[8]["status"] == "finished" and by_width[9]["status"] == "failed"
-    assert "width must be a multiple of heads" in by_width[9]["error"]
-    assert "width=8" in by_width[8]["overrides"] and "UserError" in by_width[9]["traceback"]
-    assert not any(sign in name for name in folders for sign in " :=")
-
-    cut = next(path for path in (tmp_path / "sweep").rglob("result.json") if "width-9" in str(path))
-    cut.write_text('{"status": "fini')  # cut short: run again
-    written = [path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("last.ckpt")]
-    again = command(*sweep, "width=8,16", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("Done before: ") == 1
-    assert set(written) < {path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("last.ckpt")}
-    logs = list((tmp_path / "sweep").rglob("log.txt"))
-    assert bool(logs) == (launcher == "joblib")  # side by side, each talks into its own file
-    if logs:
-        assert any("test mean" in log.read_text() for log in logs)
-        assert again.stdout.count("Finished in ") == 1
-
-
-def test_a_sweep_does_not_take_another_configs_run_for_its_own(tmp_path: Path) -> None:
-    place = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=one"]
-    assert command("-m", *TINY, *LM, *place, cwd=tmp_path).returncode == 0
-    other = command("-m", *TINY, *LM, *place, "dropout=0.2", cwd=tmp_path)
-    assert other.returncode == 1 and "holds a run of another config" in other.stderr
-    assert read_result(tmp_path / "sweep" / "one")["config"]["dropout"] == 0.1
-
-
 def test_a_result_holds_the_curve_of_its_run(tmp_path: Path) -> None:
     """Oracle: metrics.csv, which Lightning writes."""
     result = run(tmp_path / "a", *LM)
@@ -220,7 +171,10 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
-    assert again.returncode == 1 and "already holds a finished run" in again.stderr
+    assert again.returncode == 0 and again.stdout.startswith("Done before: here")
+    assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-8:]  # the same table
+    other = command(*TINY, *CLASSIFY, "hydra.run.dir=here", "dropout=0", cwd=tmp_path)
+    assert other.returncode == 1 and "here holds another run" in other.stderr
 
 
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
@@ -291,7 +245,14 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["task=lm", "core.pool=maxx"], "core.pool has no choice 'maxx'; the valid ones are: mean, cls."),
         (["recipe=cosine", "trainer.max_epochs=-1"], "recipe.schedule ends with the run, so set trainer.max_steps"),
         (["protocol=clean", "protocol.validation=0"], "protocol=clean chooses on a held-out part"),
-        (["trainer.devices=2"], "trainer.devices must be 1, or [K] for device number K, not 2"),
+        (["trainer.devices=0"], "trainer.devices must be a number of devices, or [K] for device number K, not 0"),
+        (
+            ["trainer.devices=[a]"],
+            "trainer.devices must be a number of devices, or [K] for device number K, not ['a']",
+        ),
+        (["+trainer.plugins=x"], "trainer.plugins is not free here"),
+        (["-m", "machine=ddp"], "trainer.devices=2 in a sweep: Lightning .* hydra/launcher=submitit_slurm"),
+        (["corpus.seed=x"], "corpus.seed must be a whole number, not 'x'"),
         (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches is not free here"),
         (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
         (["dropout=1"], "dropout must be a number between 0 and 0.999, not 1"),
@@ -386,21 +347,23 @@ def test_eval_interval_is_in_optimiser_steps(tmp_path: Path) -> None:
     assert evaluated == [3, 6]
 
 
-def test_what_an_unfinished_run_left_is_not_mixed_in(tmp_path: Path) -> None:
-    run(tmp_path / "a", *LM)
-    (tmp_path / "a" / "result.json").unlink()
-    run(tmp_path / "a", *LM)
-    events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train_loss")] == [2, 4, 6]
-
-
 @pytest.mark.parametrize("task", [CLASSIFY, LM], ids=["classify", "lm"])
-def test_a_run_that_diverges_says_so(task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    result = run(
-        tmp_path / "a", *task, "recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false"
-    )
+def test_a_run_that_diverges_is_stopped_and_says_so(
+    task: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    wild = ["recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false"]
+    result = run(tmp_path / "a", *task, *wild, "trainer.max_steps=500", "trainer.max_epochs=-1", "eval_interval=400")
     assert read_result(tmp_path / "a")["status"] == result["status"] == "diverged"
+    assert result["steps"] < 50 and result["error"] == f"The loss was NaN or infinite at step {result['steps']}."
+    assert result["metrics"] == {} and result["curve"] == [] and result["best"]["value"] is None
     assert "DIVERGED" in capsys.readouterr().out
+
+
+def test_a_run_whose_last_step_diverges_says_so(tmp_path: Path) -> None:
+    wild = ["recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false"]
+    steps = run(tmp_path / "a", *LM, *wild, "trainer.max_steps=500", "eval_interval=400")["steps"]
+    result = run(tmp_path / "b", *LM, *wild, f"trainer.max_steps={steps}", "eval_interval=400")
+    assert result["status"] == "diverged" and result["steps"] == steps
 
 
 def test_training_never_touches_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

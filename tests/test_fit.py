@@ -1,0 +1,306 @@
+"""A run that is killed and started again, at any step, is to the last bit the run that was never stopped; and what
+its folder may hold by then."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from speechformer import callbacks, runs
+from speechformer.fit import fit
+from speechformer.refusals import UserError
+from speechformer.tasks import Classify, LanguageModel, Task
+
+# Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
+RUNS = {
+    "lm": ["task=lm", "trainer.max_steps=9", "eval_interval=3", "recipe=cosine", "recipe.warmup_steps=2"],
+    "lm, clean": ["task=lm", "trainer.max_steps=7", "eval_interval=3", "protocol=clean"],
+    "epochs": ["trainer.max_epochs=3", "trainer.limit_train_batches=4"],
+    "epochs of few batches": ["trainer.max_epochs=2", "batch_size=20", "trainer.log_every_n_steps=1"],
+    "epochs, evaluated by steps": ["trainer.max_epochs=3", "trainer.limit_train_batches=4", "eval_interval=3"],
+    "accumulation": [
+        "trainer.max_epochs=3",
+        "trainer.limit_train_batches=5",
+        "eval_interval=2",
+        "trainer.accumulate_grad_batches=2",
+        "trainer.gradient_clip_val=1.0",
+    ],
+}
+
+
+class KilledError(BaseException):
+    """Stands for `kill -9`: nothing of the run's code handles it."""
+
+
+@pytest.fixture(autouse=True)
+def small_corpus(little: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a tenth of a second, for there are hundreds of them."""
+    own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]"]
+    monkeypatch.setattr("test_fit.OWN", [*own, *TINY[1:], "threads=1"])
+
+
+OWN: list[str] = []
+
+
+def run(folder: Path, *overrides: str) -> dict[str, Any]:
+    return fit(compose(*OWN, "trainer.log_every_n_steps=2", *overrides), folder)
+
+
+def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """All that a run leaves and that must not depend on its having been stopped."""
+    last, best = (torch.load(folder / f"{name}.ckpt", weights_only=True) for name in ("last", "best"))
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    weights = {"last": last["state_dict"], "best": best["state_dict"]}
+    moments = last["optimizer_states"][0]["state"]
+    return {
+        **{key: result[key] for key in ("status", "metrics", "best", "curve", "steps", "identity", "corpus")},
+        "weights": {f"{which} {key}": x.tolist() for which, part in weights.items() for key, x in part.items()},
+        "moments": {f"{k} {key}": x.tolist() for k, part in moments.items() for key, x in part.items()},
+        "schedule": last["lr_schedulers"],
+        "csv": (folder / "metrics.csv").read_text(),
+        "events": {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
+    }
+
+
+@pytest.fixture
+def killed_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Set "step" to be killed in that training step; "taken" counts them."""
+    at = {"step": 0, "taken": 0}
+    for task in (Classify, LanguageModel):
+        step = task.training_step
+
+        def counted(self: Task, batch: Any, batch_idx: int, step: Any = step) -> torch.Tensor:
+            at["taken"] += 1
+            if at["taken"] == at["step"]:
+                raise KilledError
+            return step(self, batch, batch_idx)
+
+        monkeypatch.setattr(task, "training_step", counted)
+    return at
+
+
+@pytest.mark.parametrize(("name", "every"), [*((name, 1) for name in RUNS), ("lm", 3), ("accumulation", 3)])
+def test_a_run_killed_at_any_step_goes_on_to_the_same_end(
+    name: str, every: int, killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Oracle: the run that was not killed."""
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS[name]))
+    steps = killed_at["taken"]
+    assert steps >= 6
+    for step in range(1, steps + 1):
+        folder, killed_at["step"], killed_at["taken"] = tmp_path / str(step), step, 0
+        with pytest.raises(KilledError):
+            run(folder, *RUNS[name], f"checkpoint_every={every}")
+        assert runs.state(folder).status == "interrupted"
+        killed_at["step"] = 0
+        capsys.readouterr()
+        result = run(folder, *RUNS[name], f"checkpoint_every={every}")
+        assert essence(folder, result) == expected, f"killed in step {step}"
+        assert result["attempts"] == 2
+        went_on = killed_at["taken"] - step
+        assert ("goes on from its last checkpoint" in capsys.readouterr().out) == (went_on < steps)
+
+
+def test_a_run_killed_again_and_again_ends_as_one_that_was_not(killed_at: dict[str, int], tmp_path: Path) -> None:
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS["lm"]))
+    for _ in range(8):
+        killed_at["step"], killed_at["taken"] = 2, 0
+        with pytest.raises(KilledError):
+            run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=1")
+    killed_at["step"] = 0
+    assert essence(tmp_path / "a", run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=1")) == expected
+
+
+@pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt"])
+def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS["lm"]))
+    for write in range(1, 4):
+        save, folder, written = torch.save, tmp_path / str(write), []
+
+        def half(checkpoint: Any, file: Any) -> None:
+            if where in file.name:
+                written.append(file.name)  # noqa: B023
+                if len(written) == write:  # noqa: B023
+                    file.write(b"half a checkpoint")
+                    file.flush()
+                    raise KilledError
+            save(checkpoint, file)  # noqa: B023
+
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(callbacks.torch, "save", half)
+            run(folder, *RUNS["lm"], "checkpoint_every=2")
+        assert (folder / f"{where}.partial").exists()
+        assert essence(folder, run(folder, *RUNS["lm"], "checkpoint_every=2")) == expected
+        assert not list(folder.glob("*.partial"))
+
+
+def test_a_run_killed_between_its_last_step_and_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lm", "lm, clean"):
+        expected = essence(tmp_path / name, run(tmp_path / name, *RUNS[name]))
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(runs, "commit", lambda: (_ for _ in ()).throw(KilledError()))
+            run(tmp_path / f"{name}, killed", *RUNS[name])
+        assert essence(tmp_path / f"{name}, killed", run(tmp_path / f"{name}, killed", *RUNS[name])) == expected
+
+
+def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
+    """`kill -9`, three times, wherever it strikes; oracle: the run that was not killed."""
+    options = [*OWN, "task=lm", "trainer.max_steps=400", "eval_interval=100", "checkpoint_every=5"]
+    expected = essence(tmp_path / "whole", fit(compose(*options), tmp_path / "whole"))
+    command = [sys.executable, "-m", "speechformer.train", *options, f"hydra.run.dir={tmp_path / 'a'}"]
+    kills, written = 0, 0.0
+    while kills < 3:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        last = tmp_path / "a" / "last.ckpt"
+        while not last.exists() or last.stat().st_mtime == written:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.01)
+        time.sleep(0.05 * kills)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills, written = kills + 1, last.stat().st_mtime
+        assert runs.state(tmp_path / "a").status == "interrupted"
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from its last checkpoint" in done.stdout
+    result = runs.read_result(tmp_path / "a")
+    assert result["attempts"] == 4
+    assert essence(tmp_path / "a", result) == expected
+
+
+def test_a_run_goes_on_with_the_threads_that_it_began_with(killed_at: dict[str, int], tmp_path: Path) -> None:
+    killed_at["step"] = 5
+    with pytest.raises(KilledError):
+        fit(compose(*OWN, *RUNS["lm"], "threads=1"), tmp_path / "a")
+    killed_at["step"] = 0
+    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "a")["machine"]["threads"] == 1
+    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "b")["machine"]["threads"] == torch.get_num_threads()
+
+
+def test_a_finished_run_is_not_run_again_unless_forced(
+    killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    first = run(tmp_path / "a", *RUNS["lm"])
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    killed_at["taken"] = 0
+    again = run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=7", "machine=cpu", "threads=2")
+    assert again == runs.finite(first) and killed_at["taken"] == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")} == written
+    assert run(tmp_path / "a", *RUNS["lm"], "force=true")["metrics"] == first["metrics"]
+    assert killed_at["taken"] == 9
+    with pytest.raises(runs.ForeignError, match="holds another run"):
+        run(tmp_path / "a", *RUNS["lm"], "seed=1")
+    assert run(tmp_path / "a", *RUNS["lm"], "seed=1", "force=true")["seed"] == 1
+
+
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_a_result_that_is_cut_in_half_or_says_failure_is_made_again(status: str, tmp_path: Path) -> None:
+    first = run(tmp_path / "a", *RUNS["lm"])
+    text = (tmp_path / "a" / "result.json").read_text()
+    half = text[: len(text) // 2] if status == "finished" else text.replace('"finished"', '"failed"')
+    (tmp_path / "a" / "result.json").write_text(half)
+    again = run(tmp_path / "a", *RUNS["lm"])
+    assert again["metrics"] == first["metrics"] and runs.read_result(tmp_path / "a")["status"] == "finished"
+
+
+def test_a_checkpoint_that_is_cut_short_is_said_and_done_without(
+    killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS["lm"]))
+    killed_at["step"], killed_at["taken"] = 8, 0
+    with pytest.raises(KilledError):
+        run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=1")
+    killed_at["step"] = 0
+    last = tmp_path / "a" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1000])
+    result = run(tmp_path / "a", *RUNS["lm"])
+    assert f"{last} cannot be read" in capsys.readouterr().out
+    assert essence(tmp_path / "a", result) == expected
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Path) -> None:
+    """The limit on the size of a file (RLIMIT_FSIZE) refuses a write as a full disk does."""
+    options = [*OWN, "width=64", *RUNS["lm"], "checkpoint_every=2", f"hydra.run.dir={tmp_path / 'a'}"]
+    command = [sys.executable, "-m", "speechformer.train", *options]
+
+    def little() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    refused = subprocess.run(command, capture_output=True, text=True, preexec_fn=little)
+    assert refused.returncode == 1
+    line = refused.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"Error: {tmp_path / 'a'}") and ".ckpt: " in line and "the same command goes on" in line
+    assert "Traceback" not in refused.stderr
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert runs.read_result(tmp_path / "a")["status"] == "finished"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that nobody may write")
+def test_a_folder_that_cannot_be_written_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="/proc/run.*No such file or directory.*When that is mended"):
+        run(Path("/proc/run"), *RUNS["lm"])
+
+
+def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="width must be a multiple of heads"):
+        run(tmp_path / "a", "heads=3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_raises_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(LanguageModel, "training_step", broken)
+        run(tmp_path / "a", *RUNS["lm"])
+    left = runs.read_result(tmp_path / "a")
+    assert left["status"] == "failed" and left["error"] == "CUDA out of memory."
+    assert "in broken" in left["traceback"]
+    assert run(tmp_path / "a", *RUNS["lm"])["status"] == "finished"
+
+
+def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Path) -> None:
+    """Oracle: one process. Batches of 9 and 11 do not divide by two, and their parts weigh what they should."""
+    options = [*OWN, "dropout=0", "trainer.log_every_n_steps=1", "protocol=clean"]
+    for task in (
+        ["task=lm", "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
+        ["task=classify", "trainer.max_epochs=2", "batch_size=11"],
+    ):
+        folder = tmp_path / task[0].partition("=")[2]
+        one = fit(compose(*options, *task), folder / "one")
+        place = [f"hydra.run.dir={folder / 'two'}", "machine=ddp", "trainer.accelerator=cpu"]
+        environment = {key: value for key, value in os.environ.items() if key != "LOCAL_RANK"}
+        done = subprocess.run(
+            [sys.executable, "-m", "speechformer.train", *options, *task, *place],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        two = runs.read_result(folder / "two")
+        assert two["config"]["trainer"]["devices"] == 2 and two["identity"] == one["identity"]
+        figures = {name: value for name, value in one["metrics"].items() if value is not None}
+        assert {name: two["metrics"][name] for name in figures} == pytest.approx(figures, rel=1e-4)
+        assert two["steps"] == one["steps"]
+        losses = [
+            [value for _, value in essence(folder / name, result)["events"]["train_loss"]]
+            for name, result in (("one", one), ("two", two))
+        ]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        assert done.stdout.count("Parameters: ") == 1  # one of them speaks
