@@ -103,6 +103,7 @@ def fit(
             try:
                 claim = runs.sign(directory, about)
                 clear(directory, runs.RESULT)  # of an attempt that failed
+                (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
                 result = train(config, directory, corpus, claim, started, launcher)
                 runs.write_result(directory, result)
                 return result
@@ -259,7 +260,6 @@ def train(
             runs.write_json(directory / runs.CLAIM, {**claim, "threads": threads})
             claim["threads"] = threads
             clear_for_start(directory, anew=goes_on_from is None)
-            (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
             data.tokenizer.save(directory / "tokenizer.json")
             screen.say(screen.corpus_line(data.description))
             screen.say(screen.parameters_line(parameters))

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,9 +52,7 @@ def sweep_name(*, _root_: DictConfig) -> str:
         ignored = ("machine", *runs.NOT_IDENTITY)
         words = [word for word in _root_.hydra.overrides.task if word.lstrip("+").split("=")[0] not in ignored]
         known = json.dumps([sorted(words), runs.code_version()])
-        words.sort(
-            key=lambda word: not ("," in word or "(" in word or word.startswith("experiment="))
-        )  # swept ones first
+        words.sort(key=lambda word: not re.search(r"^experiment=|=\w*\(|=[^\[{(]*,", word))  # what is swept first
         said = "_".join(runs.safe(word) for word in words)[:60].rstrip("-_.") or "sweep"
         cache["name"] = f"{said}_{hashlib.sha256(known.encode()).hexdigest()[:8]}"
     return cache["name"]

@@ -120,6 +120,7 @@ def record_failure(
         if isinstance(error, runs.ForeignError):
             raise OSError
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        directory.mkdir(parents=True, exist_ok=True)
         runs.write_result(directory, failure(config, overrides, None, error))
     except OSError:
         with contextlib.suppress(OSError):

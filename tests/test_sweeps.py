@@ -1,0 +1,297 @@
+"""Sweeps: any job alone is the same job anywhere, failures are results, and killed workers lose nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose
+from omegaconf import OmegaConf
+
+from speechformer import fit as fit_module
+from speechformer import runs, sweeps, train
+from speechformer.fit import fit
+from speechformer.runs import read_result
+
+LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
+TRAIN = [sys.executable, "-m", "speechformer.train"]
+Sweep = Callable[..., tuple[int, str, str]]
+
+
+def own(little: Path) -> list[str]:
+    """The overrides of a run of a tenth of a second."""
+    return ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:]]
+
+
+@pytest.fixture
+def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Sweep:
+    """Runs `python -m speechformer.train -m` in this process and folder: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train", "-m", *own(little), *arguments])
+        monkeypatch.setattr(sweeps, "current", None)
+        monkeypatch.setattr(sweeps, "given_up", [])
+        with pytest.raises(SystemExit) as end:
+            train.main()
+        out, err = capsys.readouterr()
+        return end.value.code, out, err  # type: ignore[return-value]
+
+    return command
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    return {job.name: read_result(job.folder) for job in sweeps.jobs_of(folder) if job.folder and job.state.result}
+
+
+def weights(folder: Path) -> dict[str, list]:
+    return {k: x.tolist() for k, x in torch.load(folder / "last.ckpt", weights_only=True)["state_dict"].items()}
+
+
+def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, sweep: Sweep, tmp_path: Path) -> None:
+    """To the last bit, whatever ran before in the same process: another task, one that failed, one that diverged."""
+    wild = "recipe.lr=1000,0.001"
+    options = ["task=lm,classify", "recipe.optimizer=sgd", "core.norm=post", "core.final_norm=false", "heads=2,3"]
+    options += ["model=alibi,learned"]
+    short = ["trainer.max_epochs=-1", "trainer.max_steps=9", "eval_interval=9"]
+    code, _, _ = sweep(wild, *options, *short, "hydra.sweep.dir=sweep")
+    found = results(tmp_path / "sweep")
+    assert code == 1 and len(found) == 16
+    assert {result["status"] for result in found.values()} == {"finished", "failed", "diverged"}
+    finished = [job for job in sweeps.jobs_of(tmp_path / "sweep") if job.state.status == "finished"]
+    assert len(finished) >= 4
+    for job in finished:
+        result = read_result(job.folder)  # type: ignore[arg-type]
+        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        assert alone["metrics"] == result["metrics"] and alone["identity"] == result["identity"]
+        assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
+
+
+def test_a_sweep_says_at_its_end_what_failed_and_runs_only_that_again(sweep: Sweep, tmp_path: Path) -> None:
+    # 9 is not a multiple of 2 heads: that job is refused, the others go on
+    code, out, err = sweep(*LM, "width=9,8,16", "hydra.sweep.dir=sweep")
+    assert code == 1
+    assert "Sweep of 3 runs: 2 finished, 1 failed." in out
+    failed, advice = err.strip().splitlines()[-2:]
+    folder = next(job.folder for job in sweeps.jobs_of(tmp_path / "sweep") if job.name == "width=9")
+    assert failed.startswith("Failed: width=9: width must be a multiple of heads") and failed.endswith(
+        f"(sweep/{folder.name}/result.json)"  # type: ignore[union-attr]
+    )
+    assert advice.startswith("The same command runs only what is missing")
+    assert "UserError" in results(tmp_path / "sweep")["width=9"]["traceback"]
+    page = (tmp_path / "sweep" / "report" / "report.html").read_text()
+    assert "width must be a multiple of heads" in page
+    assert not {sign for path in (tmp_path / "sweep").rglob("*") for sign in ' :=*?"<>|\\' if sign in path.name}
+
+    names = [path for path in (tmp_path / "sweep").rglob("last.ckpt")]
+    times = [path.stat().st_mtime_ns for path in names]
+    code, out, err = sweep(*LM, "width=9,8,16", "hydra.sweep.dir=sweep")
+    assert code == 1 and out.count("Done before: ") == 2
+    assert [path.stat().st_mtime_ns for path in names] == times
+    code, out, err = sweep(*LM, "width=8,16", "heads=2", "hydra.sweep.dir=sweep")
+    assert code == 0 and out.count("Done before: ") == 2 and "Sweep of 2 runs: 2 finished." in out
+    code, out, err = sweep(*LM, "width=8,16", "force=true", "hydra.sweep.dir=sweep")
+    assert code == 0 and "Done before" not in out
+
+
+def test_the_same_sweep_has_the_same_folder(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sweep(*LM, "width=8,16")[0] == 0
+    _, out, _ = sweep("width=8,16", *reversed(LM), "machine=cpu", "threads=1", "checkpoint_every=2")
+    assert out.count("Done before") == 2
+    (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    assert folder.name.startswith("width-8-16_")
+    monkeypatch.setattr(runs, "code_version", lambda: "another")
+    assert sweep(*LM, "width=8,16")[1].count("Done before") == 0
+    assert len(list((tmp_path / "outputs" / "sweeps").iterdir())) == 2
+
+
+def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: Path) -> None:
+    place = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=one"]
+    assert sweep(*LM, *place)[0] == 0
+    code, _, err = sweep(*LM, *place, "dropout=0.2")
+    assert code == 1 and "sweep/one holds another run" in err
+    assert read_result(tmp_path / "sweep" / "one")["config"]["dropout"] == 0.1
+    (job,) = sweeps.jobs_of(tmp_path / "sweep")
+    assert job.state.status == "failed" and "holds another run" in job.error
+
+
+def test_a_sweep_whose_corpus_is_not_there_says_so_for_each_job(sweep: Sweep, tmp_path: Path) -> None:
+    code, _, err = sweep(*LM, "corpus.root=nowhere", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert code == 1 and err.count("No speech files") == 4  # as it happens, and at the end
+    assert {result["status"] for result in results(tmp_path / "sweep").values()} == {"failed"}
+
+
+def test_side_by_side_each_talks_into_its_own_file_on_its_share_of_the_cores(little: Path, tmp_path: Path) -> None:
+    """Oracle for the figures: the same runs alone, on one thread."""
+    options = [*own(little), *LM]
+    arguments = [*options, "seed=0,1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
+    done = subprocess.run([*TRAIN, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Finished in ") == 3 and "Parameters" not in done.stdout
+    for job in sweeps.jobs_of(tmp_path / "sweep"):
+        result = read_result(job.folder)  # type: ignore[arg-type]
+        assert "Parameters: " in (job.folder / "log.txt").read_text()  # type: ignore[operator]
+        threads = result["machine"]["threads"]
+        assert threads == max(1, (os.cpu_count() or 1) // 2)
+        alone = fit(compose(*options, f"seed={result['seed']}", f"threads={threads}"), tmp_path / str(job.number))
+        assert alone["metrics"] == result["metrics"]
+
+
+def test_a_local_executor_that_starts_all_at_once_gives_each_its_share(little: Path, tmp_path: Path) -> None:
+    arguments = [*own(little), *LM, "seed=0,1,2", "hydra/launcher=submitit_local", "hydra.sweep.dir=sweep"]
+    done = subprocess.run([*TRAIN, "-m", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {result["machine"]["threads"] for result in results(tmp_path / "sweep").values()} == {1}
+    assert len(results(tmp_path / "sweep")) == 3
+
+
+def kill_one_worker(folder: Path) -> bool:
+    """`kill -9` of a process that works on a run of a sweep; whether there was one."""
+    running = [job.state.claim.get("pid") for job in sweeps.jobs_of(folder) if job.state.status == "running"]
+    for pid in filter(None, running):
+        try:
+            os.kill(pid, signal.SIGKILL)
+            return True
+        except ProcessLookupError:
+            continue
+    return False
+
+
+def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
+    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job of seed 1 is killed whenever it runs, as one that needs too much memory is."""
+    arguments = [*own(little), *LM, "seed=0,1,2,3", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, threading, time\n"
+        "def deadly():\n"
+        "    import sys\n"
+        "    while 'speechformer.fit' not in sys.modules: time.sleep(0.01)\n"
+        "    import speechformer.fit as module\n"
+        "    train = module.train\n"
+        "    def kill(config, *rest):\n"
+        "        if config['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return train(config, *rest)\n"
+        "    module.train = kill\n"
+        "threading.Thread(target=deadly, daemon=True).start()\n"
+    )
+    done = subprocess.run(
+        [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stderr
+    states = {job.name: job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")}
+    assert states == {"seed=0": "finished", "seed=1": "killed", "seed=2": "finished", "seed=3": "finished"}
+    line = done.stderr.strip().splitlines()[-2]
+    assert line.startswith("Killed: seed=1: Its process was killed twice, the second time alone (signal SIGKILL)")
+    assert (tmp_path / "sweep" / "report" / "report.html").exists()
+    again = subprocess.run(
+        [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert again.returncode == 0 and again.stdout.count("Done before: ") == 3
+
+
+def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(little: Path, tmp_path: Path) -> None:
+    """12 jobs; workers and the whole command are killed at random times until it is done. Oracle: 12 runs alone."""
+    options = [*own(little), "threads=1", "checkpoint_every=20", "task=lm", "trainer.max_steps=200"]
+    options += ["eval_interval=100"]
+    swept = ["seed=0,1,2", "model=alibi,learned", "dropout=0.1,0.3"]
+    arguments = [*options, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
+    chance, kills, code, end = random.Random(0), 0, -1, time.monotonic() + 240
+    while code != 0:
+        process = subprocess.Popen(
+            [*TRAIN, "-m", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and kills < 5 and time.monotonic() < end:
+            time.sleep(chance.uniform(0.2, 1.5))
+            if kills == 3:  # the command itself
+                process.kill()
+                kills += 1
+            else:
+                kills += kill_one_worker(tmp_path / "sweep")
+        code = process.wait()
+    assert kills == 5
+    found = results(tmp_path / "sweep")
+    assert len(found) == 12 and sum(result["attempts"] > 1 for result in found.values()) >= 1
+    for job in sweeps.jobs_of(tmp_path / "sweep"):
+        result = read_result(job.folder)  # type: ignore[arg-type]
+        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        for key in ("status", "metrics", "best", "curve", "steps", "identity"):
+            assert runs.finite(alone[key]) == result[key]
+        assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
+
+
+def start(overrides: list[str], folder: Path, told: Any) -> None:
+    """One of many starts of the same run; `train` is replaced by something that takes as long as nothing."""
+
+    def trained(config: dict, directory: Path, corpus: Any, claim: dict, started: float, launcher: Any) -> dict:
+        with open(directory / "trained", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.3)
+        return {"status": "finished", "identity": claim["identity"], "pid": os.getpid()}
+
+    fit_module.train = trained  # type: ignore[assignment]
+    told.put(fit(compose(*overrides), folder)["pid"])
+
+
+def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    processes = [context.Process(target=start, args=(own(little), tmp_path / "run", told)) for _ in range(200)]
+    for process in processes:
+        process.start()
+    pids = [told.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert {process.exitcode for process in processes} == {0}
+    (trained,) = (tmp_path / "run" / "trained").read_text().split()
+    assert set(pids) == {int(trained)} == {read_result(tmp_path / "run")["pid"]}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"result.json", "run.json", "run.lock", "trained"}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["pid"] == int(trained)
+
+
+def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path: Path) -> None:
+    cfg = compose(*own(little), *LM)
+    with runs.claim(tmp_path / "run", wait=False):
+        assert runs.state(tmp_path / "run").status == "running"
+        with pytest.raises(runs.OccupiedError, match="works on it"):
+            fit(cfg, tmp_path / "run", launcher="basic")
+    assert fit(cfg, tmp_path / "run", launcher="basic")["status"] == "finished"
+
+
+def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
+    def identity(*overrides: str, sha: str = "0" * 64, classes: tuple[str, ...] = ("a", "b")) -> str:
+        return runs.identity(OmegaConf.to_container(compose(*overrides), resolve=True), sha, classes)  # type: ignore
+
+    same = identity("model=alibi")
+    for override in ("machine=cpu", "threads=2", "force=true", "checkpoint_every=3", "corpus=sample", "machine=ddp"):
+        assert identity("model=alibi", override) == same, override
+    assert identity("model=alibi", "dropout=0") == identity("model=alibi", "dropout=0.0") != same
+    for override in ("seed=1", "model.scale=2", "study=x", "trainer.precision=64-true", "task.name=x"):
+        assert identity("model=alibi", override) != same, override
+    assert identity("model=alibi", sha="1" * 64) != same != identity("model=alibi", classes=("b", "a"))
+
+
+def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
+    """Oracle: the modules that fit.py imports, directly or not, but for those that only say, find or refuse."""
+    names = ", ".join(f"speechformer.{name}" for name in ("fit", "data", "tasks", "callbacks"))
+    code = f"import sys, {names}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    ours = {name.removeprefix("speechformer.").split(".")[0] for name in loaded if name.startswith("speechformer.")}
+    known = {name.removesuffix(".py") for name in runs.CODE}
+    assert ours - known == {"config", "devices", "refusals", "runs", "screen"}
+    assert known <= ours
