@@ -44,10 +44,13 @@ def remember_words(corpus: Corpus) -> bool:
         return True
     lines = "".join(json.dumps([text, " ".join(tokenizer.split_words(text))]) + "\n" for text in texts).encode()
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with contextlib.suppress(OSError):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
         os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return False
 
 

@@ -1,0 +1,78 @@
+"""The words of a corpus on disk: believed only if whole and of this corpus. Oracle: cutting it anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speechformer.corpora import cache, sample, tokenizer
+from speechformer.corpora.speeches import Corpus, parse
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(tokenizer, "WORDS", {})
+
+
+def corpus(seed: int) -> Corpus:
+    files = {name: b"".join(content.splitlines(keepends=True)[:50]) for name, content in sample.files(seed).items()}
+    files["test_LM_other.txt"] = "One\u2028line\u00a0only.\n\u200b\n".encode()  # no line ends, and a text of one sign
+    return parse(files, "sample", "here", ["a", "b", "c"])
+
+
+def test_words_come_back_as_they_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cache.remember_words(corpus(0))
+    cut = dict(tokenizer.WORDS)
+    assert set(cut) == set(cache.texts_of(corpus(0)))
+    tokenizer.WORDS.clear()
+    monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was cut again"))
+    assert cache.remember_words(corpus(0))
+    assert cut == tokenizer.WORDS
+    assert cache.remember_words(corpus(0))
+
+
+@pytest.mark.parametrize("how", ["cut", "foreign", "changed", "of other words", "no JSON", "empty", "not to be read"])
+def test_a_cache_that_is_not_to_be_believed_is_made_again(how: str) -> None:
+    cache.remember_words(corpus(0))
+    words, path = dict(tokenizer.WORDS), cache.cache_file(corpus(0))
+    whole = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif how == "foreign":
+        tokenizer.WORDS.clear()
+        cache.remember_words(corpus(1))
+        path.write_bytes(cache.cache_file(corpus(1)).read_bytes())
+    elif how == "changed":
+        path.write_bytes(whole.replace(b"the", b"teh", 1))
+    elif how == "of other words":
+        first, _, lines = whole.partition(b"\n")
+        path.write_bytes(json.dumps({**json.loads(first), "tokenizer": "another"}).encode() + b"\n" + lines)
+    elif how == "not to be read":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(b"" if how == "empty" else b"\xff\xfe[")
+    tokenizer.WORDS.clear()
+    assert not cache.remember_words(corpus(0))
+    assert words.items() <= tokenizer.WORDS.items()
+    if how != "not to be read":
+        assert path.read_bytes() == whole
+    assert [file.suffix for file in path.parent.iterdir() if file.suffix == ".partial"] == []
+
+
+def test_other_settings_have_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.cache_file(corpus(0))
+    assert cache.cache_file(corpus(1)) != before
+    tokenizer.settings.cache_clear()
+    monkeypatch.setattr(tokenizer, "ABBREVIATIONS", ["mr"])
+    assert cache.cache_file(corpus(0)) != before
+    tokenizer.settings.cache_clear()
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "cache_directory", lambda: Path("/dev/null/nowhere"))
+    assert not cache.remember_words(corpus(0))
+    assert tokenizer.WORDS

@@ -1,0 +1,99 @@
+"""How a sweep stands, from what lies in its folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speechformer import runs, status, sweeps
+from speechformer.refusals import UserError
+
+STATES = ["finished", "diverged", "failed", "killed", "interrupted", "running", "left"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    """A sweep of eight jobs in every state there is; two are finished."""
+    jobs = [["task=lm", f"seed={k}"] for k in range(8)]
+    runs.write_json(tmp_path / "sweep.json", {"jobs": jobs, "given_up": [], "command": []})
+    held = runs.claim(tmp_path / "run5", wait=False)
+    for number, state in enumerate([*STATES, "finished"]):
+        run = tmp_path / f"run{number}"
+        if state == "left":
+            continue
+        sweeps.register(tmp_path, number, jobs[number], run)
+        run.mkdir(exist_ok=True)
+        runs.sign(run, {"identity": "x", "overrides": jobs[number]})
+        if state not in ("interrupted", "running"):
+            runs.write_result(run, {"status": state, "seconds": 60.0, "error": f"it {state}"})
+    held.__enter__()
+    owner = runs.sign(tmp_path / "run5", {"identity": "x", "overrides": jobs[5]})
+    runs.write_json(tmp_path / "run5" / "run.json", {**owner, "since": time.time() - 90, "step": 30, "steps": 120})
+    yield tmp_path
+    held.__exit__(None, None, None)
+
+
+def test_every_state_is_seen_and_the_rest_is_estimated(folder: Path) -> None:
+    """Runs take a minute: one three quarters from its end, one interrupted and one left take 2.75 minutes."""
+    assert [job.state.status for job in sweeps.jobs_of(folder)] == [*STATES, "finished"]
+    text, under_way = status.look(folder)
+    first, *lines = text.splitlines()[1:]
+    assert first == (
+        "8 runs: 2 finished, 1 diverged, 1 failed, 1 killed, 1 interrupted, 1 running, 1 left; about 2 min 45 s left"
+    )
+    assert under_way
+    assert [line.split()[:2] for line in lines] == [
+        ["diverged", "seed=1"],
+        ["failed", "seed=2"],
+        ["killed", "seed=3"],
+        ["interrupted", "seed=4"],
+        ["running", "seed=5"],
+    ]
+    assert "it failed (run2)" in lines[1]
+    assert "step 30 of 120, for 1 min 30 s, process " in lines[4]
+
+
+def test_the_command_looks_at_all_sweeps_and_single_runs_below(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    for name in ("runs/a", "sweeps/s"):
+        (tmp_path / "outer" / name).mkdir(parents=True)
+    runs.write_result(tmp_path / "outer" / "runs" / "a", {"status": "finished", "seconds": 1.0})
+    runs.write_json(tmp_path / "outer" / "sweeps" / "s" / "sweep.json", {"jobs": [["seed=0"], ["seed=1"]]})
+    done = subprocess.run(
+        [sys.executable, "-m", "speechformer.status", str(tmp_path / "outer"), "--watch"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 runs: 2 left" in done.stdout and "1 runs: 1 finished" in done.stdout
+
+
+def test_watching_ends_when_nothing_runs_any_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def finish(_: float) -> None:
+        runs.write_result(folder / "run5", {"status": "finished", "seconds": 60.0})
+
+    monkeypatch.setattr(status.time, "sleep", finish)
+    monkeypatch.setattr(sys, "argv", ["status", str(folder), "--watch"])
+    status.main()
+    out = capsys.readouterr().out
+    assert "2 finished" in out and "3 finished" in out.split("2 finished")[1]
+
+
+@pytest.mark.parametrize(("name", "message"), [("nowhere", "there is no such folder"), ("", "no sweep and no run")])
+def test_a_folder_without_runs_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        status.look(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (59, "59 s"), (90, "1 min 30 s"), (3600 * 5 + 125, "5 h 2 min")]
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert status.duration(seconds) == said
