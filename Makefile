@@ -22,8 +22,8 @@ test: $(STAMP)
 # on where it stopped: what is finished is not run again. A run that fails does not stop the others (hence the "-"); the
 # report shows it.
 REPRODUCED := outputs/reproduce
-SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib hydra.sweep.dir=$(REPRODUCED)/runs \
-	'hydra.sweep.subdir=$${hydra.job.override_dirname}' corpus=speeches
+SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
+	'hydra.sweep.dir=$(REPRODUCED)/runs/$${sweep_name:}' corpus=speeches
 reproduce: $(STAMP)
 	$(BIN)/python -m speechformer.audit corpus=speeches --json $(REPRODUCED)/audit.json
 	$(BIN)/python -m speechformer.baselines corpus=speeches --output $(REPRODUCED)/baselines

@@ -211,11 +211,11 @@ def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
     """Give torch the run's threads; one that goes on has as many as before, for sums are cut into as many parts."""
     import torch
 
-    default = devices.default_threads()
-    if config["trainer"]["accelerator"] == "cpu":
-        default = max(1, default // count_devices(config["trainer"]["devices"]))
-    threads = config["threads"] or claim.get("threads") or default
+    processes = count_devices(config["trainer"]["devices"])
+    threads = config["threads"] or claim.get("threads") or max(1, devices.default_threads() // processes)
     torch.set_num_threads(threads)
+    if processes > 1:  # otherwise Lightning divides the cores by itself
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     return threads
 
 
@@ -252,7 +252,8 @@ def train(
         data.drop_lengths_above(task.core.decoder.longest)
 
     rank = int(os.environ.get("LOCAL_RANK", 0))
-    torch.manual_seed(config["seed"] + rank)  # each device drops out others
+    if rank:
+        torch.manual_seed(config["seed"] + rank)  # each device drops out others
     with device_of(config["trainer"], threads, launcher) as device:
         goes_on_from = checkpoint_in(directory)
         trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started)

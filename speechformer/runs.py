@@ -236,6 +236,7 @@ def state(directory: Path) -> State:
     return State("interrupted" if owner else "left", None, owner)
 
 
+@functools.cache
 def commit() -> str | None:
     """The commit of the code that runs, with "-dirty" if a tracked file differs; None outside a checkout."""
     checkout = Path(__file__).resolve().parents[1]
@@ -252,6 +253,7 @@ def commit() -> str | None:
         return None
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that a result may depend on."""
     names = ("speechformer", "torch", "lightning", "torchmetrics", "hydra-core", "nltk", "numpy")

@@ -91,16 +91,17 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
                 log = stack.enter_context(open(directory / "log.txt", "a", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stdout(log))
                 stack.enter_context(contextlib.redirect_stderr(log))
-            result = fit(cfg, directory, overrides, launcher)
+            result: dict[str, Any] | None = fit(cfg, directory, overrides, launcher)
     except runs.OccupiedError as error:
         print(f"Left to another: {name}: {error}", flush=True)
         return float("nan")
     except Exception as error:
         print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
         record_failure(cfg, sweep, number, directory, overrides, error)
-        return float("nan")
-    finally:
+        result = None
+    if result is None:
         forget()
+        return float("nan")
     if result == before:
         print(f"Done before: {name}", flush=True)
     elif launcher != "basic":
