@@ -174,7 +174,7 @@ def claim(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=0.5, poll_interval=0.05)  # `is_held` may be looking
     except Timeout:
         owner = read_json(directory / CLAIM) or {}
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works on it ({directory})"

@@ -71,7 +71,7 @@ class Watch(Callback):
         folder = Path(config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         current = folder
-        write_jobs(folder, expanded(config))
+        write_jobs(folder, expanded(config), config.hydra.runtime.choices["hydra/launcher"])
 
 
 def expanded(config: DictConfig) -> list[list[str]] | None:
@@ -88,12 +88,13 @@ def expanded(config: DictConfig) -> list[list[str]] | None:
     return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 
-def write_jobs(folder: Path, jobs: list[list[str]] | None) -> None:
+def write_jobs(folder: Path, jobs: list[list[str]] | None, launcher: str) -> None:
     """Write `sweep.json`; the pointers of another command in the same folder go."""
     if plan(folder).get("jobs") != jobs:
         for pointer in (folder / JOBS).glob("*.json"):
             pointer.unlink(missing_ok=True)
-    runs.write_json(folder / SWEEP, {"jobs": jobs, "given_up": given_up, "command": sys.argv[1:]})
+    about = {"command": sys.argv[1:], "launcher": launcher, "given_up": given_up, "jobs": jobs}
+    runs.write_json(folder / SWEEP, about)
 
 
 def plan(folder: Path) -> dict[str, Any]:
@@ -253,8 +254,7 @@ def wait_for_the_others(folder: Path, started: float) -> None:
         own = (path for path in (folder / ".submitit").glob("*/*_submitted.pkl") if path.stat().st_mtime >= started)
         return [submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name) for path in own]
 
-    under_slurm = "submitit_slurm" in " ".join(plan(folder).get("command", []))
-    jobs = queued() if under_slurm else []
+    jobs = queued() if plan(folder).get("launcher") == "submitit_slurm" else []
     while any(job.state.status == "running" for job in jobs_of(folder)) or not all(
         job.done(force_check=True) for job in jobs
     ):
