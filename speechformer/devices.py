@@ -71,11 +71,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def share_of_threads() -> int | None:
+    """The threads that a launcher gives each of its jobs: joblib's in OMP_NUM_THREADS, SLURM as the CPUs of a task;
+    None where nobody says."""
+    given = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
+    return min((int(number) for number in given if number.isdecimal() and int(number) > 0), default=None)
+
+
 @functools.cache
-def default_threads() -> int:
-    """The threads that torch takes by itself: those of OMP_NUM_THREADS, which joblib's launcher sets to each job's
-    share, or all cores; under SLURM, the job's. Asked before the first run of a process changes it."""
+def all_threads() -> int:
+    """The threads that torch takes by itself, on all cores. Asked before the first run of a process changes it."""
     import torch
 
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(torch.get_num_threads(), int(given)) if given.isdecimal() else torch.get_num_threads()
+    return torch.get_num_threads()

@@ -82,7 +82,8 @@ def fit(
     fingerprint = runs.identity(config, corpus.sha256, corpus.classes)
     about = {"identity": fingerprint, "overrides": None if overrides is None else list(overrides)}
     if int(os.environ.get("LOCAL_RANK", 0)):  # a helper of a run on several devices; the first process has the claim
-        return train(config, directory, corpus, {**about, "attempts": 1}, started)
+        own = {**about, "attempts": 1, "threads": devices.share_of_threads()}
+        return train(config, directory, corpus, own, started)
 
     begun = directory.exists() and any(directory.iterdir())
     try:
@@ -92,14 +93,16 @@ def fit(
                 clear(directory, runs.CLAIM, *LEFT_BY_A_RUN)
                 earlier, result = {}, None
             for found in filter(None, (earlier, result)):
-                if found.get("identity") != fingerprint:
+                refused = found.get("identity") is None and found.get("status") == "failed"
+                if found.get("identity") != fingerprint and not refused:
                     raise runs.ForeignError(
                         f"{directory} holds another run (of another config, corpus or version of the code); choose "
                         "another folder, or overwrite it with force=true."
                     )
             if result is not None and result["status"] in runs.OVER:
                 return result
-            about |= {"attempts": earlier.get("attempts", 0) + 1, "threads": earlier.get("threads")}
+            about |= {"attempts": earlier.get("attempts", 0) + 1}
+            about |= {"threads": earlier.get("threads") or devices.share_of_threads()}
             try:
                 claim = runs.sign(directory, about)
                 clear(directory, runs.RESULT)  # of an attempt that failed
@@ -212,7 +215,7 @@ def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
     import torch
 
     processes = count_devices(config["trainer"]["devices"])
-    threads = config["threads"] or claim.get("threads") or max(1, devices.default_threads() // processes)
+    threads = config["threads"] or claim.get("threads") or max(1, devices.all_threads() // processes)
     torch.set_num_threads(threads)
     if processes > 1:  # otherwise Lightning divides the cores by itself
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -12,7 +12,6 @@ what failed. No torch here.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -172,11 +171,13 @@ def conclude(folder: Path) -> int:
     jobs = jobs_of(folder)
     failed = [job for job in jobs if job.state.status in (*GAVE_UP, "diverged")]
     print(f"Sweep of {len(jobs)} runs: {counted(jobs)}.")
-    with contextlib.suppress(UserError):  # no run came to its end
-        from speechformer.report.__main__ import write_report
+    from speechformer.report.__main__ import write_report
 
+    try:
         write_report([folder], folder / "report")
         print(f"Report: {folder / 'report' / 'report.html'}")
+    except (UserError, OSError) as error:  # no run came to its end, or there is no room
+        print(f"There is no report: {one_sentence(error)}")
     for job in jobs:
         if job.state.status == "running":
             owner = job.state.claim
@@ -232,8 +233,12 @@ def alone(job: Job, command: Sequence[str]) -> None:
     with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
         code = subprocess.run([*command, *own, f"hydra.run.dir='{place}'"], stdout=log, stderr=log).returncode
     if runs.state(job.folder).status == "interrupted":
-        by = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        give_up(job, f"its process was killed twice, the second time alone ({by}); out of memory?")
+        if code < 0:
+            by = signal.Signals(-code).name
+            give_up(job, f"its process was killed twice, the second time alone (signal {by}); out of memory?")
+        else:
+            said = (job.folder / "log.txt").read_text(encoding="utf-8").strip().splitlines() or ["nothing"]
+            give_up(job, f"its process was killed, and alone it ended with exit code {code} and said: {said[-1]}")
         given_up.append(job.number)
 
 

@@ -84,10 +84,13 @@ def test_slots_are_as_many_as_runs_have_room(monkeypatch: pytest.MonkeyPatch) ->
     assert [len(devices.cpu_slots(threads)) for threads in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
 
 
-def test_a_slurm_job_has_the_threads_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    for given, threads in (("3", 3), ("16", 8), ("", 8)):
-        devices.default_threads.cache_clear()
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
-        assert devices.default_threads() == threads
-    devices.default_threads.cache_clear()
+@pytest.mark.parametrize(
+    ("omp", "slurm", "threads"),
+    [("", "3", 3), ("2", "", 2), ("2", "3", 2), ("4", "3", 3), ("", "", None), ("0", "x", None)],
+)
+def test_a_job_has_the_threads_that_its_launcher_gives(
+    omp: str, slurm: str, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
+    assert devices.share_of_threads() == threads

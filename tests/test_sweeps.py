@@ -126,6 +126,20 @@ def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: P
     assert job.state.status == "failed" and "holds another run" in job.error
 
 
+def test_what_was_refused_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, for example, is no longer full."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "train", full)
+        code, _, err = sweep(*LM, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert code == 1 and err.count("somewhere: No space left on device. When that is mended") == 4
+    code, out, _ = sweep(*LM, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert code == 0 and "Sweep of 2 runs: 2 finished." in out
+
+
 def test_a_sweep_whose_corpus_is_not_there_says_so_for_each_job(sweep: Sweep, tmp_path: Path) -> None:
     code, _, err = sweep(*LM, "corpus.root=nowhere", "seed=0,1", "hydra.sweep.dir=sweep")
     assert code == 1 and err.count("No speech files") == 4  # as it happens, and at the end
