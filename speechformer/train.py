@@ -113,12 +113,13 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
 def record_failure(
     cfg: DictConfig, sweep: Path, number: int, directory: Path, overrides: Sequence[str], error: Exception
 ) -> None:
-    """Leave a result that says what went wrong, where the run has not done so; if its folder holds another run or
-    cannot be written, say it in the sweep's."""
-    if not isinstance(error, UserError) and runs.result_or_none(directory) is not None:
+    """Leave a result that says what went wrong, where the run has not done so; if its folder holds another run, or one
+    that is done, or cannot be written, say it in the sweep's."""
+    left = runs.result_or_none(directory)
+    if left is not None and not isinstance(error, UserError):
         return  # `fit` has
     try:
-        if isinstance(error, runs.ForeignError):
+        if isinstance(error, runs.ForeignError) or (left is not None and left["status"] in runs.OVER):
             raise OSError
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
         directory.mkdir(parents=True, exist_ok=True)

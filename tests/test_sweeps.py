@@ -126,6 +126,18 @@ def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: P
     assert job.state.status == "failed" and "holds another run" in job.error
 
 
+def test_several_devices_in_a_sweep_are_refused_with_the_way_that_works(sweep: Sweep, tmp_path: Path) -> None:
+    """Before anything is launched; where a job asks for it, it is that job's failure."""
+    code, out, _ = sweep(*LM, "machine=ddp", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert str(code).startswith("Error: trainer.devices=2 in a sweep: ") and "hydra/launcher=submitit_slurm" in str(
+        code
+    )
+    assert out == "" and not (tmp_path / "sweep").exists()
+    code, _, err = sweep(*LM, "machine=cpu,ddp", "hydra.sweep.dir=sweep")
+    assert code == 1 and "Failed: machine=ddp: trainer.devices=2 in a sweep" in err
+    assert results(tmp_path / "sweep")["machine=cpu"]["status"] == "finished"
+
+
 def test_what_was_refused_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, for example, is no longer full."""
 
@@ -274,7 +286,8 @@ def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Pat
     assert {process.exitcode for process in processes} == {0}
     (trained,) = (tmp_path / "run" / "trained").read_text().split()
     assert set(pids) == {int(trained)} == {read_result(tmp_path / "run")["pid"]}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"result.json", "run.json", "run.lock", "trained"}
+    left = {"config.yaml", "result.json", "run.json", "run.lock", "trained"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == left
     assert json.loads((tmp_path / "run" / "run.json").read_text())["pid"] == int(trained)
 
 

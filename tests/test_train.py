@@ -171,8 +171,8 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.startswith("Done before: here")
-    assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-8:]  # the same table
+    assert again.returncode == 0 and again.stdout.startswith(f"Done before: {tmp_path / 'here'}. ")
+    assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-6:]  # the same table
     other = command(*TINY, *CLASSIFY, "hydra.run.dir=here", "dropout=0", cwd=tmp_path)
     assert other.returncode == 1 and "here holds another run" in other.stderr
 
@@ -251,7 +251,6 @@ def test_help_is_quick_and_names_the_choices() -> None:
             "trainer.devices must be a number of devices, or [K] for device number K, not ['a']",
         ),
         (["+trainer.plugins=x"], "trainer.plugins is not free here"),
-        (["-m", "machine=ddp"], "trainer.devices=2 in a sweep: Lightning .* hydra/launcher=submitit_slurm"),
         (["corpus.seed=x"], "corpus.seed must be a whole number, not 'x'"),
         (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches is not free here"),
         (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
@@ -326,8 +325,8 @@ def test_logged_losses_are_those_of_their_steps(tmp_path: Path, monkeypatch: pyt
     losses = []
     step = LanguageModel.training_step
 
-    def recording(self: LanguageModel, batch: dict) -> torch.Tensor:
-        loss = step(self, batch)
+    def recording(self: LanguageModel, batch: dict, batch_idx: int) -> torch.Tensor:
+        loss = step(self, batch, batch_idx)
         losses.append(loss.item())
         return loss
 
