@@ -126,6 +126,20 @@ def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: P
     assert job.state.status == "failed" and "holds another run" in job.error
 
 
+def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> None:
+    """From one run's result to the next one's first step: at most 0.3 s for the quickest of four, for the machine may
+    be busy; with the imports it would be four."""
+    assert sweep(*LM, "seed=range(5)", "hydra.sweep.dir=sweep")[0] == 0
+    folders = [job.folder for job in sweeps.jobs_of(tmp_path / "sweep") if job.folder]
+    gaps = [
+        (runs.read_json(later / "run.json") or {})["since"]
+        + read_result(later)["seconds_by_phase"]["start-up"]
+        - (before / "result.json").stat().st_mtime
+        for before, later in zip(folders, folders[1:])
+    ]
+    assert len(gaps) == 4 and min(gaps) < 0.3
+
+
 def test_several_devices_in_a_sweep_are_refused_with_the_way_that_works(sweep: Sweep, tmp_path: Path) -> None:
     """Before anything is launched; where a job asks for it, it is that job's failure."""
     code, out, _ = sweep(*LM, "machine=ddp", "seed=0,1", "hydra.sweep.dir=sweep")
