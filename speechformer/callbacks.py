@@ -136,7 +136,8 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        figure = pl_module.figures()[self.monitor]  # type: ignore[operator]
+        # of several devices all go by the first one's figure: theirs may differ in the last bits
+        figure = trainer.strategy.broadcast(pl_module.figures()[self.monitor])  # type: ignore[operator]
         if math.isfinite(figure) and (self.best is None or pl_module.better(figure, self.best)):  # type: ignore
             self.best, self.best_step = figure, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
@@ -213,7 +214,8 @@ class Progress(pl.Callback):
         if now - self.said > 5 and trainer.is_global_zero:
             self.said, total = now, trainer.estimated_stepping_batches
             so_far = {"step": trainer.global_step, "steps": int(total) if math.isfinite(total) else None}
-            runs.write_json(self.directory / runs.CLAIM, {**self.claim, **so_far})
+            with contextlib.suppress(OSError):  # it is a courtesy
+                runs.write_json(self.directory / runs.CLAIM, {**self.claim, **so_far})
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from speechformer.tasks import Task
 
 LEFT_BY_A_RUN = ("best.ckpt", "last.ckpt", "metrics.csv", runs.RESULT)
+STRANGE = ("tensorboard", "best.ckpt", "last.ckpt", "metrics.csv")  # in a folder that is no run's
 
 
 def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
@@ -93,8 +94,9 @@ def fit(
     try:
         with runs.claim(directory, wait=launcher is None) as earlier:
             result = runs.result_or_none(directory)
-            if force:
-                clear(directory, runs.CLAIM, *LEFT_BY_A_RUN)
+            if force and (earlier or result):
+                clear_for_start(directory, anew=True)
+                clear(directory, runs.CLAIM)
                 earlier, result = {}, None
             for found in filter(None, (earlier, result)):
                 refused = found.get("identity") is None and found.get("status") == "failed"
@@ -103,6 +105,15 @@ def fit(
                         f"{directory} holds another run (of another config, corpus or version of the code); choose "
                         "another folder, or overwrite it with force=true."
                     )
+            if (
+                not earlier
+                and result is None
+                and (strange := [name for name in STRANGE if (directory / name).exists()])
+            ):
+                raise runs.ForeignError(
+                    f"{directory} holds {', '.join(strange)}, but no {runs.CLAIM}: whatever it is, it would be lost; "
+                    "choose another folder, or remove that."
+                )
             if result is not None and result["status"] in runs.OVER:
                 return result
             about |= {"attempts": earlier.get("attempts", 0) + 1}
@@ -149,11 +160,11 @@ def failure(
         "status": "failed",
         "error": one_sentence(error) or type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
-        "task": config["task"]["name"],
+        "task": task.get("name") if isinstance(task := config.get("task"), dict) else None,
         "config": config,
         "overrides": None if overrides is None else list(overrides),
         "identity": fingerprint,
-        "seed": config["seed"],
+        "seed": config.get("seed"),
         "commit": runs.commit(),
         "versions": runs.versions(),
     }
@@ -200,26 +211,31 @@ def build_trainer(
 
 @contextlib.contextmanager
 def device_of(arguments: dict[str, Any], threads: int, launcher: str | None) -> Iterator[Any]:
-    """What to give Lightning as `devices`: a GPU that is leased for this run where it asks for any one of them."""
+    """What to give Lightning as `devices`, leased for this run: a free GPU where it asks for any one of them, and
+    those that it names, or that Lightning takes where it asks for several."""
     import torch
 
-    on_gpu = arguments["accelerator"] in ("gpu", "cuda", "auto") and torch.cuda.is_available()
-    if on_gpu and arguments["devices"] in (1, "1"):
-        with devices.lease(devices.gpu_names()) as index:
-            yield [index]
-    elif launcher == "submitit_local" and not on_gpu:  # it starts all jobs at once
-        with devices.lease(devices.cpu_slots(threads)):
-            yield arguments["devices"]
-    else:
-        yield arguments["devices"]
+    wanted = arguments["devices"]
+    with contextlib.ExitStack() as leases:
+        if arguments["accelerator"] in ("gpu", "cuda", "auto") and torch.cuda.is_available():
+            names = devices.gpu_names()
+            if wanted in (1, "1"):
+                wanted = [leases.enter_context(devices.lease(names))]
+            elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process has them for all
+                several = wanted if isinstance(wanted, list) else range(count_devices(wanted))
+                for index in sorted(several):  # in order, so that no two runs wait for each other
+                    leases.enter_context(devices.lease(names[index : index + 1] or names))
+        elif launcher == "submitit_local":  # it starts all jobs at once
+            leases.enter_context(devices.lease(devices.cpu_slots(threads)))
+        yield wanted
 
 
 def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
     """Give torch the run's threads; one that goes on has as many as before, for sums are cut into as many parts."""
     import torch
 
-    processes = count_devices(config["trainer"]["devices"])
-    threads = config["threads"] or claim.get("threads") or max(1, devices.all_threads() // processes)
+    processes, every = count_devices(config["trainer"]["devices"]), devices.all_threads()
+    threads = config["threads"] or claim.get("threads") or max(1, every // processes)
     torch.set_num_threads(threads)
     if processes > 1:  # otherwise Lightning divides the cores by itself
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -262,7 +278,9 @@ def train(
     rank = int(os.environ.get("LOCAL_RANK", 0))
     if rank:
         torch.manual_seed(config["seed"] + rank)  # each device drops out others
+    waiting = time.perf_counter()
     with device_of(config["trainer"], threads, launcher) as device:
+        started += time.perf_counter() - waiting
         goes_on_from = checkpoint_in(directory)
         trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started)
         if rank == 0:

@@ -61,17 +61,24 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
+def plain_number(value: Any, key: str) -> Any:
+    """A whole float as an integer, for `dropout=0` and `dropout=0.0` ask for the same; but for Lightning's
+    `trainer.limit_train_batches`, 1 is one batch and 1.0 all of them."""
+    whole = isinstance(value, float) and value.is_integer() and not key.startswith("trainer.limit_")
+    return int(value) if whole else value
+
+
 def decisive(value: Any, key: str = "") -> Any:
-    """The settings that decide what a run is; whole floats as integers, for `dropout=0` and `dropout=0.0` ask for the
-    same run. The corpus is left out: it is known by its contents, not by the way to it."""
+    """The settings that decide what a run is. The corpus is left out: it is known by its contents, not by the way to
+    it."""
     if isinstance(value, Mapping):
         below = {str(name): f"{key}.{name}" if key else str(name) for name in value}
         return {
             name: decisive(value[name], path) for name, path in below.items() if path not in (*NOT_IDENTITY, "corpus")
         }
     if isinstance(value, list | tuple):
-        return [decisive(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return [decisive(item, key) for item in value]
+    return plain_number(value, key)
 
 
 def identity(config: Mapping[str, Any], corpus_sha256: str, classes: Sequence[str]) -> str:
@@ -195,6 +202,13 @@ def sign(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return owner
 
 
+def worked_here(directory: Path, since: float) -> bool:
+    """Whether it was this process that worked in the folder, at or after a time in seconds since the epoch."""
+    owner = read_json(directory / CLAIM) or {}
+    ours = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
+    return ours and owner.get("since", 0.0) >= since
+
+
 def is_held(directory: Path) -> bool:
     """Whether a process works in this folder."""
     if not (directory / LOCK).exists():
@@ -204,7 +218,9 @@ def is_held(directory: Path) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return True
-    except OSError:  # a folder that we may only read
+    except OSError:  # a folder that we may only read: a process that trains writes there every few seconds
+        with contextlib.suppress(OSError):
+            return time.time() - (directory / CLAIM).stat().st_mtime < 60
         return False
     lock.release()
     return False

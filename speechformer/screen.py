@@ -25,8 +25,10 @@ def above(text: str) -> str:
     return f"\x1b[{rows}A\x1b[J"
 
 
-def figure(name: str, value: float) -> str:
+def figure(name: str, value: float | None) -> str:
     """A figure as its metric is read: accuracies in per cent, perplexities with one decimal."""
+    if value is None:
+        return "-"
     if "accuracy" in name:
         return f"{100 * value:.1f} %"
     return f"{value:.1f}"

@@ -41,7 +41,7 @@ def look(folder: Path) -> tuple[str, bool]:
             under_way |= any(job.state.status == "running" for job in jobs)
         elif runs.CLAIM in files or runs.RESULT in files:
             below.clear()
-            alone.append(sweeps.Job(len(alone), here.name, here, runs.state(here)))
+            alone.append(sweeps.Job(len(alone), here.name, [], here, runs.state(here)))
     if alone:
         parts.append(f"{folder}, runs of no sweep\n{describe(alone)}")
         under_way |= any(job.state.status == "running" for job in alone)

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,12 @@ from speechformer.config import check_sweep
 from speechformer.refusals import UserError, one_sentence
 
 SWEEP, JOBS = "sweep.json", "jobs"
-GAVE_UP = ("failed", "killed", "interrupted", "left")
+OPEN = ("interrupted", "left")
 KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
 LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
 
 current: Path | None = None  # the folder of the sweep that this process started
+begun = 0.0  # when, in seconds since the epoch
 given_up: list[int] = []  # its jobs that are not tried again by this command
 
 
@@ -68,9 +70,12 @@ class Watch(Callback):
         except UserError as error:
             sys.exit(f"Error: {error}")
         folder = Path(config.hydra.sweep.dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_jobs(folder, expanded(config), config.hydra.runtime.choices["hydra/launcher"])
+        except OSError as error:  # Hydra would make a warning of it
+            sys.exit(f"Error: {error.filename or folder}: {error.strerror}.")
         current = folder
-        write_jobs(folder, expanded(config), config.hydra.runtime.choices["hydra/launcher"])
 
 
 def expanded(config: DictConfig) -> list[list[str]] | None:
@@ -92,7 +97,7 @@ def write_jobs(folder: Path, jobs: list[list[str]] | None, launcher: str) -> Non
     if plan(folder).get("jobs") != jobs:
         for pointer in (folder / JOBS).glob("*.json"):
             pointer.unlink(missing_ok=True)
-    about = {"command": sys.argv[1:], "launcher": launcher, "given_up": given_up, "jobs": jobs}
+    about = {"command": sys.argv[1:], "launcher": launcher, "begun": begun, "given_up": given_up, "jobs": jobs}
     runs.write_json(folder / SWEEP, about)
 
 
@@ -122,6 +127,7 @@ class Job:
 
     number: int
     name: str
+    overrides: list[str]
     folder: Path | None
     state: runs.State
 
@@ -145,17 +151,17 @@ def jobs_of(folder: Path) -> list[Job]:
     if listed is None:
         listed = [(pointers.get(k) or {}).get("overrides", []) for k in range(max(pointers, default=-1) + 1)]
     jobs = []
-    for number, name in enumerate(names(listed)):
+    for number, (name, overrides) in enumerate(zip(names(listed), listed)):
         pointer = pointers.get(number)
         if not pointer:
-            jobs.append(Job(number, name, None, runs.State("left", None, {})))
+            jobs.append(Job(number, name, overrides, None, runs.State("left", None, {})))
             continue
         directory = folder / pointer["folder"]
         if pointer["error"]:
             state = runs.State("failed", {"status": "failed", "error": pointer["error"]}, {})
         else:
             state = runs.state(directory)
-        jobs.append(Job(number, name, directory, state))
+        jobs.append(Job(number, name, overrides, directory, state))
     return jobs
 
 
@@ -169,20 +175,17 @@ def counted(jobs: Iterable[Job]) -> str:
 def conclude(folder: Path) -> int:
     """Report on a sweep that came to its end; returns the command's exit code, 0 if all of it is finished."""
     jobs = jobs_of(folder)
-    failed = [job for job in jobs if job.state.status in (*GAVE_UP, "diverged")]
+    failed = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", *OPEN)]
     print(f"Sweep of {len(jobs)} runs: {counted(jobs)}.")
     from speechformer.report.__main__ import write_report
 
     try:
         write_report([folder], folder / "report")
-        print(f"Report: {folder / 'report' / 'report.html'}")
-    except (UserError, OSError) as error:  # no run came to its end, or there is no room
-        print(f"There is no report: {one_sentence(error)}")
-    for job in jobs:
-        if job.state.status == "running":
-            owner = job.state.claim
-            print(f"Running elsewhere: {job.name} (process {owner.get('pid')} on {owner.get('host')})")
-    sys.stdout.flush()
+        print(f"Report: {folder / 'report' / 'report.html'}", flush=True)
+    except UserError as error:  # no run came to its end
+        print(f"There is no report: {one_sentence(error)}", flush=True)
+    except Exception:  # whatever it was, what failed is still to be said
+        traceback.print_exc()
     for job in failed:
         place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
         print(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})", file=sys.stderr)
@@ -198,65 +201,107 @@ def to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None:
         launch: Hydra's main function.
         command: with which a single run is started, up to its overrides.
     """
-    started = time.time()
+    global begun
+    begun, unexplained = time.time(), 0
     # Python's own, at the end of a sweep whose workers were killed: it cleans up what they left
     os.environ["PYTHONWARNINGS"] = ",".join(
         filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"])
     )
     while True:
+        lost = ""
         try:
             launch()
-            return
         except Exception as error:
             lost = type(error).__name__
             if current is None or lost not in KILLED_WORKER + LOST_JOB:
                 raise
             print(f"A worker of the sweep was killed ({one_sentence(error)})"[:200], file=sys.stderr, flush=True)
-        if lost in LOST_JOB:
-            wait_for_the_others(current, started)
-            for job in jobs_of(current):
-                if job.state.status == "interrupted":
-                    give_up(job, "its process was killed, by the system (out of memory, out of time) or by somebody")
+            unexplained += lost in KILLED_WORKER and not dead_jobs(current)
+            if unexplained == 3:
+                raise
+        if current is None:
             return
-        for job in jobs_of(current):
-            if job.state.status == "interrupted" and job.state.claim.get("since", 0) >= started:
+        if lost in KILLED_WORKER:
+            for job in dead_jobs(current):
                 alone(job, command)
-        sys.argv[:] = [word for word in sys.argv if word.partition("=")[0] != "force"]  # it has been done
+        elif lost in LOST_JOB:
+            wait_for_the_queue(current)
+            for job in dead_jobs(current):
+                give_up(job, "its process was killed, by the system (out of memory, out of time) or by somebody")
+            return
+        elif not wait_for_the_others(current) or all(job.state.status not in OPEN for job in jobs_of(current)):
+            return
+        place = f"hydra.sweep.dir={quoted(current)}"  # also where it was named by the time
+        sys.argv[:] = [*(word for word in sys.argv if word != place), place]
+
+
+def dead_jobs(folder: Path) -> list[Job]:
+    """The jobs that this command began and that nobody works on any more, without a result."""
+    dead = []
+    for job in jobs_of(folder):
+        pointer = folder / JOBS / f"{job.number}.json"
+        if job.state.status == "interrupted" and job.state.claim.get("since", 0) >= begun:
+            dead.append(job)
+        elif job.state.status == "left" and job.folder is not None and pointer.stat().st_mtime >= begun:
+            dead.append(job)  # it was killed before it could sign
+    return [job for job in dead if job.number not in given_up]
+
+
+def quoted(path: Path) -> str:
+    """A path as a value on Hydra's command line."""
+    return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def alone(job: Job, command: Sequence[str]) -> None:
     """Run a job whose worker was killed once more, by itself: either it was another's fault, or it now says whose."""
     assert job.folder is not None
     print(f"Going on, alone: {job.name}", flush=True)
-    place = str(job.folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    own = [word for word in job.state.claim["overrides"] if word.partition("=")[0] != "force"]
+    forced = job.state.claim.get("since", 0) >= begun  # if it is to be: what was there before is gone already
+    own = [word for word in job.overrides if not (forced and word.partition("=")[0] == "force")]
     with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
-        code = subprocess.run([*command, *own, f"hydra.run.dir='{place}'"], stdout=log, stderr=log).returncode
-    if runs.state(job.folder).status == "interrupted":
+        words = [*command, *own, f"hydra.run.dir={quoted(job.folder)}"]
+        code = subprocess.run(words, stdout=log, stderr=log).returncode
+    if runs.state(job.folder).status in OPEN:
         if code < 0:
             by = signal.Signals(-code).name
             give_up(job, f"its process was killed twice, the second time alone (signal {by}); out of memory?")
         else:
             said = (job.folder / "log.txt").read_text(encoding="utf-8").strip().splitlines() or ["nothing"]
             give_up(job, f"its process was killed, and alone it ended with exit code {code} and said: {said[-1]}")
-        given_up.append(job.number)
 
 
 def give_up(job: Job, why: str) -> None:
-    """Leave a result that says that a job was killed."""
-    assert job.folder is not None
-    config: Any = OmegaConf.to_container(OmegaConf.load(job.folder / "config.yaml"))
+    """Leave a result that says that a job was killed, and do not try it again in this command."""
+    assert job.folder is not None and current is not None
+    given_up.append(job.number)
+    why = f"{why[0].upper()}{why[1:]}."
+    config = job.folder / "config.yaml"
+    if not config.exists():  # killed before it could write even that
+        register(current, job.number, job.overrides, job.folder, why)
+        return
+    settings: Any = OmegaConf.to_container(OmegaConf.load(config))
     about = {key: job.state.claim.get(key) for key in ("identity", "overrides", "attempts")}
-    about |= {"task": config["task"]["name"], "seed": config["seed"], "config": config}
-    runs.write_result(job.folder, {"status": "killed", "error": f"{why[0].upper()}{why[1:]}.", **about})
+    about |= {"task": settings["task"]["name"], "seed": settings["seed"], "config": settings}
+    runs.write_result(job.folder, {"status": "killed", "error": why, **about})
 
 
-def wait_for_the_others(folder: Path, started: float) -> None:
+def wait_for_the_others(folder: Path) -> bool:
+    """Wait until no other process works on a run of the sweep; whether one did."""
+    waited = False
+    while elsewhere := [job for job in jobs_of(folder) if job.state.status == "running"]:
+        if not waited:
+            print(f"Waiting for {len(elsewhere)} runs that other processes work on.", flush=True)
+        waited = True
+        time.sleep(2)
+    return waited
+
+
+def wait_for_the_queue(folder: Path) -> None:
     """Wait until no job of a sweep under submitit is queued or running."""
     import submitit
 
     def queued() -> list[Any]:
-        own = (path for path in (folder / ".submitit").glob("*/*_submitted.pkl") if path.stat().st_mtime >= started)
+        own = (path for path in (folder / ".submitit").glob("*/*_submitted.pkl") if path.stat().st_mtime >= begun)
         return [submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name) for path in own]
 
     jobs = queued() if plan(folder).get("launcher") == "submitit_slurm" else []

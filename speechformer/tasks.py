@@ -100,7 +100,8 @@ class Task(pl.LightningModule):
         self.measured: dict[str, Metric] = {}
         self.curve: list[dict[str, float]] = []
         self.diverged_at: int | None = None
-        self.random: list[Tensor] | None = None  # of a checkpoint that training goes on from
+        self.random: list[Tensor] | None = None  # this and the next, of a checkpoint that training goes on from
+        self.batches: dict[str, int] = {}
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def configure_optimizers(self) -> Any:
@@ -145,13 +146,19 @@ class Task(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = self.name
         if "optimizer_states" in checkpoint:  # not of weights alone
-            tokens, random = all_gathered(int(self.tokens)), all_gathered(random_state(self.device))
-            checkpoint["progress"] = {"tokens": tokens, "random": random, "curve": self.curve}
+            checkpoint["progress"] = {
+                "tokens": all_gathered(int(self.tokens)),
+                "random": all_gathered(random_state(self.device)),
+                "curve": self.curve,
+                "diverged_at": self.diverged_at,
+                "batches": getattr(self.trainer.train_dataloader, "state_dict", dict)(),
+            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "progress" in checkpoint:
             progress = checkpoint["progress"]
-            self.curve = list(progress["curve"])
+            self.curve, self.diverged_at = list(progress["curve"]), progress["diverged_at"]
+            self.batches = progress["batches"]
             rank = self.global_rank % len(progress["tokens"])
             self.tokens.fill_(progress["tokens"][rank])
             self.random = progress["random"][rank]
@@ -160,6 +167,9 @@ class Task(pl.LightningModule):
         if self.random is not None:  # as late as this: building a run draws random numbers
             set_random_state(self.random, self.device)
             self.random = None
+        if self.batches:  # Lightning does so too, but not where it had to count the steps for a schedule before
+            self.trainer.train_dataloader.load_state_dict(self.batches)  # type: ignore[union-attr]
+            self.batches = {}
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
         stop = self.diverged_at is not None

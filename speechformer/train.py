@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ def run(cfg: DictConfig) -> float | None:
     overrides, directory = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return job(cfg, directory, overrides, hydra_config)
-    before = runs.result_or_none(directory)
+    begun = time.time()
     try:
         check_overrides(overrides)
         result = fit(cfg, directory, overrides)
@@ -60,7 +62,7 @@ def run(cfg: DictConfig) -> float | None:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty
         sys.exit(f"Error: {error}")
-    if result == before:
+    if not runs.worked_here(directory, begun) and not int(os.environ.get("LOCAL_RANK", 0)):
         screen.say(f"Done before: {directory}. To do it again: force=true.")
         screen.say(screen.summary(result))
     if result["status"] == "diverged":
@@ -73,7 +75,7 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
 
     What runs side by side with others talks to `log.txt` in its folder, and says one line.
     """
-    sweep, number = Path(hydra_config.sweep.dir), hydra_config.job.num
+    sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
     launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
     name = sweeps.names(plan["jobs"])[number] if plan.get("jobs") else " ".join(overrides)
     if number in plan.get("given_up", []):
@@ -81,7 +83,9 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
         return float("nan")
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
-    before = runs.result_or_none(directory)
+    begun = time.time()
+    if cfg.get("force") and (runs.read_json(directory / runs.CLAIM) or {}).get("since", 0) >= plan.get("begun", 0):
+        cfg.force = False  # this command has done so, before a worker was killed
     try:
         sweeps.register(sweep, number, overrides, directory)
         check_overrides(overrides)
@@ -102,7 +106,7 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
     if result is None:
         forget()
         return float("nan")
-    if result == before:
+    if not runs.worked_here(directory, begun):
         print(f"Done before: {name}", flush=True)
     elif launcher != "basic":
         print(f"{result['status'].capitalize()} in {result['seconds']:.0f} s: {name}", flush=True)
@@ -113,8 +117,8 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
 def record_failure(
     cfg: DictConfig, sweep: Path, number: int, directory: Path, overrides: Sequence[str], error: Exception
 ) -> None:
-    """Leave a result that says what went wrong, where the run has not done so; if its folder holds another run, or one
-    that is done, or cannot be written, say it in the sweep's."""
+    """Leave a result that says what went wrong, where the run has not done so; if its folder holds another run, or
+    one that is done, or cannot be written, say it in the sweep's."""
     left = runs.result_or_none(directory)
     if left is not None and not isinstance(error, UserError):
         return  # `fit` has
@@ -148,14 +152,19 @@ def main() -> None:
         sys.exit(f"Error: {explain(error)}")
     except UserError as error:
         sys.exit(f"Error: {error}")
-    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        sys.exit(f"Error: {error.filename}: {error.strerror}.")
+    except OSError as error:
+        sys.exit(f"Error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
     except ValueError as error:
         if "Config group override must be" not in str(error):  # Hydra's, for GROUP=null
             raise
         sys.exit("Error: a group takes the name of a choice; for no experiment, leave experiment= away.")
     except KeyboardInterrupt:
         sys.exit("Interrupted.")
+    except SystemExit as end:
+        if type(end).__name__ != "SIGTERMException":  # Lightning's, without an exit code
+            raise
+        print("Terminated; the same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

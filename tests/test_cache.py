@@ -67,7 +67,11 @@ def test_other_settings_have_another_file(monkeypatch: pytest.MonkeyPatch) -> No
     before = cache.cache_file(corpus(0))
     assert cache.cache_file(corpus(1)) != before
     tokenizer.settings.cache_clear()
-    monkeypatch.setattr(tokenizer, "ABBREVIATIONS", ["mr"])
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "ABBREVIATIONS", ["mr"])
+        assert cache.cache_file(corpus(0)) != before
+    tokenizer.settings.cache_clear()
+    monkeypatch.setattr(tokenizer, "__file__", __file__)  # its code
     assert cache.cache_file(corpus(0)) != before
     tokenizer.settings.cache_clear()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from speechformer import devices
 from speechformer.fit import device_of
@@ -69,12 +70,16 @@ def test_a_run_that_asks_for_a_gpu_gets_one_that_is_free(accelerator: str, two_g
     arguments = {"accelerator": accelerator, "devices": 1}
     with device_of(arguments, 1, None) as first, device_of(arguments, 1, "joblib") as second:
         assert (first, second) == ([0], [1])
-        with device_of({**arguments, "devices": [0]}, 1, None) as named:  # the user knows better
-            assert named == [0]
         with device_of({"accelerator": "cpu", "devices": 1}, 1, None) as cpu:
             assert cpu == 1
-        with device_of({**arguments, "devices": 2}, 1, None) as both:
-            assert both == 2
+    with device_of({**arguments, "devices": [1]}, 1, None) as named, device_of(arguments, 1, None) as other:
+        assert (named, other) == ([1], [0])
+    with device_of({**arguments, "devices": 2}, 1, None) as both:
+        assert both == 2
+        folder = devices.lease_folder()
+        for name in ("gpu-a", "gpu-b"):
+            with pytest.raises(Timeout):
+                FileLock(folder / f"{name}.lock").acquire(timeout=0)
     with device_of(arguments, 1, None) as again:
         assert again == [0]
 

@@ -4,7 +4,6 @@ its folder may hold by then."""
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import torch
 from conftest import TINY, compose
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from speechformer import callbacks, runs
+from speechformer import callbacks, devices, runs
 from speechformer.fit import fit
 from speechformer.refusals import UserError
 from speechformer.tasks import Classify, LanguageModel, Task
@@ -27,6 +26,20 @@ RUNS = {
     "lm": ["task=lm", "trainer.max_steps=9", "eval_interval=3", "recipe=cosine", "recipe.warmup_steps=2"],
     "lm, clean": ["task=lm", "trainer.max_steps=7", "eval_interval=3", "protocol=clean"],
     "epochs": ["trainer.max_epochs=3", "trainer.limit_train_batches=4"],
+    "epochs, scheduled": [
+        "trainer.max_epochs=3",
+        "trainer.limit_train_batches=4",
+        "recipe.schedule=linear",
+        "recipe.warmup_steps=1",
+    ],
+    "steps and epochs": [
+        "task=lm",
+        "trainer.max_steps=7",
+        "trainer.max_epochs=2",
+        "eval_interval=3",
+        "recipe.schedule=cosine",
+        "recipe.warmup_steps=2",
+    ],
     "epochs of few batches": ["trainer.max_epochs=2", "batch_size=20", "trainer.log_every_n_steps=1"],
     "epochs, evaluated by steps": ["trainer.max_epochs=3", "trainer.limit_train_batches=4", "eval_interval=3"],
     "accumulation": [
@@ -59,17 +72,21 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
 
 def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """All that a run leaves and that must not depend on its having been stopped."""
-    last, best = (torch.load(folder / f"{name}.ckpt", weights_only=True) for name in ("last", "best"))
+    paths = {name: folder / f"{name}.ckpt" for name in ("last", "best")}
+    kept = {name: torch.load(path, weights_only=True) for name, path in paths.items() if path.exists()}
+    last = kept["last"]
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    weights = {"last": last["state_dict"], "best": best["state_dict"]}
+    weights = {name: checkpoint["state_dict"] for name, checkpoint in kept.items()}
     moments = last["optimizer_states"][0]["state"]
     return {
-        **{key: result[key] for key in ("status", "metrics", "best", "curve", "steps", "identity", "corpus")},
-        "weights": {f"{which} {key}": x.tolist() for which, part in weights.items() for key, x in part.items()},
-        "moments": {f"{k} {key}": x.tolist() for k, part in moments.items() for key, x in part.items()},
+        **{key: result.get(key) for key in ("status", "metrics", "best", "curve", "steps", "identity", "error")},
+        "weights": {
+            f"{which} {key}": x.numpy().tobytes() for which, part in weights.items() for key, x in part.items()
+        },
+        "moments": {f"{k} {key}": x.numpy().tobytes() for k, part in moments.items() for key, x in part.items()},
         "schedule": last["lr_schedulers"],
         "csv": (folder / "metrics.csv").read_text(),
-        "events": {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
+        "events": {tag: [(e.step, str(e.value)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
     }
 
 
@@ -148,12 +165,15 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
 
 
 def test_a_run_killed_between_its_last_step_and_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("lm", "lm, clean"):
-        expected = essence(tmp_path / name, run(tmp_path / name, *RUNS[name]))
+    wild = ["recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false", "eval_interval=400"]
+    diverging = [*RUNS["lm"], *wild, "recipe.schedule=constant", "recipe.warmup_steps=0", "trainer.max_steps=500"]
+    for name, options in (("lm", RUNS["lm"]), ("clean", RUNS["lm, clean"]), ("diverging", diverging)):
+        expected = essence(tmp_path / name, run(tmp_path / name, *options))
+        assert (expected["status"] == "diverged") == (name == "diverging")
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             patch.setattr(runs, "commit", lambda: (_ for _ in ()).throw(KilledError()))
-            run(tmp_path / f"{name}, killed", *RUNS[name])
-        assert essence(tmp_path / f"{name}, killed", run(tmp_path / f"{name}, killed", *RUNS[name])) == expected
+            run(tmp_path / f"{name}, killed", *options)
+        assert essence(tmp_path / f"{name}, killed", run(tmp_path / f"{name}, killed", *options)) == expected
 
 
 def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
@@ -182,12 +202,13 @@ def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_the_threads_that_it_began_with(killed_at: dict[str, int], tmp_path: Path) -> None:
+    every = devices.all_threads()
     killed_at["step"] = 5
     with pytest.raises(KilledError):
-        fit(compose(*OWN, *RUNS["lm"], "threads=1"), tmp_path / "a")
+        fit(compose(*OWN, *RUNS["lm"]), tmp_path / "a")
     killed_at["step"] = 0
     assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "a")["machine"]["threads"] == 1
-    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "b")["machine"]["threads"] == torch.get_num_threads()
+    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "b")["machine"]["threads"] == every  # it does not leak
 
 
 def test_a_finished_run_is_not_run_again_unless_forced(
@@ -236,6 +257,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Pa
     options = [*OWN, "width=64", *RUNS["lm"], "checkpoint_every=2", f"hydra.run.dir={tmp_path / 'a'}"]
     command = [sys.executable, "-m", "speechformer.train", *options]
 
+    resource = pytest.importorskip("resource")
+
     def little() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -254,6 +277,22 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Pa
 def test_a_folder_that_cannot_be_written_is_one_sentence() -> None:
     with pytest.raises(UserError, match="/proc/run.*No such file or directory.*When that is mended"):
         run(Path("/proc/run"), *RUNS["lm"])
+
+
+def test_a_folder_with_what_is_no_run_of_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "precious").touch()
+    for force in ("false", "true"):
+        with pytest.raises(runs.ForeignError, match="holds tensorboard, but no run.json: whatever it is"):
+            run(tmp_path, *RUNS["lm"], f"force={force}")
+    assert (tmp_path / "tensorboard" / "precious").exists()
+
+
+def test_a_figure_that_is_infinite_is_a_result(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The loss stays finite, and its exponential does not."""
+    result = run(tmp_path / "a", "task=lm", "recipe.lr=30", "trainer.max_steps=30", "eval_interval=10")
+    assert result["status"] == "diverged" and result["best"]["value"] is None and result["steps"] == 30
+    assert "at the end" in result["error"] and "DIVERGED" in capsys.readouterr().out
 
 
 def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
@@ -299,7 +338,7 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
         assert {name: two["metrics"][name] for name in figures} == pytest.approx(figures, rel=1e-4)
         assert two["steps"] == one["steps"]
         losses = [
-            [value for _, value in essence(folder / name, result)["events"]["train_loss"]]
+            [float(value) for _, value in essence(folder / name, result)["events"]["train_loss"]]
             for name, result in (("one", one), ("two", two))
         ]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -43,6 +44,7 @@ def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr(sys, "argv", ["train", "-m", *own(little), *arguments])
         monkeypatch.setattr(sweeps, "current", None)
         monkeypatch.setattr(sweeps, "given_up", [])
+        monkeypatch.setattr(sweeps, "begun", 0.0)
         with pytest.raises(SystemExit) as end:
             train.main()
         out, err = capsys.readouterr()
@@ -135,7 +137,7 @@ def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> No
         (runs.read_json(later / "run.json") or {})["since"]
         + read_result(later)["seconds_by_phase"]["start-up"]
         - (before / "result.json").stat().st_mtime
-        for before, later in zip(folders, folders[1:])
+        for before, later in itertools.pairwise(folders)
     ]
     assert len(gaps) == 4 and min(gaps) < 0.3
 
@@ -322,6 +324,8 @@ def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
     for override in ("machine=cpu", "threads=2", "force=true", "checkpoint_every=3", "corpus=sample", "machine=ddp"):
         assert identity("model=alibi", override) == same, override
     assert identity("model=alibi", "dropout=0") == identity("model=alibi", "dropout=0.0") != same
+    whole, one = (identity(f"trainer.limit_train_batches={n}") for n in ("1.0", "1"))
+    assert whole != one  # all batches, and a single one
     for override in ("seed=1", "model.scale=2", "study=x", "trainer.precision=64-true", "task.name=x"):
         assert identity("model=alibi", override) != same, override
     assert identity("model=alibi", sha="1" * 64) != same != identity("model=alibi", classes=("b", "a"))
@@ -336,3 +340,103 @@ def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
     known = {name.removesuffix(".py") for name in runs.CODE}
     assert ours - known == {"config", "devices", "refusals", "runs", "screen"}
     assert known <= ours
+
+
+def deadly(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which `train` of speechformer.fit is wrapped: `code` runs before it, with its `config`."""
+    (folder / "sitecustomize.py").write_text(
+        "import threading, time\n"
+        "def wrap():\n"
+        "    import os, signal, sys\n"
+        "    while not hasattr(sys.modules.get('speechformer.fit'), 'quieten'): time.sleep(0.01)\n"
+        "    module = sys.modules['speechformer.fit']\n"
+        "    train, load_corpus = module.train, module.load_corpus\n"
+        f"{code}"
+        "threading.Thread(target=wrap, daemon=True).start()\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_a_worker_killed_before_it_could_sign_is_given_up_too(little: Path, tmp_path: Path) -> None:
+    """While it reads the corpus, for example."""
+    code = "    module.load_corpus = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
+    arguments = [*own(little), *LM, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]
+    command = [*TRAIN, "-m", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=deadly(tmp_path, code), timeout=120
+    )
+    assert done.returncode == 1
+    assert "2 killed" in done.stdout or "2 failed" in done.stdout, done.stdout
+    assert "Its process was killed twice, the second time alone" in done.stderr
+
+
+def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, tmp_path: Path) -> None:
+    """Every run is made again, and only the killed one more than once."""
+    arguments = [*own(little), *LM, "seed=range(4)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    before = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
+    code = (
+        "    def kill(config, *rest):\n"
+        "        if config['seed'] == 1 and not os.path.exists('killed'):\n"
+        "            open('killed', 'w').close()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return train(config, *rest)\n"
+        "    module.train = kill\n"
+    )
+    forced = [*command, "force=true"]
+    done = subprocess.run(forced, cwd=tmp_path, capture_output=True, text=True, env=deadly(tmp_path, code))
+    assert done.returncode == 0, done.stderr
+    after = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
+    assert all(after[name] > before[name] for name in before)
+    assert (tmp_path / "killed").exists()
+
+
+def jobs(tmp_path: Path) -> list[Any]:
+    return sweeps.jobs_of(tmp_path / "sweep")
+
+
+def test_a_sweep_waits_for_what_another_process_works_on(sweep: Sweep, little: Path, tmp_path: Path) -> None:
+    """And finishes it, if that process dies."""
+    assert sweep(*LM, "seed=0", "hydra.sweep.dir=sweep")[0] == 0
+    (folder,) = (job.folder for job in jobs(tmp_path))
+    (folder / "result.json").unlink()
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time, pathlib; from speechformer import runs\n"
+            "with runs.claim(pathlib.Path(sys.argv[1]), wait=False): print('held', flush=True); time.sleep(4)",
+            str(folder),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    code, out, _ = sweep(*LM, "seed=0", "hydra.sweep.dir=sweep")
+    assert code == 0 and "Left to another" in out and "Waiting for 1 runs" in out
+    assert "Sweep of 1 runs: 1 finished." in out
+    holder.wait()
+
+
+@pytest.mark.parametrize("many", [[], ["-m"]], ids=["run", "sweep"])
+def test_a_terminated_command_says_so_and_goes_on_later(many: list[str], little: Path, tmp_path: Path) -> None:
+    arguments = [
+        *many,
+        *own(little),
+        "task=lm",
+        "trainer.max_steps=100000",
+        "eval_interval=10000",
+        "checkpoint_every=5",
+    ]
+    place = ["hydra.run.dir=run", "hydra.sweep.dir=run", "hydra.sweep.subdir=one"]
+    process = subprocess.Popen([*TRAIN, *arguments, *place], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.rglob("last.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err.strip().splitlines()[-1].startswith("Terminated; the same command goes on")
+    folder = tmp_path / "run" / "one" if many else tmp_path / "run"
+    assert runs.state(folder).status == "interrupted"

@@ -50,7 +50,8 @@ def split_words(text: str) -> tuple[str, ...]:
 @functools.cache
 def settings() -> str:
     """A fingerprint of the way in which texts are cut."""
-    return hashlib.sha256(json.dumps([ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps([own, ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
 
 
 class Tokenizer:

@@ -20,7 +20,7 @@ from typing import Any
 
 from speechformer.refusals import UserError
 from speechformer.report import published
-from speechformer.runs import CLAIM, NOT_IDENTITY, RESULT, read_result
+from speechformer.runs import CLAIM, NOT_IDENTITY, RESULT, plain_number, read_result
 
 # What does not change what is measured, or is a table's and not a row's
 NOT_A_ROWS = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
@@ -92,7 +92,7 @@ class Run:
     def row_settings(self) -> dict[str, Any]:
         """The settings that make a row."""
         settings = {
-            key: int(value) if isinstance(value, float) and value.is_integer() else value  # 1.0 is typed as 1, too
+            key: plain_number(value, key)
             for key, value in self.config.items()
             if key not in NOT_A_ROWS and not key.startswith(NOT_A_ROWS_GROUPS)
         }
