@@ -277,7 +277,7 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
         assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
 
 
-def start(overrides: list[str], folder: Path, told: Any) -> None:
+def start(cfg: Any, folder: Path, told: Any) -> None:
     """One of many starts of the same run; `train` is replaced by something that takes as long as nothing."""
 
     def trained(config: dict, directory: Path, corpus: Any, claim: dict, started: float, launcher: Any) -> dict:
@@ -287,13 +287,14 @@ def start(overrides: list[str], folder: Path, told: Any) -> None:
         return {"status": "finished", "identity": claim["identity"], "pid": os.getpid()}
 
     fit_module.train = trained  # type: ignore[assignment]
-    told.put(fit(compose(*overrides), folder)["pid"])
+    told.put(fit(cfg, folder)["pid"])
 
 
 def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     told = context.Queue()
-    processes = [context.Process(target=start, args=(own(little), tmp_path / "run", told)) for _ in range(200)]
+    cfg = compose(*own(little))
+    processes = [context.Process(target=start, args=(cfg, tmp_path / "run", told)) for _ in range(200)]
     for process in processes:
         process.start()
     pids = [told.get(timeout=120) for _ in processes]
@@ -370,11 +371,9 @@ def test_a_worker_killed_before_it_could_sign_is_given_up_too(little: Path, tmp_
     assert "Its process was killed twice, the second time alone" in done.stderr
 
 
-def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, tmp_path: Path) -> None:
+def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, sweep: Sweep, tmp_path: Path) -> None:
     """Every run is made again, and only the killed one more than once."""
-    arguments = [*own(little), *LM, "seed=range(4)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    command = [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    assert sweep(*LM, "seed=range(4)", "hydra.sweep.dir=sweep")[0] == 0
     before = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
     code = (
         "    def kill(config, *rest):\n"
@@ -384,7 +383,8 @@ def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, 
         "        return train(config, *rest)\n"
         "    module.train = kill\n"
     )
-    forced = [*command, "force=true"]
+    arguments = [*own(little), *LM, "seed=range(4)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    forced = [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep", "force=true"]
     done = subprocess.run(forced, cwd=tmp_path, capture_output=True, text=True, env=deadly(tmp_path, code))
     assert done.returncode == 0, done.stderr
     after = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
