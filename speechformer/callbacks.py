@@ -23,7 +23,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from tqdm import tqdm
 
 from speechformer import runs, screen
-from speechformer.refusals import one_sentence
 
 BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 
@@ -178,8 +177,9 @@ class WholeFiles(TorchCheckpointIO):
                 partial.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-            reason = f"cannot be written ({one_sentence(error)})"
-            raise OSError(errno.EIO, reason, str(path)) from error
+            raise OSError(
+                errno.EIO, "the file could not be written to its end; is the disk full?", str(path)
+            ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
         return torch.load(path, map_location=map_location or "cpu", weights_only=True)

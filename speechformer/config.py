@@ -234,6 +234,8 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return str(unknown(group, "choice", choice, error.options))
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
+        return f"{several[1]}: several values are a sweep, so put -m before the first setting."
     cause = error.__cause__
     wrong = re.search(r"Could not override '([^']+)'", str(error))
     if wrong:

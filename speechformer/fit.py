@@ -156,9 +156,12 @@ def failure(
     config: dict[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
 ) -> dict[str, Any]:
     """The result of a run that raised `error`."""
+    reason = one_sentence(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        reason = f"{error.filename}: {error.strerror}"
     return {
         "status": "failed",
-        "error": one_sentence(error) or type(error).__name__,
+        "error": reason,
         "traceback": "".join(traceback.format_exception(error)),
         "task": task.get("name") if isinstance(task := config.get("task"), dict) else None,
         "config": config,
@@ -418,6 +421,7 @@ def quieten() -> None:
         "Experiment logs directory .* exists and is not empty",
         "The number of training batches .* is smaller than the logging interval",  # a small corpus is no fault
         ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, against newer torch
+        ".*sync_dist=True.*",  # each device evaluates everything, so there is nothing to bring together
         "The `srun` command is available on your system but is not used",  # a login node; launchers see to it
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -52,7 +52,7 @@ def look(folder: Path) -> tuple[str, bool]:
 
 def describe(jobs: list[sweeps.Job]) -> str:
     """How these jobs stand, how long the rest takes, and a line for each that is not just done or left."""
-    lines = [f"{len(jobs)} runs: {sweeps.counted(jobs)}{estimate(jobs)}"]
+    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.counted(jobs)}{estimate(jobs)}"]
     rows: list[tuple[str, ...]] = []
     for job in jobs:
         owner = job.state.claim

@@ -189,8 +189,8 @@ def conclude(folder: Path) -> int:
     for job in failed:
         place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
         print(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})", file=sys.stderr)
-    if failed:
-        print("The same command runs only what is missing (what diverged would again).", file=sys.stderr, flush=True)
+    if any(job.state.status != "diverged" for job in failed):
+        print("The same command runs only what is missing.", file=sys.stderr, flush=True)
     return 1 if failed else 0
 
 
@@ -215,7 +215,9 @@ def to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None:
             lost = type(error).__name__
             if current is None or lost not in KILLED_WORKER + LOST_JOB:
                 raise
-            print(f"A worker of the sweep was killed ({one_sentence(error)})"[:200], file=sys.stderr, flush=True)
+            if lost in LOST_JOB and not any(job.folder for job in jobs_of(current)):
+                raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
+            print("A worker of the sweep was killed.", file=sys.stderr, flush=True)
             unexplained += lost in KILLED_WORKER and not dead_jobs(current)
             if unexplained == 3:
                 raise

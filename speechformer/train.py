@@ -159,7 +159,7 @@ def main() -> None:
             raise
         sys.exit("Error: a group takes the name of a choice; for no experiment, leave experiment= away.")
     except KeyboardInterrupt:
-        sys.exit("Interrupted.")
+        sys.exit("Interrupted; the same command goes on." if sweeps.current else "Interrupted.")
     except SystemExit as end:
         if type(end).__name__ != "SIGTERMException":  # Lightning's, without an exit code
             raise

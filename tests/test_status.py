@@ -70,7 +70,7 @@ def test_the_command_looks_at_all_sweeps_and_single_runs_below(folder: Path, tmp
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "2 runs: 2 left" in done.stdout and "1 runs: 1 finished" in done.stdout
+    assert "2 runs: 2 left" in done.stdout and "1 run: 1 finished" in done.stdout
 
 
 def test_watching_ends_when_nothing_runs_any_more(

@@ -276,6 +276,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["corpus.speeches.classes=[a]"], "corpus has no key 'speeches'; the valid ones are: name, seed, classes"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["experiment=null"], "for no experiment, leave experiment= away"),
+        (["model=rope,nope"], "model=rope,nope: several values are a sweep, so put -m before the first setting"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )
