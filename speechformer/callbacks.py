@@ -12,18 +12,21 @@ import errno
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 from tqdm import tqdm
 
 from speechformer import runs, screen
 
+WEIGHTS = "weights"  # the folder of those of the last evaluations, until they are averaged
 BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 
 
@@ -73,6 +76,7 @@ class Record(pl.Callback, Logger):
         super().__init__()
         self.loggers = loggers
         self.rows: list[dict[str, float]] = []
+        self.texts: list[tuple[str, str, int]] = []
 
     name, version = "record", ""
 
@@ -86,6 +90,16 @@ class Record(pl.Callback, Logger):
         for logger in self.loggers:
             logger.log_metrics(figures, int(row["step"]))
 
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """A text for TensorBoard, in Markdown."""
+        self.texts.append((name, text, step))
+        self.write_text(name, text, step)
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text(name, text, step)
+
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """They are logged once, with the final figures."""
 
@@ -98,26 +112,30 @@ class Record(pl.Callback, Logger):
             logger.finalize(status)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows}
+        return {"rows": self.rows, "texts": self.texts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rows = list(state_dict["rows"])
+        self.rows, self.texts = list(state_dict["rows"]), list(state_dict["texts"])
         for row in self.rows:
             self.write(row)
+        for text in self.texts:
+            self.write_text(*text)
 
 
 class Checkpoints(Checkpoint):
     """`last.ckpt` every so many optimiser steps, after the evaluation if one falls on that step; `best.ckpt`, weights
-    alone, at each evaluation that is the best so far.
+    alone, at each evaluation that is the best so far; `weights/<step>.ckpt` at the last few evaluations, to average.
 
     Args:
-        monitor: the figure that says which is best; `every`: steps between writes of `last.ckpt`.
+        monitor: the figure that says which is best.
+        every: steps between writes of `last.ckpt`.
+        keep: how many of the last evaluations' weights to keep.
 
     Attributes: `best` (the figure) and `best_step`, None before the first evaluation.
     """
 
-    def __init__(self, directory: Path, monitor: str, every: int) -> None:
-        self.directory, self.monitor, self.every = directory, monitor, every
+    def __init__(self, directory: Path, monitor: str, every: int, keep: int = 0) -> None:
+        self.directory, self.monitor, self.every, self.keep = directory, monitor, every, keep
         self.best: float | None = None
         self.best_step: int | None = None
         self.saved_at = 0
@@ -140,6 +158,15 @@ class Checkpoints(Checkpoint):
         if math.isfinite(figure) and (self.best is None or pl_module.better(figure, self.best)):  # type: ignore
             self.best, self.best_step = figure, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
+        if self.keep:
+            # by the curve, so that a run that goes on keeps what it would have kept
+            first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])  # type: ignore
+            (self.directory / WEIGHTS).mkdir(exist_ok=True)
+            trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
+            if trainer.is_global_zero:
+                for file in (self.directory / WEIGHTS).glob("*.ckpt"):
+                    if int(file.stem) < first:
+                        file.unlink(missing_ok=True)
         if trainer.state.fn == "fit":
             self.save_last(trainer)
 
@@ -158,6 +185,15 @@ class Checkpoints(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
         self.saved_at = state_dict["saved_at"]
+
+
+def average(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of some checkpoints, as a `state_dict`. Vaswani et al. 2017, section 6.1."""
+    states = [torch.load(file, map_location="cpu", weights_only=True)["state_dict"] for file in files]
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
+        for name, value in states[0].items()
+    }
 
 
 class WholeFiles(TorchCheckpointIO):

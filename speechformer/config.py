@@ -37,6 +37,10 @@ OPTIONAL_WHOLE_NUMBERS = {
     "vocab_size": 1,
     "eval_interval": 1,
     "task.stride": 1,
+    "task.size": 1,
+    "task.batch_tokens": 1,
+    "task.beam": 1,
+    "task.average": 1,
     "trainer.max_epochs": -1,
     "trainer.max_steps": -1,
     "trainer.log_every_n_steps": 1,
@@ -47,7 +51,9 @@ NUMBERS = {  # key: least and most
     "recipe.lr": (0.0, 1e3),
     "recipe.weight_decay": (0.0, 1e3),
     "recipe.init_std": (0.0, 1e3),
+    "recipe.label_smoothing": (0.0, 0.999),
     "protocol.validation": (0.0, 0.999),
+    "task.length_penalty": (0.0, 10.0),
 }
 
 
@@ -78,12 +84,14 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """The config as `conf/` has it for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
-    for group in ("model", "pattern", "protocol", "recipe"):
+    for group in ("model", "pattern", "protocol", "recipe", "task"):
         # a recipe has no name, and all have the keys of each other
         name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
         file = CONF / group / f"{name}.yaml"
         if file.exists():
             plain[group] = load_plain(file)
+            if group == "task":  # its file sets other keys too
+                plain[group] = plain[group]["task"]
     return plain
 
 
@@ -127,7 +135,7 @@ def check_numbers(config: dict[str, Any]) -> None:
         if not (value is None and key in OPTIONAL_WHOLE_NUMBERS) and (type(value) is not int or value < least):
             raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
     for key, (low, high) in NUMBERS.items():
-        if not low <= value_of(key) <= high:
+        if value_of(key) is not None and not low <= value_of(key) <= high:
             raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value_of(key)!r}.")
     betas = config["recipe"]["betas"]
     if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):

@@ -232,11 +232,16 @@ class SpeechData(pl.LightningDataModule):
             )
         return stream
 
-    def drop_lengths_above(self, longest: int | None) -> None:
+    def reach(self, longest: int | None) -> None:
         """Leave out tests on contexts that the model's positions do not reach; None reaches all."""
         for part, name in list(self.tested_at_lengths):
             if longest is not None and self.tested_at_lengths[part, name]["ids"].shape[1] > longest:
                 del self.tested_at_lengths[part, name]
+
+    @property
+    def chosen_on(self) -> str:
+        """The part that chooses the best checkpoint: without a held-out part test, as the reports did."""
+        return "validation" if self.splits.validation else "test"
 
     @property
     def description(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from speechformer.corpora.speeches import cache_directory
+from speechformer.corpora.files import cache_directory
 from speechformer.refusals import UserError
 
 SPEECHES_SOURCE = (

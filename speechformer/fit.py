@@ -27,7 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from speechformer import devices, runs, screen
 from speechformer.config import as_plain, count_devices
-from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.corpora.load import load
+from speechformer.corpora.pairs import Pairs
+from speechformer.corpora.speeches import Corpus
 from speechformer.refusals import UserError, one_sentence, pick
 
 if TYPE_CHECKING:
@@ -35,13 +37,23 @@ if TYPE_CHECKING:
 
     from speechformer.callbacks import Checkpoints, Record, Stopwatch
     from speechformer.data import SpeechData
+    from speechformer.pair_data import PairData
     from speechformer.tasks import Task
 
-LEFT_BY_A_RUN = ("best.ckpt", "last.ckpt", "metrics.csv", runs.RESULT)
+LEFT_BY_A_RUN = ("best.ckpt", "last.ckpt", "average.ckpt", "metrics.csv", "translations.tsv", runs.RESULT)
 STRANGE = ("tensorboard", "best.ckpt", "last.ckpt", "metrics.csv")  # in a folder that is no run's
 
 
-def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
+def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> SpeechData | PairData:
+    """The LightningDataModule of a config's task."""
+    from speechformer.data import SpeechData
+    from speechformer.pair_data import PairData
+
+    arguments = {key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")}
+    return PairData(corpus, **arguments) if isinstance(corpus, Pairs) else SpeechData(corpus, **arguments)
+
+
+def core_arguments(config: dict[str, Any], data: SpeechData | PairData) -> dict[str, Any]:
     """The arguments of the task's core, as plain data."""
     from speechformer.cores.classifier import POOLS
 
@@ -49,12 +61,13 @@ def core_arguments(config: dict[str, Any], data: SpeechData) -> dict[str, Any]:
     own = {
         "classify": {"pool", "classifier_width"},
         "lm": {"tied_output"},
+        "translate": {"tied_output", "shared_embeddings"},
     }
     unused = set.union(*own.values()) - own[data.task["name"]]
     arguments = {key: value for key, value in config["core"].items() if key not in unused}
     for key in ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern"):
         arguments[key] = config[key]
-    if data.task["name"] == "classify":
+    if isinstance(data.corpus, Corpus) and data.task["name"] == "classify":
         arguments["classes"] = len(data.corpus.classes)
     return {**arguments, "vocab_size": data.vocab_size}
 
@@ -83,8 +96,8 @@ def fit(
     started = time.perf_counter()
     config = as_plain(cfg)
     force = config.pop("force")
-    corpus = load_corpus(config["corpus"])
-    fingerprint = runs.identity(config, corpus.sha256, corpus.classes)
+    corpus = load(config)
+    fingerprint = runs.identity(config, corpus.sha256, corpus.identity)
     about: dict[str, Any] = {"identity": fingerprint, "overrides": None if overrides is None else list(overrides)}
     if int(os.environ.get("LOCAL_RANK", 0)):  # a helper of a run on several devices; the first process has the claim
         own = {**about, "attempts": 1, "threads": devices.share_of_threads()}
@@ -124,6 +137,7 @@ def fit(
                 (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
                 result = train(config, directory, corpus, claim, started, launcher)
                 runs.write_result(directory, result)
+                shutil.rmtree(directory / "weights", ignore_errors=True)  # see callbacks.WEIGHTS
                 return result
             except UserError:
                 if not begun:
@@ -188,7 +202,9 @@ def build_trainer(
 
     from speechformer.callbacks import Checkpoints, Progress, Record, Stopwatch, WholeFiles
 
-    stopwatch, keep = Stopwatch(started), Checkpoints(directory, monitor, config["checkpoint_every"])
+    averaged = config["task"].get("average", 1)
+    stopwatch = Stopwatch(started)
+    keep = Checkpoints(directory, monitor, config["checkpoint_every"], averaged if averaged > 1 else 0)
     tensorboard = TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False)
     record = Record([tensorboard, CSVLogger(directory, name="", version="")])
     arguments = {**config["trainer"], "devices": device}
@@ -248,7 +264,7 @@ def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
 def train(
     config: dict[str, Any],
     directory: Path,
-    corpus: Corpus,
+    corpus: Corpus | Pairs,
     claim: dict[str, Any],
     started: float,
     launcher: str | None = None,
@@ -257,26 +273,26 @@ def train(
     import torch
     from lightning.pytorch import seed_everything
 
-    from speechformer.cores.decoder import Decoder
+    from speechformer.callbacks import WEIGHTS, average
     from speechformer.cores.stack import count_parameters
-    from speechformer.data import EvaluationBatches, SpeechData
-    from speechformer.tasks import TASKS
+    from speechformer.data import EvaluationBatches
+    from speechformer.tasks import TASKS, Translate
 
     quieten()
     spare_memory_management()
     threads = set_threads(config, claim)
     seed_everything(config["seed"], workers=True, verbose=False)
-    data = SpeechData(
-        corpus,
-        **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
-    )
-    task: Task = TASKS[config["task"]["name"]](core=core_arguments(config, data), recipe=config["recipe"])
+    data = build_data(config, corpus)
+    arguments = {"core": core_arguments(config, data), "recipe": config["recipe"]}
+    if config["task"]["name"] == "translate":
+        arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
+    task: Task = TASKS[config["task"]["name"]](**arguments)
+    if isinstance(task, Translate):
+        task.tokenizer, task.texts = data.tokenizer, data.texts
     parameters = count_parameters(task.core)
-    # Without a held-out part the best checkpoint is chosen on test, as the reports did, and the result says so.
-    chosen_on = "validation" if data.splits.validation else "test"
+    chosen_on, averaged = data.chosen_on, config["task"].get("average", 1)
     monitor = task.figure_of(chosen_on)
-    if isinstance(task.core, Decoder):
-        data.drop_lengths_above(task.core.decoder.longest)
+    data.reach(getattr(task.core, "longest", None))
 
     rank = int(os.environ.get("LOCAL_RANK", 0))
     if rank:
@@ -308,7 +324,13 @@ def train(
             metrics |= data.reference_figures()
             metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
             if chosen_on == "validation" and keep.best is not None:
-                load_best(task, directory / "best.ckpt")
+                if averaged > 1:
+                    steps = dict.fromkeys(int(point["step"]) for point in task.curve)
+                    last = [directory / WEIGHTS / f"{step}.ckpt" for step in list(steps)[-averaged:]]
+                    task.load_state_dict(average(last))
+                    trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
+                else:
+                    load_best(task, directory / "best.ckpt")
                 trainer.test(task, datamodule=data, verbose=False)
                 metrics |= task.figures()
             elif data.tested_at_lengths:  # the rest was measured at the last step
@@ -354,8 +376,19 @@ def train(
     elif diverged:
         result["error"] = "Weights or figures were NaN or infinite at the end."
     if rank == 0:
+        if isinstance(task, Translate) and (found := task.translations.get("test")):
+            write_translations(directory / "translations.tsv", data.texts["test"], found)
         screen.say(screen.summary(result))
     return result
+
+
+def write_translations(path: Path, pairs: list[tuple[str, str]], translations: list[str]) -> None:
+    """A line for each sentence: source, reference and translation, with tabs between."""
+    rows = [("source", "reference", "translation")]
+    rows += [(source, reference, found) for (source, reference), found in zip(pairs, translations)]
+    path.write_text(
+        "".join("\t".join(cell.replace("\t", " ") for cell in row) + "\n" for row in rows), encoding="utf-8"
+    )
 
 
 def checkpoint_in(directory: Path) -> Path | None:

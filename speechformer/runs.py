@@ -22,7 +22,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,7 +36,18 @@ RESULT, CLAIM, LOCK = "result.json", "run.json", "run.lock"
 OVER = ("finished", "diverged")  # what is not run again
 
 # The code that decides what a run computes; a change in it makes other runs. What it prints or draws is not here.
-CODE = ("callbacks.py", "corpora", "cores", "data.py", "fit.py", "layers", "tasks.py")
+CODE = (
+    "callbacks.py",
+    "corpora",
+    "cores",
+    "data.py",
+    "decoding.py",
+    "fit.py",
+    "layers",
+    "pair_data.py",
+    "quality.py",
+    "tasks.py",
+)
 # The settings that do not decide it: the machine, how often a run is written, whether it is done again.
 NOT_IDENTITY = (
     "checkpoint_every",
@@ -81,10 +92,10 @@ def decisive(value: Any, key: str = "") -> Any:
     return plain_number(value, key)
 
 
-def identity(config: Mapping[str, Any], corpus_sha256: str, classes: Sequence[str]) -> str:
+def identity(config: Mapping[str, Any], corpus_sha256: str, read_as: Any) -> str:
     """The fingerprint of a run: 12 hexadecimal digits of a hash of the resolved config (without machine, launcher and
-    folders), the corpus and the version of the code that matters."""
-    known = {"config": decisive(config), "corpus": corpus_sha256, "classes": list(classes), "code": code_version()}
+    folders), the corpus (its files, and in plain data how they are read) and the version of the code that matters."""
+    known = {"config": decisive(config), "corpus": [corpus_sha256, read_as], "code": code_version()}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
 
 

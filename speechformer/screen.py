@@ -26,11 +26,13 @@ def above(text: str) -> str:
 
 
 def figure(name: str, value: float | None) -> str:
-    """A figure as its metric is read: accuracies in per cent, perplexities with one decimal."""
+    """A figure as its metric is read: accuracies in per cent, ratios with two decimals, all else with one."""
     if value is None:
         return "-"
-    if "accuracy" in name:
+    if "accuracy" in name or "exact" in name:
         return f"{100 * value:.1f} %"
+    if "ratio" in name:
+        return f"{value:.2f}"
     return f"{value:.1f}"
 
 
@@ -54,6 +56,8 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def corpus_line(corpus: dict[str, Any]) -> str:
     """Which corpus this is, and how much of the test the training has seen."""
     counts = corpus["counts"]
+    if "languages" in corpus:
+        return pairs_line(corpus)
     held_out = f", chooses on {counts['validation']}" if counts["validation"] else ""
     seen = counts["test_seen_in_train"]
     return (
@@ -61,6 +65,25 @@ def corpus_line(corpus: dict[str, Any]) -> str:
         f"{counts['test']}, of which {seen} ({100 * seen / counts['test']:.1f} %) stand word for word in train and "
         f"{counts['test_nearly_in_train']} nearly"
         f"{f'; cut at block_size: {cut}' if (cut := counts['cut_at_block_size']) else ''}."
+    )
+
+
+def pairs_line(corpus: dict[str, Any]) -> str:
+    """Which parallel corpus this is, what was left out of it, and how much of a batch is padding."""
+    counts = corpus["counts"]
+    reasons = {
+        **counts["cleaned"],
+        "test": counts["removed_from_train"],
+        "block_size": counts["longer_than_block_size"],
+    }
+    left_out = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "none"
+    padding = ", ".join(f"{100 * share:.1f} % of the {side}" for side, share in counts["padding"].items())
+    return (
+        f"Corpus {corpus['name']}, {' to '.join(corpus['languages'])} ({corpus['where']}): trains on {counts['train']} of "
+        f"{counts['read']} pairs (left out: {left_out}), chooses on {counts['validation']}, tests on {counts['test']}, "
+        f"of whose sources {counts['test_seen_in_train']} stand in train"
+        f"{f'; cut at block_size: {cut}' if (cut := counts['cut_at_block_size']) else ''}. "
+        f"Vocabulary {counts['vocabulary']}; padding: {padding}."
     )
 
 
@@ -88,7 +111,18 @@ def summary(result: dict[str, Any]) -> str:
             f"try a lower recipe.lr.\n{result['seconds']:.1f} s."
         )
     rows: list[tuple[str, ...]]
-    if result["task"] == "classify":
+    if result["task"] == "translate":
+        rows = [("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")]
+        parts = {"all": ("", counts["test"])}
+        parts |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
+        for label, (part, n) in parts.items():
+            value, half = metrics[f"test_bleu{part}"], metrics.get(f"test_bleu_interval{part}")
+            interval = "" if half is None else f"± {half:.1f}"
+            others = (figure(name, metrics[f"test_{name}{part}"]) for name in ("chrf", "length_ratio", "exact"))
+            rows.append((label, figure("bleu", value), interval, *others, str(n)))
+        copy = (figure("bleu", metrics["copy_bleu"]), "", figure("chrf", metrics["copy_chrf"]))
+        rows.append(("the source, untranslated", *copy, "", "", ""))
+    elif result["task"] == "classify":
         rows = [("accuracy", "", "95 % interval", "sentences")]
         names = {
             "train": ("train_accuracy", counts["train"]),
@@ -125,6 +159,8 @@ def summary(result: dict[str, Any]) -> str:
         which = f"These figures are last.ckpt's. best.ckpt has the {best_line}: chosen on test, so it flatters."
     else:
         which = f"These figures are best.ckpt's: the {best_line}."
+        if result["config"]["task"].get("average", 1) > 1:
+            which = f"These figures are average.ckpt's, with {metrics[best['metric']]:.1f} on dev; best.ckpt has the {best_line}."
     if result["status"] == "diverged":
         which = "The run DIVERGED: weights or figures are NaN or infinite, and mean nothing; try a lower recipe.lr."
     return (

@@ -2,8 +2,9 @@
 
     Classify        cross-entropy over speakers; accuracy
     LanguageModel   cross-entropy over the next token; perplexity = exp(mean negative log-likelihood per token)
+    Translate       the same over the next token of the translation; BLEU and chrF of what it translates
 
-Both are evaluated part by part (train, validation, test, ...) on batches that carry their part's name, and log
+All are evaluated part by part (train, validation, test, ...) on batches that carry their part's name, and log
 one figure for each part. A checkpoint holds their constructor's arguments as plain data, so that it rebuilds
 them alone: `load_task(path)`.
 """
@@ -25,8 +26,12 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.cores.classifier import EncoderClassifier
 from speechformer.cores.decoder import Decoder
+from speechformer.cores.encoder_decoder import Translator, build_translator
 from speechformer.cores.stack import initialise
+from speechformer.corpora.subwords import Subwords
 from speechformer.data import IGNORE, PAD, Batch
+from speechformer.decoding import translate_ids
+from speechformer.quality import bleu, measured, measured_by_length
 from speechformer.refusals import UserError, pick
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -36,22 +41,35 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def constant(step: int, steps: int) -> float:
+def constant(step: int, steps: int, warmup: int) -> float:
     """The same learning rate throughout."""
     return 1.0
 
 
-def linear(step: int, steps: int) -> float:
+def linear(step: int, steps: int, warmup: int) -> float:
     """Down to zero in a straight line."""
     return 1 - step / steps
 
 
-def cosine(step: int, steps: int) -> float:
+def cosine(step: int, steps: int, warmup: int) -> float:
     """Down to zero along half a cosine. Loshchilov and Hutter 2017, "SGDR", without restarts."""
     return 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
+def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
+    """Down with the square root of the steps: 1 at the end of the warm-up, a half after four times as many."""
+    return math.sqrt(max(1, warmup) / (max(1, warmup) + step))
+
+
+# From the steps after the warm-up, the steps that are left at its end, and those of the warm-up, to a part of the peak
+SCHEDULES = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "inverse_sqrt": inverse_sqrt,
+    "vaswani": inverse_sqrt,
+}
+ENDLESS = ("constant", "inverse_sqrt", "vaswani")  # these do not go by the end of the run
 
 
 def all_gathered(value: Any) -> list[Any]:
@@ -106,9 +124,18 @@ class Task(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimiser over all parameters alike (the reports decay norms and biases too), and its schedule:
-        a linear warm-up over `warmup_steps`, then `schedule` down to the last step."""
-        recipe = self.recipe
-        options = {"lr": recipe["lr"], "weight_decay": recipe["weight_decay"]}
+        a linear warm-up over `warmup_steps`, then `schedule` down to the last step.
+
+        "vaswani" is the schedule of Vaswani et al. 2017, equation 3: "inverse_sqrt" whose peak follows from the width
+        and the warm-up, lr / sqrt(width * warmup_steps); `lr` is then a factor, theirs is 1.
+        """
+        recipe, peak = self.recipe, self.recipe["lr"]
+        if recipe["schedule"] == "vaswani":
+            if not recipe["warmup_steps"]:
+                raise UserError("recipe.schedule=vaswani needs recipe.warmup_steps, of which its rate follows.")
+            width = self.hparams["core"]["width"]
+            peak /= math.sqrt(width * recipe["warmup_steps"])
+        options = {"lr": peak, "weight_decay": recipe["weight_decay"]}
         # Lightning cannot clip the gradients of a fused optimiser in mixed precision.
         options["fused"] = not self.trainer.gradient_clip_val or "mixed" not in str(self.trainer.precision)
         if recipe["optimizer"] != "sgd":
@@ -117,16 +144,19 @@ class Task(pl.LightningModule):
         warmup, shape = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]]
         if warmup == 0 and shape is constant:
             return optimizer
-        if not math.isfinite(self.trainer.estimated_stepping_batches):
-            raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
-        steps = int(self.trainer.estimated_stepping_batches)
-        if warmup >= steps:
-            raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
+        steps = 0
+        if recipe["schedule"] not in ENDLESS:
+            if not math.isfinite(self.trainer.estimated_stepping_batches):
+                raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
+            steps = int(self.trainer.estimated_stepping_batches)
+            if warmup >= steps:
+                raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
 
         def factor(step: int) -> float:
             if step < warmup:
                 return (step + 1) / warmup
-            return shape(step - warmup, steps - warmup)
+            # the endless ones go by the number of the step, from 1, at which the warm-up reaches 1
+            return shape(step + (recipe["schedule"] in ENDLESS) - warmup, steps - warmup, warmup)
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -251,7 +281,8 @@ class Classify(Task):
         initialise(self.core, recipe["init"], recipe["init_std"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self.core(batch["ids"]), batch["labels"])
+        smoothing = self.recipe["label_smoothing"]
+        loss = F.cross_entropy(self.core(batch["ids"]), batch["labels"], label_smoothing=smoothing)
         self.tokens += (batch["ids"] != PAD).sum()
         return self.watched(loss, batch, batch_idx)
 
@@ -273,15 +304,17 @@ class Classify(Task):
         return {name: metric.compute().item() for name, metric in self.measured.items()}
 
 
-def next_token_loss(output: torch.nn.Linear, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
+def next_token_loss(output: torch.nn.Linear, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy, in nats, of R targets under the logits that `output` makes of R hidden states.
+
+    With `smoothing` e the target has probability 1 - e and all tokens share e (Szegedy et al. 2016, section 7).
 
     The logits are made a few rows at a time: a CPU then keeps them in its cache, which makes evaluation three
     times as fast as all at once; an accelerator gets as many rows as fit.
     """
     rows = 256 if hidden_RD.device.type == "cpu" else 16384
     losses = [
-        F.cross_entropy(output(hidden).float(), targets, reduction="sum")
+        F.cross_entropy(output(hidden).float(), targets, reduction="sum", label_smoothing=smoothing)
         for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows))
     ]
     return torch.stack(losses).sum() / len(targets_R)
@@ -333,7 +366,8 @@ class LanguageModel(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
-        loss = next_token_loss(self.core.output, self.core.hidden(ids).flatten(0, 1), targets.flatten())
+        hidden, smoothing = self.core.hidden(ids).flatten(0, 1), self.recipe["label_smoothing"]
+        loss = next_token_loss(self.core.output, hidden, targets.flatten(), smoothing)
         self.tokens += ids.numel()
         return self.watched(loss, batch, batch_idx)
 
@@ -358,10 +392,110 @@ class LanguageModel(Task):
         return figures | means
 
 
-TASKS: dict[str, type[Classify] | type[LanguageModel]] = {"classify": Classify, "lm": LanguageModel}
+class Translate(Task):
+    """How is it said in another language? An encoder-decoder under cross-entropy over the next token.
+
+    Dev is translated greedily at every evaluation; what is tested at the end, by beam search. Perplexity is per
+    subword, so it compares runs of one vocabulary alone.
+
+    Args:
+        core: the arguments of `build_translator`.
+        recipe: the config group.
+        decoding: `beam` and `length_penalty` of the test.
+
+    Attributes: `tokenizer` and `texts` (the pairs of each part as text), which `fit` sets: what is measured is text;
+    `translations`, of each part that was measured last.
+    """
+
+    name, metric, mode = "translate", "bleu", "max"
+    core: Translator
+    SHOWN = 5  # sentences of dev in TensorBoard
+
+    def __init__(self, core: dict[str, Any], recipe: dict[str, Any], decoding: dict[str, Any]) -> None:
+        super().__init__(recipe)
+        self.save_hyperparameters(logger=False)
+        self.core = build_translator(**core)
+        self.decoding = decoding
+        self.tokenizer: Subwords | None = None
+        self.texts: dict[str, list[tuple[str, str]]] = {}
+        self.translations: dict[str, list[str]] = {}
+        self.figured: dict[str, float] | None = None  # once for each evaluation
+        initialise(self.core, recipe["init"], recipe["init_std"])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        source, inputs, targets = batch["source"], batch["target"][:, :-1], batch["target"][:, 1:]
+        scored = (targets != PAD).flatten().nonzero().flatten()
+        hidden = self.core.hidden(source, inputs).flatten(0, 1)[scored]
+        loss = next_token_loss(self.core.output, hidden, targets.flatten()[scored], self.recipe["label_smoothing"])
+        self.tokens += (source != PAD).sum() + len(scored)
+        return self.watched(loss, batch, batch_idx)
+
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        self.translations, self.figured = {}, None
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def new_metric(self) -> Metric:
+        return MeanPerplexity(sync_on_compute=False).to(self.device)
+
+    def measure(self, batch: Batch) -> None:
+        part, targets = batch["part"], batch["target"][:, 1:]
+        scored = targets != PAD
+        hidden = self.core.hidden(batch["source"], batch["target"][:, :-1])[scored]
+        loss = next_token_loss(self.core.output, hidden, targets[scored])
+        self.measured[f"{part}_perplexity"].update(loss, len(hidden))
+        if self.tokenizer is None:
+            return
+        beamed = part == "test"
+        sources = [ids[ids != PAD].tolist() for ids in batch["source"]]
+        found = translate_ids(
+            self.core,
+            sources,
+            beam=self.decoding["beam"] if beamed else 1,
+            alpha=self.decoding["length_penalty"],
+            longest=self.core.longest,
+        )
+        texts = self.translations.setdefault(part, [""] * len(self.texts[part]))
+        for row, ids in zip(batch["rows"], found):
+            texts[row] = self.tokenizer.decode(ids)
+
+    def figures(self) -> dict[str, float]:
+        if self.figured is None:
+            self.figured = self.score()
+        return self.figured
+
+    def score(self) -> dict[str, float]:
+        """The figures of what was translated in this evaluation."""
+        figures = {name: metric.compute().item() for name, metric in self.measured.items()}
+        for part, translations in self.translations.items():
+            sources, references = zip(*self.texts[part])
+            if part == "test":
+                figures |= {f"test_{name}": value for name, value in measured(translations, references).items()}
+                for length, found in measured_by_length(sources, translations, references).items():
+                    figures |= {f"test_{name}_at_{length}": value for name, value in found.items()}
+            else:
+                figures[f"{part}_bleu"] = bleu(translations, references)
+        return figures
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        logger, found = self.trainer.logger, self.translations.get("validation", [])
+        if found and hasattr(logger, "log_text"):
+            for k in range(0, len(found), max(1, len(found) // self.SHOWN)):
+                source, reference = self.texts["validation"][k]
+                text = f"source: {source}  \nreference: {reference}  \nmodel: {found[k]}"
+                logger.log_text(f"translations/{k + 1}", text, self.global_step)
 
 
-def load_task(path: Path) -> Classify | LanguageModel:
+TASKS: dict[str, type[Classify] | type[LanguageModel] | type[Translate]] = {
+    "classify": Classify,
+    "lm": LanguageModel,
+    "translate": Translate,
+}
+
+
+def load_task(path: Path) -> Classify | LanguageModel | Translate:
     """The trained task of a checkpoint, on the CPU and in evaluation mode, from that file alone.
 
     Raises:

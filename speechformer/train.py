@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import runs, screen, sweeps
 from speechformer.config import CONF, check_overrides, check_sweep, explain
-from speechformer.corpora.speeches import load_corpus
+from speechformer.corpora.load import load
 from speechformer.fit import failure, fit
 from speechformer.refusals import UserError, one_sentence
 
@@ -36,8 +36,8 @@ def run_name(*, _root_: DictConfig) -> str:
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     try:
-        corpus = load_corpus(config["corpus"])
-        fingerprint = runs.identity(config, corpus.sha256, corpus.classes)
+        corpus = load(config)
+        fingerprint = runs.identity(config, corpus.sha256, corpus.identity)
     except (UserError, OSError, KeyError, TypeError):  # it will be refused, and that says where
         fingerprint = runs.identity(config, "", [])
     return runs.folder_name(config, fingerprint)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from speechformer.corpora import sample
-from speechformer.corpora.speeches import ENVIRONMENT, Corpus, load_corpus, parse
+from speechformer.corpora.files import ENVIRONMENT
+from speechformer.corpora.speeches import Corpus, load_corpus, parse
 from speechformer.refusals import UserError
 
 FILES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechformer.cores.stack import Stack
+from speechformer.cores.recurrent_stack import build_stack
 from speechformer.refusals import pick
 
 PAD = 0
@@ -30,7 +30,7 @@ class EncoderClassifier(nn.Module):
     def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
         super().__init__()
         self.first_token = pick(POOLS, pool, "core.pool")
-        self.encoder = Stack(length=block_size, causal=False, first_token=self.first_token, **stack)
+        self.encoder = build_stack(length=block_size, causal=False, first_token=self.first_token, **stack)
         self.head = nn.Sequential(
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
@@ -38,7 +38,7 @@ class EncoderClassifier(nn.Module):
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits, [B, classes]."""
         real_BT = ids_BT != PAD
-        x_BTD, _ = self.encoder(ids_BT, real_BT)
+        x_BTD = self.encoder(ids_BT, real_BT)[0]
         if self.first_token:
             return self.head(x_BTD[:, 0])
         real_BT1 = real_BT[:, :, None]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechformer.cores.stack import Stack
+from speechformer.cores.recurrent_stack import build_stack
 
 
 class Decoder(nn.Module):
@@ -24,10 +24,15 @@ class Decoder(nn.Module):
 
     def __init__(self, *, block_size: int, tied_output: bool, **stack: Any) -> None:
         super().__init__()
-        self.decoder = Stack(length=block_size, causal=True, **stack)
+        self.decoder = build_stack(length=block_size, causal=True, **stack)
         self.output = nn.Linear(stack["width"], stack["vocab_size"], bias=not tied_output)
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that it can take; None for no limit."""
+        return self.decoder.longest
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
         """The states from which `output` makes logits, [B, T, D]."""

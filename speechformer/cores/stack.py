@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens, D width, N heads.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ class Stack(nn.Module):
         first_token: put one trained vector before every sequence (a CLS token); it sees all and all see it,
             whatever the pattern.
         model, pattern: the config groups, `{"name": ..., options}`.
-        width, heads, layers, ff, dropout, norm, final_norm, qkv_bias, bias, activation: see `conf/config.yaml`.
+        width, heads, layers, ff, dropout, norm, final_norm, qkv_bias, bias, activation, scale_embedding: see
+            `conf/config.yaml`.
+        cross: whether its blocks attend to the states of an encoder too.
+        embedding: a table to share with another stack; None for one of its own.
     """
 
     def __init__(
@@ -49,13 +53,17 @@ class Stack(nn.Module):
         qkv_bias: bool,
         bias: bool,
         activation: str,
+        scale_embedding: bool = False,
         first_token: bool = False,
+        cross: bool = False,
+        embedding: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         if width % heads:
             raise UserError(f"width must be a multiple of heads, and {width} is not one of {heads}.")
         self.causal = causal
-        self.embedding = nn.Embedding(vocab_size, width)
+        self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
+        self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
@@ -70,6 +78,7 @@ class Stack(nn.Module):
                 qkv_bias=qkv_bias,
                 bias=bias,
                 activation=activation,
+                cross=cross,
             )
             for _ in range(layers)
         )
@@ -81,27 +90,42 @@ class Stack(nn.Module):
         return self.positions.longest
 
     def forward(
-        self, ids_BT: Tensor, real_BT: Tensor | None = None, with_weights: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states [B, T, D], and the attention weights of each layer, [B, N, T, T], if asked for.
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None = None,
+        with_weights: bool = False,
+        memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
+        cache: list[dict[str, Tensor]] | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Hidden states [B, T, D], and if asked for the attention weights of each layer, [B, N, T, S], and those of
+        its cross-attention.
 
-        `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`.
+        `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`. `memory` (what each
+        block's `CrossAttention` takes) is for a stack with `cross`. `cache` holds what each block has seen before, S -
+        T tokens, all real; it begins as an empty dictionary for each, and is added to.
         """
         x_BTD = self.embedding(ids_BT)
+        if self.scale != 1:
+            x_BTD = x_BTD * self.scale
         if self.first_token is not None:
             B = len(ids_BT)
             x_BTD = torch.cat((self.first_token.weight.expand(B, 1, -1), x_BTD), dim=1)
             if real_BT is not None:
                 real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
-        x_BTD = self.dropout(self.positions.embed(x_BTD))
+        before = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        x_BTD = self.dropout(self.positions.embed(x_BTD, before))
         T = x_BTD.shape[1]
-        bias = score_bias(self.positions, self.pattern, T, T, self.causal, real_BT, x_BTD.device)
-        layers = []
-        for block in self.blocks:
-            x_BTD, weights = block(x_BTD, self.positions, bias, with_weights)
+        bias = score_bias(self.positions, self.pattern, T, before + T, self.causal, real_BT, x_BTD.device)
+        layers, cross_layers = [], []
+        for k, block in enumerate(self.blocks):
+            x_BTD, weights, cross_weights = block(
+                x_BTD, self.positions, bias, with_weights, memory and memory[k], None if cache is None else cache[k]
+            )
             if weights is not None:
                 layers.append(weights)
-        return self.final_norm(x_BTD), layers
+            if cross_weights is not None:
+                cross_layers.append(cross_weights)
+        return self.final_norm(x_BTD), layers, cross_layers
 
 
 def keep_initialisation(module: nn.Module, std: float) -> None:

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 
 from speechformer.corpora import tokenizer
-from speechformer.corpora.speeches import Corpus, cache_directory
+from speechformer.corpora.files import cache_directory
+from speechformer.corpora.speeches import Corpus
 
 
 def cache_file(corpus: Corpus) -> Path:

@@ -10,7 +10,6 @@ refused with the file and line: nothing is repaired, and nothing is skipped.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
+from speechformer.corpora.files import ENVIRONMENT, checksum, parse_lines, places
 from speechformer.refusals import UserError, pick
 
-ENVIRONMENT = "SPEECHFORMER_DATA"
 LM_TEST = re.compile(r"test_LM_(.+)\.txt")
 
 
@@ -43,12 +42,10 @@ class Corpus:
     lm_train: list[str]
     lm_test: dict[str, list[str]]
 
-
-def cache_directory() -> Path:
-    """Where `python -m speechformer.download` puts its files: the user's cache folder."""
-    import pooch
-
-    return Path(pooch.os_cache("speechformer"))
+    @property
+    def identity(self) -> list[str]:
+        """What a run's fingerprint holds of it besides its files."""
+        return self.classes
 
 
 def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
@@ -56,18 +53,11 @@ def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
 
     A `root` that is given is the only place looked at.
     """
-    cache = cache_directory() / "speeches"
-    data = os.environ.get(ENVIRONMENT)
-    places: dict[str, Path | None] = {
-        f"${ENVIRONMENT}/speeches ({data or 'not set'})": Path(data).expanduser() / "speeches" if data else None,
-        f"the user cache ({cache})": cache,
-    }
-    if root is not None:
-        places = {f"corpus.root ({root})": Path(str(root)).expanduser()}
-    for folder in places.values():
+    found = places("speeches", root)
+    for folder in found.values():
         if folder is not None and folder.is_dir() and any(is_wanted(path) for path in folder.iterdir()):
-            return folder, list(places)
-    return None, list(places)
+            return folder, list(found)
+    return None, list(found)
 
 
 def load_corpus(config: Mapping[str, Any]) -> Corpus:
@@ -82,18 +72,18 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
     kind = pick({"auto": "auto", "speeches": "speeches", "sample": "sample"}, config["name"], "corpus.name")
     if kind != "sample":
         speeches = config["speeches"] if kind == "auto" else config
-        folder, places = find_speeches(speeches["root"])
+        folder, looked_at = find_speeches(speeches["root"])
         if folder is not None:
             files = {path.name: path.read_bytes() for path in folder.iterdir() if is_wanted(path)}
             return remembered(files, "speeches", str(folder.resolve()), speeches["classes"])
         if speeches["root"] is not None:
             raise UserError(
-                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {places[0]}; mend it, or leave corpus.root "
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {looked_at[0]}; mend it, or leave corpus.root "
                 "away and get the presidents' with: python -m speechformer.download speeches"
             )
         if kind == "speeches":
             raise UserError(
-                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(places)}; "
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(looked_at)}; "
                 "get them with: python -m speechformer.download speeches"
             )
     own = config["sample"] if kind == "auto" else config
@@ -101,7 +91,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         raise UserError(f"corpus.seed must be a whole number, not {own['seed']!r}.")
     where = f"made by the package, seed {own['seed']}"
     if kind == "auto" and os.environ.get(ENVIRONMENT):
-        where += f"; no speeches in {places[0]}"
+        where += f"; no speeches in {looked_at[0]}"
     return remembered(sample.files(own["seed"]), "sample", where, own["classes"])
 
 
@@ -111,19 +101,11 @@ REMEMBERED: dict[str, Corpus] = {}
 def remembered(files: Mapping[str, bytes], name: str, where: str, classes: Any) -> Corpus:
     """`parse`, or what it returned for the same files before: the jobs of a sweep share a corpus, and what others
     remember of it."""
+    files = {file: content for file, content in files.items() if belongs(file)}
     key = json.dumps([checksum(files), name, where, classes], default=str)
     if key not in REMEMBERED:
         REMEMBERED[key] = parse(files, name, where, classes)
     return REMEMBERED[key]
-
-
-def checksum(files: Mapping[str, bytes]) -> str:
-    """sha256 of the names and bytes of a corpus' files."""
-    digest = hashlib.sha256()
-    for file, content in sorted(files.items()):
-        if belongs(file):
-            digest.update(f"{file}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
@@ -145,7 +127,7 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
     return Corpus(
         name=name,
         where=where,
-        sha256=checksum(files),
+        sha256=checksum(wanted),
         classes=list(classes),
         classify_train=labelled["train_CLS.tsv"],
         classify_test=labelled["test_CLS.tsv"],
@@ -162,27 +144,6 @@ def is_wanted(path: Path) -> bool:
 def belongs(file: str) -> bool:
     """Whether a file of this name belongs to a corpus."""
     return file in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or bool(LM_TEST.fullmatch(file))
-
-
-def parse_lines(content: bytes, where: str) -> list[str]:
-    """The lines of a text file; `where` names it in a refusal."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{where}:{number}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8."
-        ) from None
-    # Not splitlines(): it also cuts at U+2028, U+0085 and others, which may stand inside a sentence.
-    lines = text.replace("\r\n", "\n").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError(f"{where}:1: the file is empty; fill it or remove it.")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            raise UserError(f"{where}:{number}: the line has no text; remove it.")
-    return lines
 
 
 def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:

@@ -6,9 +6,11 @@ pre-norm   x = x + f(norm(x))     Xiong et al. 2020, "On Layer Normalization in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
-from speechformer.layers.attention import SelfAttention
+from speechformer.layers.attention import CrossAttention, SelfAttention
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.positions import Positions
 from speechformer.refusals import pick
@@ -20,7 +22,8 @@ NORMS = {"pre": True, "post": False}
 class Block(nn.Module):
     """A block of width D with `heads` heads and a feed-forward network D -> ff -> D.
 
-    `dropout` acts on the attention weights and on each branch before it is added.
+    `dropout` acts on the attention weights and on each branch before it is added. With `cross`, attention to the
+    states of an encoder stands between the two.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Block(nn.Module):
         qkv_bias: bool,
         bias: bool,
         activation: str,
+        cross: bool = False,
     ) -> None:
         super().__init__()
         self.pre_norm = pick(NORMS, norm, "core.norm")
@@ -46,15 +50,39 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
+        if cross:
+            self.cross_attention = CrossAttention(width, heads, dropout, qkv_bias, bias)
+            self.cross_attention_norm = nn.LayerNorm(width)
+
+    def branch(
+        self, x_BTD: Tensor, norm: nn.Module, function: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """x with what a function of it adds, normed before or after."""
+        added, weights = function(norm(x_BTD) if self.pre_norm else x_BTD)
+        x_BTD = x_BTD + self.dropout(added)
+        return x_BTD if self.pre_norm else norm(x_BTD), weights
 
     def forward(
-        self, x_BTD: Tensor, positions: Positions, bias: Tensor, with_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """x after the block, [B, T, D], and the attention weights, [B, N, T, T], if they are asked for."""
-        if self.pre_norm:
-            mixed, weights = self.attention(self.attention_norm(x_BTD), positions, bias, with_weights)
-            x_BTD = x_BTD + self.dropout(mixed)
-            return x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD))), weights
-        mixed, weights = self.attention(x_BTD, positions, bias, with_weights)
-        x_BTD = self.attention_norm(x_BTD + self.dropout(mixed))
-        return self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD))), weights
+        self,
+        x_BTD: Tensor,
+        positions: Positions,
+        bias: Tensor,
+        with_weights: bool = False,
+        memory: tuple[Tensor, Tensor, Tensor] | None = None,
+        cache: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x after the block, [B, T, D], and if they are asked for the weights of self-attention, [B, N, T, S], and of
+        cross-attention.
+
+        `memory` holds keys, values and bias for `CrossAttention`, `cache` what `SelfAttention` has seen before.
+        """
+        x_BTD, weights = self.branch(
+            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, bias, with_weights, cache)
+        )
+        cross_weights = None
+        if memory is not None:
+            x_BTD, cross_weights = self.branch(
+                x_BTD, self.cross_attention_norm, lambda x: self.cross_attention(x, *memory, with_weights)
+            )
+        x_BTD, _ = self.branch(x_BTD, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
+        return x_BTD, weights, cross_weights

@@ -1,0 +1,202 @@
+"""Encoder-decoders: how is it said in another language?
+
+    source ids -> encoder -> memory;   target ids so far, memory -> decoder -> linear -> logits of the next
+
+Three kinds, alike from outside:
+
+    EncoderDecoder            the transformer: every block of the decoder attends to the encoder's states
+                              (Vaswani et al. 2017)
+    RecurrentEncoderDecoder   the RNN that it replaced: the decoder starts from the encoder's last state, and at each
+                              step adds a context c to its own state h:  tanh(W [c; h])
+        without attention     c is the encoder's last state: all that is known of the source has to pass through it
+                              (Cho et al. 2014; Sutskever et al. 2014)
+        with attention        c is the sum of all states of the encoder, weighted by softmax(h . s): Luong et al. 2015,
+                              "Effective Approaches to Attention-based Neural Machine Translation", global attention,
+                              score "dot", equations 5, 7 and 8
+
+The two recurrent ones have the same weights and differ in c alone. None of the three takes a position or a pattern
+from the source to the target; see `CrossAttention`.
+
+Shapes: B sources of S tokens; R = B times the beam rows of targets of T tokens, those of a source one after another;
+N heads, H width of a head, L layers, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.cores.recurrent_stack import RecurrentStack
+from speechformer.cores.stack import Stack
+from speechformer.layers.attention import attend
+
+PAD = 0
+Past = list[dict[str, Tensor]]  # what a decoder has seen so far, a row of each tensor for each row of targets
+
+
+@dataclass
+class Memory:
+    """What a decoder needs of the sources, a row of each tensor for each source.
+
+    `layers`: of a transformer, keys and values for each block; of an RNN, the encoder's states, [B, S, D], and its end
+    state. `bias`: 0 on the tokens and minus infinity on the padding, [B, 1, 1, S].
+    """
+
+    layers: list[dict[str, Tensor]]
+    bias: Tensor
+
+    def of(self, sources: Tensor) -> Memory:
+        """That of some of the sources, by index."""
+        layers = [{name: part[sources] for name, part in layer.items()} for layer in self.layers]
+        return Memory(layers, self.bias[sources])
+
+
+def padding_bias(source_BS: Tensor) -> Tensor:
+    """What is added to scores over the source, [B, 1, 1, S]."""
+    bias = torch.zeros(source_BS.shape, device=source_BS.device)
+    return bias.masked_fill(source_BS == PAD, -math.inf)[:, None, None, :]
+
+
+class Translator(nn.Module):
+    """What the kinds share. A subclass sets `embedding` of the target, and says `encode`, `decode` and `past`."""
+
+    output: nn.Linear
+
+    def make_output(self, width: int, vocab_size: int, embedding: nn.Embedding, tied: bool) -> None:
+        """The layer from states to logits; tied, it is the target's embedding table and has no bias."""
+        self.output = nn.Linear(width, vocab_size, bias=not tied)
+        if tied:
+            self.output.weight = embedding.weight
+
+    def encode(self, source_BS: Tensor) -> Memory:
+        """What the decoder needs of sources, padded with 0."""
+        raise NotImplementedError
+
+    def past(self, memory: Memory) -> Past:
+        """The state of a decoder that has seen nothing yet, one row for each source."""
+        raise NotImplementedError
+
+    def decode(
+        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """States [R, T, D] from which `output` makes the logits of the token after each, and if asked for the weights
+        of each layer's attention to the source, [R, N, T, S].
+
+        With `past`, the targets are what follows it, and are added to it.
+        """
+        raise NotImplementedError
+
+    def hidden(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
+        """The states from which `output` makes logits, [B, T, D]."""
+        return self.decode(self.encode(source_BS), target_BT)[0]
+
+    def forward(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
+        """Logits of the target token after each, [B, T, vocabulary]."""
+        return self.output(self.hidden(source_BS, target_BT))
+
+    def cross_attention(self, source_BS: Tensor, target_BT: Tensor) -> list[Tensor]:
+        """The weights of each layer's attention to the source, [B, N, T, S]; none for an RNN without attention."""
+        return self.decode(self.encode(source_BS), target_BT, with_weights=True)[1]
+
+
+class EncoderDecoder(Translator):
+    """The transformer.
+
+    Args:
+        block_size: the number of positions that each side is trained on.
+        shared_embeddings: one embedding table for source and target.
+        tied_output: the output layer uses the target's (with both, Vaswani et al. 2017, section 3.4).
+        stack: the arguments of `Stack`, the same for encoder and decoder.
+    """
+
+    def __init__(self, *, block_size: int, shared_embeddings: bool, tied_output: bool, **stack: Any) -> None:
+        super().__init__()
+        self.encoder = Stack(length=block_size, causal=False, **stack)
+        shared = self.encoder.embedding if shared_embeddings else None
+        self.decoder = Stack(length=block_size, causal=True, cross=True, embedding=shared, **stack)
+        self.make_output(stack["width"], stack["vocab_size"], self.decoder.embedding, tied_output)
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that a side can have; None for no limit."""
+        return self.encoder.longest
+
+    def encode(self, source_BS: Tensor) -> Memory:
+        states_BSD = self.encoder(source_BS, source_BS != PAD)[0]
+        layers = []
+        for block in self.decoder.blocks:
+            k, v = block.cross_attention.keys_and_values(states_BSD)
+            layers.append({"k": k, "v": v})
+        return Memory(layers, padding_bias(source_BS))
+
+    def past(self, memory: Memory) -> Past:
+        return [{} for _ in self.decoder.blocks]
+
+    def decode(
+        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        layers = [(layer["k"], layer["v"], memory.bias) for layer in memory.layers]
+        # padding of the target stands after its last token, where nothing that is scored sees it
+        states_RTD, _, cross_weights = self.decoder(target_RT, None, with_weights, layers, past)
+        return states_RTD, cross_weights
+
+
+class RecurrentEncoderDecoder(Translator):
+    """The RNN, with and without attention.
+
+    Args:
+        shared_embeddings, tied_output: as for `EncoderDecoder`.
+        stack: the arguments of `RecurrentStack`, the same for encoder and decoder; `model["name"]` is "rnn" or
+            "rnn_attention".
+    """
+
+    longest: int | None = None
+
+    def __init__(self, *, block_size: int, shared_embeddings: bool, tied_output: bool, **stack: Any) -> None:
+        super().__init__()
+        self.attends = stack["model"]["name"] == "rnn_attention"
+        self.encoder = RecurrentStack(**stack)
+        shared = self.encoder.embedding if shared_embeddings else None
+        self.decoder = RecurrentStack(embedding=shared, **stack)
+        self.context = nn.Linear(2 * stack["width"], stack["width"], bias=False)
+        self.make_output(stack["width"], stack["vocab_size"], self.decoder.embedding, tied_output)
+
+    def encode(self, source_BS: Tensor) -> Memory:
+        states_BSD, _, end = self.encoder(source_BS, source_BS != PAD)
+        return Memory([{"states": states_BSD}, end], padding_bias(source_BS))
+
+    def past(self, memory: Memory) -> Past:
+        return [dict(memory.layers[1])]
+
+    def decode(
+        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        (R, T), B = target_RT.shape, len(memory.bias)
+        states_BSD, end = memory.layers[0]["states"], memory.layers[1]
+        before = (
+            {name: part.repeat_interleave(R // B, dim=0) for name, part in end.items()} if past is None else past[0]
+        )
+        h_RTD, _, after = self.decoder(target_RT, state=before)
+        if past is not None:
+            past[0].update(after)
+        layers = []
+        if self.attends:
+            q_B1TD = h_RTD.reshape(B, 1, R // B * T, -1)
+            s_B1SD = states_BSD[:, None]
+            # `attend` divides by the root of the width, which Luong's score does not
+            c_B1TD, weights = attend(q_B1TD * math.sqrt(q_B1TD.shape[-1]), s_B1SD, s_B1SD, memory.bias)
+            c_RTD = c_B1TD.reshape(h_RTD.shape)
+            layers = [weights.reshape(R, 1, T, -1)] if with_weights else []
+        else:
+            c_RTD = end["h"][:, -1].repeat_interleave(R // B, dim=0)[:, None].expand(h_RTD.shape)
+        return self.context(torch.cat((c_RTD, h_RTD), dim=-1)).tanh(), layers
+
+
+def build_translator(*, model: dict[str, Any], **arguments: Any) -> EncoderDecoder | RecurrentEncoderDecoder:
+    """The encoder-decoder of a `model` config."""
+    kind = RecurrentEncoderDecoder if model["name"] in ("rnn", "rnn_attention") else EncoderDecoder
+    return kind(model=model, **arguments)

@@ -1,0 +1,71 @@
+"""A recurrent network in the place of a stack of transformer blocks: `model=rnn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from speechformer.cores.stack import Stack
+from speechformer.layers.dropout import Dropout
+from speechformer.layers.recurrent import Recurrent, State
+from speechformer.refusals import UserError, build
+
+
+class RecurrentStack(nn.Module):
+    """Token ids to hidden states, from left to right. It takes the arguments of `Stack`, and of the transformer's own
+    uses none: order is known by going along, and there is nothing to attend to.
+
+    Raises:
+        UserError: a pattern or a CLS token is asked for, or the model is not "rnn".
+    """
+
+    longest: int | None = None
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        model: dict[str, Any],
+        pattern: dict[str, Any],
+        width: int,
+        layers: int,
+        dropout: float,
+        first_token: bool = False,
+        embedding: nn.Embedding | None = None,
+        **of_a_transformer: Any,
+    ) -> None:
+        super().__init__()
+        if pattern["name"] != "full":
+            raise UserError(f"model={model['name']} has no self-attention, so pattern must be full.")
+        if first_token:
+            raise UserError(
+                "core.pool=cls needs a model that attends: a CLS token before a sentence that is read from left to "
+                "right sees nothing of it. Take core.pool=mean."
+            )
+        self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
+        self.dropout = Dropout(dropout)
+        options = {"width": width, "layers": layers, "dropout": dropout}
+        self.cells = build({model["name"]: Recurrent}, model, "model", **options)
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None = None,
+        with_weights: bool = False,
+        state: State | None = None,
+    ) -> tuple[Tensor, list[Tensor], State]:
+        """Hidden states [B, T, D]; no attention weights; and the state at the end of each sequence."""
+        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT)), state, real_BT)
+        return self.dropout(x_BTD), [], end
+
+
+def build_stack(*, model: dict[str, Any], **arguments: Any) -> Stack | RecurrentStack:
+    """The stack of a `model` config: recurrent for "rnn", else a transformer's with that positional encoding."""
+    if model["name"] == "rnn_attention":
+        raise UserError(
+            "model=rnn_attention attends from a decoder to an encoder, so it is for task=translate; for this task "
+            "take model=rnn."
+        )
+    kind = RecurrentStack if model["name"] == "rnn" else Stack
+    return kind(model=model, **arguments)
