@@ -2,8 +2,8 @@
 
     score(Y) = log P(Y | X) / lp(Y),   lp(Y) = ((5 + |Y|) / 6)^alpha
 
-Wu et al. 2016, "Google's Neural Machine Translation System", equation 14; |Y| counts the <eos>. With alpha = 0 the most
-probable translation is looked for, which is often too short; 0.6 to 1 are usual.
+Wu et al. 2016, "Google's Neural Machine Translation System", equation 14; |Y| counts the <eos>. With alpha = 0 the
+most probable translation is looked for, which is often too short; 0.6 to 1 are usual.
 
 Shapes: B sources, K hypotheses of each (the beam), V tokens of the vocabulary.
 """
@@ -49,8 +49,8 @@ def search(
         source_BS: ids, padded with 0.
         alpha: of the length penalty, at least 0.
         limits: the most tokens of each translation, its <eos> included.
-        cache: whether the decoder keeps what it has computed of the tokens so far; without, it reads all of them again
-            for each next one, which gives the same and is for comparison.
+        cache: whether the decoder keeps what it has computed of the tokens so far; without, it reads all of them
+            again for each next one, which gives the same and is for comparison.
     """
     device, K = source_BS.device, beam
     memory = core.encode(source_BS)

@@ -275,7 +275,8 @@ def train(
 
     from speechformer.callbacks import WEIGHTS, average
     from speechformer.cores.stack import count_parameters
-    from speechformer.data import EvaluationBatches
+    from speechformer.data import EvaluationBatches, SpeechData
+    from speechformer.pair_data import PairData
     from speechformer.tasks import TASKS, Translate
 
     quieten()
@@ -287,7 +288,7 @@ def train(
     if config["task"]["name"] == "translate":
         arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
     task: Task = TASKS[config["task"]["name"]](**arguments)
-    if isinstance(task, Translate):
+    if isinstance(task, Translate) and isinstance(data, PairData):
         task.tokenizer, task.texts = data.tokenizer, data.texts
     parameters = count_parameters(task.core)
     chosen_on, averaged = data.chosen_on, config["task"].get("average", 1)
@@ -325,15 +326,16 @@ def train(
             metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
             if chosen_on == "validation" and keep.best is not None:
                 if averaged > 1:
-                    steps = dict.fromkeys(int(point["step"]) for point in task.curve)
-                    last = [directory / WEIGHTS / f"{step}.ckpt" for step in list(steps)[-averaged:]]
-                    task.load_state_dict(average(last))
+                    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))
+                    task.load_state_dict(
+                        average([directory / WEIGHTS / f"{step}.ckpt" for step in steps[-averaged:]])
+                    )
                     trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
                 else:
                     load_best(task, directory / "best.ckpt")
                 trainer.test(task, datamodule=data, verbose=False)
                 metrics |= task.figures()
-            elif data.tested_at_lengths:  # the rest was measured at the last step
+            elif isinstance(data, SpeechData) and data.tested_at_lengths:  # the rest was measured at the last step
                 trainer.test(task, EvaluationBatches(data.tested_at_lengths), verbose=False)
                 metrics |= task.figures()
             diverged = not all(value is None or math.isfinite(value) for value in metrics.values())
@@ -377,7 +379,7 @@ def train(
         result["error"] = "Weights or figures were NaN or infinite at the end."
     if rank == 0:
         if isinstance(task, Translate) and (found := task.translations.get("test")):
-            write_translations(directory / "translations.tsv", data.texts["test"], found)
+            write_translations(directory / "translations.tsv", task.texts["test"], found)
         screen.say(screen.summary(result))
     return result
 

@@ -36,8 +36,8 @@ def padded(sequences: Sequence[Tensor]) -> Tensor:
 class PairBatches:
     """Batches of pairs in an order that is a function of (seed, epoch) alone, a fixed number of pairs each.
 
-    Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes on
-    after the batches that were given already.
+    Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes
+    on after the batches that were given already.
 
     Args:
         source, target: a tensor of ids for each pair.
@@ -107,11 +107,11 @@ class PairBatches:
 
 
 class TokenBatches(PairBatches):
-    """Batches of pairs of like length, in random order, with at most `tokens` tokens on either side, padding included.
+    """Batches of pairs of like length, in random order, with at most `tokens` tokens on either side, padding too.
 
-    Pairs fall into buckets by their longer side. Each epoch a bucket is shuffled, sorted by the other side within every
-    `SORTED_TOGETHER` batches, and cut; what is left over of a bucket goes on with the next longer one. So the number of
-    batches is the same in every epoch. A pair of more tokens than that is a batch alone.
+    Pairs fall into buckets by their longer side. Each epoch a bucket is shuffled, sorted by both sides within every
+    `SORTED_TOGETHER` batches, and cut; what is left over of a bucket goes on with the next longer one. So the number
+    of batches is the same in every epoch. A pair of more tokens than that is a batch alone.
     """
 
     def __init__(
@@ -201,11 +201,11 @@ class PairData(pl.LightningDataModule):
         vocab_size: rows of the embedding table, at least the vocabulary; None for exactly the vocabulary.
         tokenizer: one that is already fitted; None fits it, on train alone.
 
-    Attributes: `chosen_on`, the part that chooses the best checkpoint; `tokenizer`, `vocab_size`, `description` (for the result), `texts` (the pairs of dev and test as text).
+    Attributes: `chosen_on`, the part that chooses the best checkpoint; `tokenizer`, `vocab_size`, `description` (for
+    the result), `texts` (the pairs of dev and test as text).
     """
 
     chosen_on = "validation"
-    tested_at_lengths: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -229,8 +229,8 @@ class PairData(pl.LightningDataModule):
         self.vocab_size = len(self.tokenizer) if vocab_size is None else vocab_size
         if self.vocab_size < len(self.tokenizer):
             raise UserError(
-                f"vocab_size={vocab_size} is less than the {len(self.tokenizer)} tokens of the vocabulary; it pads the "
-                "embedding table, so set it at least as large, or to null."
+                f"vocab_size={vocab_size} is less than the {len(self.tokenizer)} tokens of the vocabulary; it pads "
+                "the embedding table, so set it at least as large, or to null."
             )
         source, target = self.encode(kept)
         fits = [max(len(a), len(b) - 1) <= block_size for a, b in zip(source, target)]

@@ -79,9 +79,9 @@ def pairs_line(corpus: dict[str, Any]) -> str:
     left_out = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "none"
     padding = ", ".join(f"{100 * share:.1f} % of the {side}" for side, share in counts["padding"].items())
     return (
-        f"Corpus {corpus['name']}, {' to '.join(corpus['languages'])} ({corpus['where']}): trains on {counts['train']} of "
-        f"{counts['read']} pairs (left out: {left_out}), chooses on {counts['validation']}, tests on {counts['test']}, "
-        f"of whose sources {counts['test_seen_in_train']} stand in train"
+        f"Corpus {corpus['name']}, {' to '.join(corpus['languages'])} ({corpus['where']}): trains on "
+        f"{counts['train']} of {counts['read']} pairs (left out: {left_out}), chooses on {counts['validation']}, "
+        f"tests on {counts['test']}, of whose sources {counts['test_seen_in_train']} stand in train"
         f"{f'; cut at block_size: {cut}' if (cut := counts['cut_at_block_size']) else ''}. "
         f"Vocabulary {counts['vocabulary']}; padding: {padding}."
     )
@@ -160,7 +160,8 @@ def summary(result: dict[str, Any]) -> str:
     else:
         which = f"These figures are best.ckpt's: the {best_line}."
         if result["config"]["task"].get("average", 1) > 1:
-            which = f"These figures are average.ckpt's, with {metrics[best['metric']]:.1f} on dev; best.ckpt has the {best_line}."
+            own = figure(best["metric"], metrics[best["metric"]])
+            which = f"These figures are average.ckpt's, with {own} on dev; best.ckpt has the {best_line}."
     if result["status"] == "diverged":
         which = "The run DIVERGED: weights or figures are NaN or infinite, and mean nothing; try a lower recipe.lr."
     return (

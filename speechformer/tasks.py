@@ -61,7 +61,7 @@ def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
     return math.sqrt(max(1, warmup) / (max(1, warmup) + step))
 
 
-# From the steps after the warm-up, the steps that are left at its end, and those of the warm-up, to a part of the peak
+# From the steps after the warm-up, those that are left at its end, and those of it, to a part of the peak rate
 SCHEDULES = {
     "constant": constant,
     "linear": linear,
@@ -69,7 +69,7 @@ SCHEDULES = {
     "inverse_sqrt": inverse_sqrt,
     "vaswani": inverse_sqrt,
 }
-ENDLESS = ("constant", "inverse_sqrt", "vaswani")  # these do not go by the end of the run
+ENDLESS = ("inverse_sqrt", "vaswani")  # these do not go by the end of the run
 
 
 def all_gathered(value: Any) -> list[Any]:
@@ -481,11 +481,11 @@ class Translate(Task):
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         logger, found = self.trainer.logger, self.translations.get("validation", [])
-        if found and hasattr(logger, "log_text"):
+        if found and logger is not None:
             for k in range(0, len(found), max(1, len(found) // self.SHOWN)):
                 source, reference = self.texts["validation"][k]
                 text = f"source: {source}  \nreference: {reference}  \nmodel: {found[k]}"
-                logger.log_text(f"translations/{k + 1}", text, self.global_step)
+                logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[attr-defined]
 
 
 TASKS: dict[str, type[Classify] | type[LanguageModel] | type[Translate]] = {

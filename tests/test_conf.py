@@ -5,10 +5,11 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from conftest import EXPERIMENTS, MODELS, PATTERNS, compose, group
+from conftest import EXPERIMENTS, MODELS, PATTERNS, RECURRENT, compose, group
 from omegaconf import OmegaConf
 
 from speechformer.config import CONF, check_config
@@ -24,8 +25,11 @@ from speechformer.tasks import OPTIMIZERS, SCHEDULES, TASKS
 DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-@pytest.mark.parametrize(("folder", "kinds"), [("model", POSITIONS), ("pattern", PATTERN_FUNCTIONS), ("task", TASKS)])
-def test_each_file_has_its_class_and_each_class_its_file(folder: str, kinds: dict) -> None:
+@pytest.mark.parametrize(
+    ("folder", "kinds"),
+    [("model", [*POSITIONS, *RECURRENT]), ("pattern", PATTERN_FUNCTIONS), ("task", TASKS)],
+)
+def test_each_file_has_its_class_and_each_class_its_file(folder: str, kinds: Iterable[str]) -> None:
     assert {path.stem for path in (CONF / folder).glob("*.yaml")} == set(kinds)
     for name in kinds:
         assert group(folder, name)["name"] == name

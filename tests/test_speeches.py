@@ -105,7 +105,7 @@ def write(folder: Path) -> Path:
 @pytest.fixture
 def empty_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("speechformer.corpora.speeches.cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr("speechformer.corpora.files.cache_directory", lambda: tmp_path / "cache")
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     return tmp_path
 

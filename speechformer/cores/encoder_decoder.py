@@ -10,9 +10,9 @@ Three kinds, alike from outside:
                               step adds a context c to its own state h:  tanh(W [c; h])
         without attention     c is the encoder's last state: all that is known of the source has to pass through it
                               (Cho et al. 2014; Sutskever et al. 2014)
-        with attention        c is the sum of all states of the encoder, weighted by softmax(h . s): Luong et al. 2015,
-                              "Effective Approaches to Attention-based Neural Machine Translation", global attention,
-                              score "dot", equations 5, 7 and 8
+        with attention        c is the sum of all states of the encoder, weighted by softmax(h . s)
+                              (Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine
+                              Translation", global attention, score "dot", equations 5, 7 and 8)
 
 The two recurrent ones have the same weights and differ in c alone. None of the three takes a position or a pattern
 from the source to the target; see `CrossAttention`.
@@ -42,8 +42,8 @@ Past = list[dict[str, Tensor]]  # what a decoder has seen so far, a row of each 
 class Memory:
     """What a decoder needs of the sources, a row of each tensor for each source.
 
-    `layers`: of a transformer, keys and values for each block; of an RNN, the encoder's states, [B, S, D], and its end
-    state. `bias`: 0 on the tokens and minus infinity on the padding, [B, 1, 1, S].
+    `layers`: of a transformer, keys and values for each block; of an RNN, the encoder's states, [B, S, D], and its
+    end state. `bias`: 0 on the tokens and minus infinity on the padding, [B, 1, 1, S].
     """
 
     layers: list[dict[str, Tensor]]
@@ -62,9 +62,13 @@ def padding_bias(source_BS: Tensor) -> Tensor:
 
 
 class Translator(nn.Module):
-    """What the kinds share. A subclass sets `embedding` of the target, and says `encode`, `decode` and `past`."""
+    """What the kinds share. A subclass says `encode`, `past` and `decode`.
+
+    Attributes: `longest`, the most tokens that a side can have; None for no limit.
+    """
 
     output: nn.Linear
+    longest: int | None
 
     def make_output(self, width: int, vocab_size: int, embedding: nn.Embedding, tied: bool) -> None:
         """The layer from states to logits; tied, it is the target's embedding table and has no bias."""
@@ -118,18 +122,14 @@ class EncoderDecoder(Translator):
         self.encoder = Stack(length=block_size, causal=False, **stack)
         shared = self.encoder.embedding if shared_embeddings else None
         self.decoder = Stack(length=block_size, causal=True, cross=True, embedding=shared, **stack)
+        self.longest = self.encoder.longest
         self.make_output(stack["width"], stack["vocab_size"], self.decoder.embedding, tied_output)
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens that a side can have; None for no limit."""
-        return self.encoder.longest
 
     def encode(self, source_BS: Tensor) -> Memory:
         states_BSD = self.encoder(source_BS, source_BS != PAD)[0]
         layers = []
         for block in self.decoder.blocks:
-            k, v = block.cross_attention.keys_and_values(states_BSD)
+            k, v = block.cross_attention.keys_and_values(states_BSD)  # type: ignore
             layers.append({"k": k, "v": v})
         return Memory(layers, padding_bias(source_BS))
 
@@ -154,7 +154,7 @@ class RecurrentEncoderDecoder(Translator):
             "rnn_attention".
     """
 
-    longest: int | None = None
+    longest = None
 
     def __init__(self, *, block_size: int, shared_embeddings: bool, tied_output: bool, **stack: Any) -> None:
         super().__init__()

@@ -101,8 +101,8 @@ class Stack(nn.Module):
         its cross-attention.
 
         `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`. `memory` (what each
-        block's `CrossAttention` takes) is for a stack with `cross`. `cache` holds what each block has seen before, S -
-        T tokens, all real; it begins as an empty dictionary for each, and is added to.
+        block's `CrossAttention` takes) is for a stack with `cross`. `cache` holds what each block has seen before,
+        S - T tokens, all real; it begins as an empty dictionary for each, and is added to.
         """
         x_BTD = self.embedding(ids_BT)
         if self.scale != 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.refusals import UserError
 
 
 def load(config: Mapping[str, Any]) -> Corpus | Pairs:
@@ -18,4 +19,9 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs:
     task = config["task"]
     if isinstance(task, Mapping) and task.get("name") == "translate":
         return load_pairs(config["corpus"])
+    if config["corpus"].get("name") in ("ted", "digits"):
+        raise UserError(
+            f"corpus={config['corpus']['name']} holds pairs of sentences, for task=translate; take corpus=speeches, "
+            "sample or auto."
+        )
     return load_corpus(config["corpus"])

@@ -4,9 +4,9 @@
     dev.en, dev.fr        chooses the checkpoint
     test.en, test.fr      is measured once
 
-The endings are `corpus.source` and `corpus.target`. Files of unequal length, an empty side and wrong bytes are refused
-with file and line. Of train, pairs that no model should learn from are left out, by rules that count what they take
-(`clean`); dev and test stay as they are, so that a score is of the whole of them.
+The endings are `corpus.source` and `corpus.target`. Files of unequal length, an empty side and wrong bytes are
+refused with file and line. Of train, pairs that no model should learn from are left out, by rules that count what
+they take (`corpus.clean`); dev and test stay as they are, so that a score is of the whole of them.
 """
 
 from __future__ import annotations

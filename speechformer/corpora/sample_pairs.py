@@ -230,7 +230,8 @@ PLACES = (
     ("in front of", "devant", False),
     ("far from", "loin", True),
 )
-SPEECH = (("say", "says", ("dis", "dis", "dit", "disons", "dites", "disent")),) + (
+SPEECH = (
+    ("say", "says", ("dis", "dis", "dit", "disons", "dites", "disent")),
     ("think", "thinks", ("pense", "penses", "pense", "pensons", "pensez", "pensent")),
 )
 

@@ -78,8 +78,8 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
             return remembered(files, "speeches", str(folder.resolve()), speeches["classes"])
         if speeches["root"] is not None:
             raise UserError(
-                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {looked_at[0]}; mend it, or leave corpus.root "
-                "away and get the presidents' with: python -m speechformer.download speeches"
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {looked_at[0]}; mend it, or leave "
+                "corpus.root away and get the presidents' with: python -m speechformer.download speeches"
             )
         if kind == "speeches":
             raise UserError(

@@ -41,6 +41,7 @@ class Subwords:
 
         pick(dict.fromkeys(("bpe", "words")), kind, "task.tokens")
         cut = pre_tokenizers.Split(Regex(CUT), "isolated")
+        trainer: Any
         common: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
         if kind == "bpe":
             tokenizer = Tokenizer(models.BPE())

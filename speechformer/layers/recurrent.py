@@ -2,8 +2,8 @@
 
     h_t = cell(x_t, h_{t-1})
 
-The state h_t is all that is known of what stood before t. GRU: Cho et al. 2014, "Learning Phrase Representations using
-RNN Encoder-Decoder"; LSTM: Hochreiter and Schmidhuber 1997. The cells are torch's.
+The state h_t is all that is known of what stood before t. GRU: Cho et al. 2014, "Learning Phrase Representations
+using RNN Encoder-Decoder"; LSTM: Hochreiter and Schmidhuber 1997. The cells are torch's.
 
 Shapes: B sequences, T tokens, L layers, D width.
 """

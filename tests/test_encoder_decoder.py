@@ -1,0 +1,261 @@
+"""The encoder-decoders against torch's transformer with the same weights, loops written out, and themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import MODELS, PATTERNS, RECURRENT, group
+from test_cores import stack_arguments
+from torch import nn
+
+from speechformer.cores.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder, build_translator
+from speechformer.cores.stack import count_parameters, initialise
+from speechformer.decoding import select
+from speechformer.refusals import UserError
+
+S, T, VOCABULARY = 9, 7, 50
+every_model_and_pattern = pytest.mark.parametrize(
+    ("model", "pattern"),
+    [(model, pattern) for model in MODELS for pattern in PATTERNS] + [(model, "full") for model in RECURRENT],
+)
+
+
+def translator(model: str = "sinusoidal", pattern: str = "full", /, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    own = {"model": group("model", model), "pattern": group("pattern", pattern)}
+    arguments = {"tied_output": False, "shared_embeddings": False, "scale_embedding": True, **own, **changes}
+    return build_translator(**stack_arguments(**arguments)).eval()
+
+
+def pairs(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(4, VOCABULARY, (rows, S), generator=generator)
+    source[1:2, 6:] = 0
+    return source, torch.randint(4, VOCABULARY, (rows, T), generator=generator)
+
+
+def copy_attention(ours: nn.Module, theirs: Any, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    theirs.in_proj_weight.copy_(weight)
+    theirs.in_proj_bias.copy_(bias)
+    theirs.out_proj.load_state_dict(ours.output.state_dict())  # type: ignore
+
+
+def torchs_transformer(core: EncoderDecoder, norm_first: bool) -> nn.Transformer:
+    """nn.Transformer with the weights of `core`."""
+    theirs = nn.Transformer(16, 2, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first).double().eval()
+    with torch.no_grad():
+        for ours, other in zip(core.encoder.blocks, theirs.encoder.layers):
+            copy_attention(ours.attention, other.self_attn, ours.attention.qkv.weight, ours.attention.qkv.bias)
+            copy_rest(ours, other, {"norm1": ours.attention_norm, "norm2": ours.feed_forward_norm})
+        for ours, other in zip(core.decoder.blocks, theirs.decoder.layers):
+            copy_attention(ours.attention, other.self_attn, ours.attention.qkv.weight, ours.attention.qkv.bias)
+            cross = ours.cross_attention
+            weight = torch.cat((cross.q.weight, cross.kv.weight))
+            copy_attention(cross, other.multihead_attn, weight, torch.cat((cross.q.bias, cross.kv.bias)))
+            norms = {
+                "norm1": ours.attention_norm,
+                "norm2": ours.cross_attention_norm,
+                "norm3": ours.feed_forward_norm,
+            }
+            copy_rest(ours, other, norms)
+        theirs.encoder.norm.load_state_dict(core.encoder.final_norm.state_dict())
+        theirs.decoder.norm.load_state_dict(core.decoder.final_norm.state_dict())
+    return theirs
+
+
+def copy_rest(ours: Any, theirs: Any, norms: dict[str, nn.Module]) -> None:
+    theirs.linear1.load_state_dict(ours.feed_forward[0].state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward[2].state_dict())
+    for name, norm in norms.items():
+        getattr(theirs, name).load_state_dict(norm.state_dict())
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
+    """Oracle: torch.nn.Transformer with the same weights, in double precision, its masks made by itself; logits, and
+    the gradient of every weight that both have."""
+    core = translator(norm=norm, dropout=0.0).double()
+    with torch.no_grad():  # so that biases and norms count too
+        for parameter in core.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs = torchs_transformer(core, norm == "pre")
+    source, target = pairs()
+
+    def embedded(stack: Any, ids: torch.Tensor) -> torch.Tensor:
+        return stack.positions.embed(stack.embedding(ids).detach() * math.sqrt(16))
+
+    expected = theirs(
+        embedded(core.encoder, source),
+        embedded(core.decoder, target),
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64),
+        src_key_padding_mask=source == 0,
+        memory_key_padding_mask=source == 0,
+    )
+    hidden = core.hidden(source, target)
+    torch.testing.assert_close(hidden, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(core(source, target), core.output(expected), atol=1e-10, rtol=0)
+    hidden.square().sum().backward()
+    expected.square().sum().backward()
+    last = theirs.decoder.layers[0].multihead_attn.in_proj_weight.grad
+    ours = core.decoder.blocks[0].cross_attention
+    torch.testing.assert_close(torch.cat((ours.q.weight.grad, ours.kv.weight.grad)), last, atol=1e-9, rtol=0)
+    first = theirs.encoder.layers[0].linear1.weight.grad
+    torch.testing.assert_close(core.encoder.blocks[0].feed_forward[0].weight.grad, first, atol=1e-9, rtol=0)
+
+
+@every_model_and_pattern
+def test_what_comes_later_in_the_target_changes_nothing(model: str, pattern: str) -> None:
+    core = translator(model, pattern)
+    source, target = pairs()
+    changed = target.clone()
+    changed[:, 4:] = target[:, 4:].flip(1) + 1
+    before, after = core(source, target), core(source, changed)
+    torch.testing.assert_close(after[:, :4], before[:, :4], atol=1e-6, rtol=0)
+    assert not torch.allclose(after[:, 4:], before[:, 4:])
+
+
+@every_model_and_pattern
+def test_padding_of_the_source_changes_nothing(model: str, pattern: str) -> None:
+    """Oracle: the same sentence alone, without padding; and any change of what the padding's embedding is."""
+    core = translator(model, pattern)
+    source, target = pairs()
+    logits = core(source, target)
+    torch.testing.assert_close(core(source[1:2, :6], target[1:2]), logits[1:2], atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        core.encoder.embedding.weight[0] += 1
+    assert torch.equal(core(source, target), logits)
+
+
+@every_model_and_pattern
+def test_every_source_word_matters(model: str, pattern: str) -> None:
+    """A sparse pattern hides words from each other, but none from the decoder."""
+    core = translator(model, pattern)
+    source, target = pairs(2)
+    for j in range(S):
+        changed = source.clone()
+        changed[0, j] = (source[0, j] - 4 + 7) % (VOCABULARY - 4) + 4
+        assert not torch.equal(core(changed, target)[0], core(source, target)[0]), j
+
+
+@every_model_and_pattern
+@pytest.mark.parametrize("beam", [1, 3])
+def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(
+    model: str, pattern: str, beam: int
+) -> None:
+    """Oracle: the logits of all tokens at once, of each target alone. With a beam several targets share a source."""
+    core = translator(model, pattern, dropout=0.3)  # which is off
+    source, _ = pairs()
+    targets = torch.randint(4, VOCABULARY, (3 * beam, T), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        memory = core.encode(source)
+        past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
+        steps = [core.output(core.decode(memory, targets[:, t : t + 1], past)[0]) for t in range(T)]
+        expected = core(source.repeat_interleave(beam, dim=0), targets)
+        torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=1e-5)
+        # several tokens at once after others, and without a cache for several targets of a source
+        past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
+        halves = [core.decode(memory, part, past)[0] for part in (targets[:, :3], targets[:, 3:])]
+        torch.testing.assert_close(core.output(torch.cat(halves, dim=1)), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(core.output(core.decode(memory, targets)[0]), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
+    """Permuting the encoder's states, and nothing else, changes no output: all that the decoder draws from them is
+    weighted by what they are. Even under a window of one token each of them has a weight."""
+    core = translator(model, "full")
+    core.encoder.pattern = core.decoder.pattern = lambda i, j: i == j
+    source, target = pairs(1)
+    memory = core.encode(source)
+    order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
+    states, weights = core.decode(memory, target, with_weights=True)
+    for layer in memory.layers:
+        layer |= {name: part[:, :, order] for name, part in layer.items()}
+    torch.testing.assert_close(core.decode(memory, target)[0], states, atol=1e-5, rtol=1e-5)
+    assert len(weights) == 2 and all(layer.shape == (1, 2, T, S) and (layer > 0).all() for layer in weights)
+
+
+@pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
+def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
+    core = translator(model)
+    source, target = pairs()
+    layers = core.cross_attention(source, target)
+    assert len(layers) == (1 if model == "rnn_attention" else 2)
+    for weights in layers:
+        assert weights.shape[0::2] == (3, T) and weights.shape[3] == S
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:3]))
+        assert (weights[1, :, :, 6:] == 0).all() and (weights[0] > 0).all()
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("model", RECURRENT)
+def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
+    """Oracle: token by token with torch's GRUCell or LSTMCell, one layer; the context and its layer as in Luong et
+    al. 2015, equations 5, 7 and 8."""
+    core: RecurrentEncoderDecoder = translator(model, layers=1, model={"name": model, "cell": cell})
+    cells = []
+    for stack in (core.encoder, core.decoder):
+        one = (nn.GRUCell if cell == "gru" else nn.LSTMCell)(16, 16)
+        weights = stack.cells.layers[0].state_dict()
+        one.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
+        cells.append(one)
+    source, target = pairs(1)
+    state: Any = None
+
+    def h_of(state: Any) -> torch.Tensor:
+        return state if cell == "gru" else state[0]
+
+    states = []
+    for token in source[0]:
+        state = cells[0](core.encoder.embedding(token)[None], state)
+        states.append(h_of(state))
+    s_SD = torch.cat(states)
+    expected = []
+    for token in target[0]:
+        state = cells[1](core.decoder.embedding(token)[None], state)
+        h = h_of(state)
+        c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if model == "rnn_attention" else states[-1]
+        expected.append(core.output(torch.tanh(core.context(torch.cat((c, h), dim=-1)))))
+    torch.testing.assert_close(core(source, target)[0], torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_without_attention_the_last_state_is_all_that_passes() -> None:
+    """The bottleneck: what the encoder's other states are changes nothing; with attention it does."""
+    source, target = pairs(1)
+    for model, same in (("rnn", True), ("rnn_attention", False)):
+        core = translator(model)
+        memory = core.encode(source)
+        before = core.decode(memory, target)[0]
+        memory.layers[0]["states"][:, :-1] += 1
+        assert torch.equal(core.decode(memory, target)[0], before) == same
+
+
+def test_the_recurrent_ones_differ_in_what_the_context_is_alone() -> None:
+    plain, attending = (translator(model) for model in RECURRENT)
+    assert {name: value.shape for name, value in plain.state_dict().items()} == {
+        name: value.shape for name, value in attending.state_dict().items()
+    }
+
+
+def test_tied_tables_count_once_and_move_together() -> None:
+    """Oracle: the sizes written out. Vaswani et al. 2017, section 3.4: three matrices are one."""
+    apart, tied = translator(), translator(tied_output=True, shared_embeddings=True)
+    table = VOCABULARY * 16
+    difference = count_parameters(apart)["total"] - count_parameters(tied)["total"]
+    assert difference == 2 * table + VOCABULARY  # and the output's bias
+    assert tied.output.weight is tied.encoder.embedding.weight is tied.decoder.embedding.weight
+    initialise(tied, "xavier", 0.02)
+    assert tied.output.weight is tied.encoder.embedding.weight
+    assert torch.equal(tied.encoder.embedding.weight, tied.decoder.embedding.weight)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match=r"model=rnn has no self-attention, so pattern must be full"):
+        translator("rnn", "window")
+    with pytest.raises(UserError, match=r"model.cell has no choice 'gruu'.*gru, lstm"):
+        translator("rnn", model={"name": "rnn", "cell": "gruu"})
+    with pytest.raises(UserError, match="model=rnn has no option 'cells'"):
+        translator("rnn", model={"name": "rnn", "cells": "gru"})

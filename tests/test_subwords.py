@@ -1,0 +1,79 @@
+"""Subwords: to ids and back to the very characters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speechformer.corpora.pairs import Pairs
+from speechformer.corpora.subwords import END, PAD, SPECIAL, UNKNOWN, Subwords
+from speechformer.refusals import UserError
+
+TEXTS = [
+    "Où est l'île\u00a0?",
+    "the cat sat on the mat",
+    "  two  spaces\tand a tab ",
+    "l’homme, déjà «\u00a0là\u00a0»",
+]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Subwords:
+    return Subwords.fit(["the cat sat on the mat", "le chat"] * 5, "bpe", 20)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "日本 🙂 never seen", "<eos> and <pad> are words here", "e\u0301 é", ""])
+def test_bpe_keeps_every_character(bpe: Subwords, text: str) -> None:
+    ids = bpe.encode(text)
+    assert bpe.decode(ids) == text
+    assert UNKNOWN not in ids and END not in ids and PAD not in ids
+
+
+def test_the_merges_are_those_of_sennrich_et_al() -> None:
+    """Oracle: algorithm 1 of Sennrich et al. 2016 by hand: the most frequent pair of "aaab aaab aab" is a a."""
+    fitted = Subwords.fit(["aaab aaab aab"], "bpe", 2)
+    merges = json.loads(fitted.tokenizer.to_str())["model"]["merges"]
+    assert merges[0] == ["a", "a"]
+    assert len(fitted) == len(SPECIAL) + 256 + 2
+
+
+def test_words_are_the_most_frequent_and_others_are_shown_as_unknown() -> None:
+    words = Subwords.fit(["the cat sat.", "the cat ran.", "the dog"], "words", 3)
+    assert len(words) == len(SPECIAL) + 3
+    assert words.decode(words.encode("the cat slept.")) == "the cat <unk>."
+    assert words.encode("the bird").count(UNKNOWN) == 1
+
+
+def test_decoding_stops_at_the_end_and_leaves_padding_rows_out(bpe: Subwords) -> None:
+    ids = bpe.encode("the cat")
+    assert bpe.decode([2, *ids, END, *ids]) == "the cat"
+    assert bpe.decode([*ids, PAD, len(bpe) + 5]) == "the cat"
+
+
+def test_each_piece_as_text(bpe: Subwords) -> None:
+    assert "".join(bpe.tokens(bpe.encode("the cat sat"))) == " the cat sat"
+    assert bpe.tokens([END]) == ["<eos>"]
+
+
+def test_what_is_saved_is_what_is_loaded(bpe: Subwords, tmp_path: Path) -> None:
+    bpe.save(tmp_path / "tokenizer.json")
+    loaded = Subwords.load(tmp_path / "tokenizer.json")
+    for text in [*TEXTS, "<eos> is text"]:
+        assert loaded.encode(text) == bpe.encode(text) and loaded.decode(loaded.encode(text)) == text
+    (tmp_path / "other.json").write_text('{"kind": "nltk words"}')
+    for name in ("other.json", "nothing.json"):
+        with pytest.raises(UserError, match=f"{name} is not a tokenizer of a translation"):
+            Subwords.load(tmp_path / name)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match=r"task.tokens has no choice 'bpee'"):
+        Subwords.fit(["a"], "bpee", 3)
+
+
+def test_the_ted_pairs_come_back_as_they_are(ted_pairs: Pairs) -> None:
+    texts = [text for pair in ted_pairs.dev + ted_pairs.test for text in pair]
+    fitted = Subwords.fit([text for pair in ted_pairs.train[:3000] for text in pair], "bpe", 500)
+    assert [fitted.decode(ids) for ids in fitted.encode_all(texts)] == texts
