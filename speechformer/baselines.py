@@ -5,6 +5,7 @@
                      chosen by five-fold cross-validation on train
     unigram          how often each word stands in train, add-one smoothed
     kneser_ney_3, 5  interpolated Kneser-Ney over 3 and 5 words
+    untranslated     the source as its own translation
 
 On the tokens, splits and vocabulary of the transformers' runs, sentences cut at block_size like theirs; each leaves a
 `result.json` like theirs. Counting is exact and has no seed.
@@ -28,6 +29,7 @@ from speechformer.config import as_plain, compose
 from speechformer.refusals import UserError, run_or_refuse
 
 if TYPE_CHECKING:
+    from speechformer.corpora.pairs import Pairs
     from speechformer.data import SpeechData
 
 
@@ -181,6 +183,14 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
     }
 
 
+def untranslated(corpus: Pairs) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
+    """The test's sources, scored as translations: what names, numbers and signs alone are worth."""
+    from speechformer.quality import figures_of_test
+
+    sources, references = zip(*corpus.test)
+    return {"untranslated": (figures_of_test(sources, sources, references), {"settings": {}, "parameters": 0})}
+
+
 def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     """Measure the baselines of one task on one corpus under one protocol.
 
@@ -196,16 +206,22 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     """
     config = as_plain(compose(overrides))
 
-    from speechformer.corpora.speeches import load_corpus
+    from speechformer.corpora.load import load
+    from speechformer.corpora.pairs import Pairs
     from speechformer.data import SpeechData
+    from speechformer.pair_data import PairData
 
-    data = SpeechData(
-        load_corpus(config["corpus"]),
-        **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
-    )
-    task = config["task"]["name"]
+    corpus, task = load(config), config["task"]["name"]
+    arguments = {key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")}
+    data: Any
+    found: dict[str, Any]
     started = time.perf_counter()
-    found = (classifiers if task == "classify" else language_models)(data)
+    if isinstance(corpus, Pairs):
+        data = PairData(corpus, **arguments)
+        found = untranslated(corpus)
+    else:
+        data = SpeechData(corpus, **arguments)
+        found = (classifiers if task == "classify" else language_models)(data)
     seconds = time.perf_counter() - started
     results = []
     for name, (metrics, about) in found.items():
@@ -234,11 +250,14 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
 def tasks(overrides: Sequence[str]) -> list[list[str]]:
     """The override that names a task, for each task that the corpus has files for; none where one is named."""
-    from speechformer.corpora.speeches import load_corpus
+    from speechformer.corpora.load import load
+    from speechformer.corpora.speeches import Corpus
 
     if any(override.startswith("task=") for override in overrides):
         return [[]]
-    corpus = load_corpus(OmegaConf.to_container(compose(overrides), resolve=True)["corpus"])  # type: ignore
+    corpus = load(OmegaConf.to_container(compose(overrides), resolve=True))  # type: ignore[arg-type]
+    if not isinstance(corpus, Corpus):
+        return [[]]
     found = [["task=classify"]] if corpus.classify_train and corpus.classify_test else []
     return found + ([["task=lm"]] if corpus.lm_train and corpus.lm_test else []) or [[]]
 

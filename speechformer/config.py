@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,16 @@ from speechformer.refusals import UserError, one_sentence, unknown
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
+
+def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
+    """`${by_model:{rnn:300,alibi:256}}` in an experiment: the value of the model, to match others in size."""
+    name = str(_root_.model.name)
+    if name not in table:
+        raise UserError(f"this experiment has a size for model={', '.join(map(str, table))} alone, not for {name}.")
+    return table[name]
+
+
+OmegaConf.register_new_resolver("by_model", by_model, replace=True)
 
 WHOLE_NUMBERS = {  # key: the least that makes sense
     "seed": 0,
@@ -117,7 +127,7 @@ def check_kinds(given: Any, default: Any, key: str) -> None:
             check_kinds(given[name], value, path)
     elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
         word, kinds = KINDS[type(default)]
-        if type(given) not in kinds:
+        if type(given) not in kinds and not (given is None and key in OPTIONAL_WHOLE_NUMBERS):
             raise UserError(f"{key} must be {word}, not {given!r}.")
 
 

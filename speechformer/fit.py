@@ -277,6 +277,7 @@ def train(
     from speechformer.cores.stack import count_parameters
     from speechformer.data import EvaluationBatches, SpeechData
     from speechformer.pair_data import PairData
+    from speechformer.quality import signatures
     from speechformer.tasks import TASKS, Translate
 
     quieten()
@@ -373,6 +374,8 @@ def train(
         "commit": runs.commit(),
         "versions": runs.versions(),
     }
+    if isinstance(task, Translate):
+        result["scoring"] = signatures()
     if task.diverged_at is not None:
         result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
     elif diverged:

@@ -75,3 +75,11 @@ def measured_by_length(
         for name, chosen in members.items()
         if chosen
     }
+
+
+def figures_of_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """All figures of a translated test by name: `test_bleu`, ..., and `test_bleu_at_1-10`, ..."""
+    figures = {f"test_{name}": value for name, value in measured(hypotheses, references).items()}
+    for length, found in measured_by_length(sources, hypotheses, references).items():
+        figures |= {f"test_{name}_at_{length}": value for name, value in found.items()}
+    return figures

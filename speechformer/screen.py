@@ -95,6 +95,7 @@ def parameters_line(parameters: dict[str, int]) -> str:
 def baselines(results: list[dict[str, Any]]) -> str:
     """The figures of some baselines, side by side."""
     names = [name for name in results[0]["metrics"] if any(result["metrics"][name] is not None for result in results)]
+    names = [name for name in names if "_interval" not in name]
     rows: list[tuple[str, ...]] = [("", *(result["baseline"]["name"] for result in results))]
     for name in names:
         values = (result["metrics"][name] for result in results)

@@ -31,7 +31,7 @@ from speechformer.cores.stack import initialise
 from speechformer.corpora.subwords import Subwords
 from speechformer.data import IGNORE, PAD, Batch
 from speechformer.decoding import translate_ids
-from speechformer.quality import bleu, measured, measured_by_length
+from speechformer.quality import bleu, figures_of_test
 from speechformer.refusals import UserError, pick
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -471,9 +471,7 @@ class Translate(Task):
         for part, translations in self.translations.items():
             sources, references = zip(*self.texts[part])
             if part == "test":
-                figures |= {f"test_{name}": value for name, value in measured(translations, references).items()}
-                for length, found in measured_by_length(sources, translations, references).items():
-                    figures |= {f"test_{name}_at_{length}": value for name, value in found.items()}
+                figures |= figures_of_test(sources, translations, references)
             else:
                 figures[f"{part}_bleu"] = bleu(translations, references)
         return figures

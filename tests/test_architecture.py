@@ -33,7 +33,7 @@ ALLOWED = {
     "download": {"corpora", "refusals"},
     "positions": {"layers", "refusals"},
     "audit": {"config", "corpora", "refusals", "screen"},
-    "baselines": {"config", "corpora", "data", "refusals", "runs", "screen"},
+    "baselines": {"config", "corpora", "data", "pair_data", "quality", "refusals", "runs", "screen"},
     "fit": {
         "callbacks",
         "config",
@@ -42,6 +42,7 @@ ALLOWED = {
         "data",
         "devices",
         "pair_data",
+        "quality",
         "refusals",
         "runs",
         "screen",

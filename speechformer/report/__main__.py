@@ -20,16 +20,18 @@ from speechformer.report.statistics import Summary
 
 METHODS = """\
 **How to read it.** A row holds the runs of one configuration over several seeds. *86.8 ± 0.5* is the mean over the
-seeds and the sample standard deviation, of the weights after the last step (under `clean`: of the checkpoint that
-the held-out part chose); under it stands the 95 % interval of the mean, Student's t on n − 1 degrees of freedom
+seeds and the sample standard deviation, of the weights after the last step (under `clean`: of the checkpoint that the
+held-out part chose); under it stands the 95 % interval of the mean, Student's t on n − 1 degrees of freedom
 (`scipy.stats.ttest_1samp`). The *range of one run* is where one more run of ours would fall 95 times in a hundred,
 mean ± t sd √(1 + 1/n) (`scipy.stats.t`): a published figure is one run, so it is held against that. Where a report
 gives the best figure on test in the course of its run, ours is chosen in the same way. Our figures on train are
 measured after the epoch, without dropout; the reports do not say how theirs were, and a running average would be
 lower, so those do not count in the sentence above. *Differences* are between runs of the same seed
 (`scipy.stats.ttest_rel`); *told apart* says that the 95 % interval leaves out nought. No interval is widened for
-there being many. All hold the spread over seeds alone, not that over other test sets. *Italic* rows are baselines,
-exact and without a seed. Perplexities are per token, over all but the first token of each test text.
+there being many. All hold the spread over seeds alone, not that over other test sets; for translations that is *±
+over sentences*, half the width of the 95 % interval of sacreBLEU's bootstrap of one run (mean over runs). *Italic*
+rows are baselines, exact and without a seed. Perplexities are per token, over all but the first token of each test
+text.
 
 Runs on different corpora or protocols stand in different tables. Under `paper`, as in the reports, test sentences
 that stand in train stay there, and *not in train* is the column to believe; under `clean` they are taken out of
@@ -56,10 +58,15 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
         f"Corpus {table.corpus}, sha256 {table.sha256[:12] or 'unknown'}; `protocol={table.protocol}` ({settings})."
     )
     if counts:
+        what = "pairs" if table.task == "translate" else "lines"
         about += (
-            f" Trained on {counts['train']:,} lines, tested on {counts['test']}, of which "
+            f" Trained on {counts['train']:,} {what}, tested on {counts['test']:,}, of which "
             f"{counts['test_seen_in_train']} stand word for word in train."
         )
+    scoring: dict[str, str] = next(
+        (run.result["scoring"] for row in table.rows for run in row.finished if "scoring" in run.result), {}
+    )
+    about += "".join(f"<br>{name}: `{signature}`" for name, signature in scoring.items())
     if table.task == "lm":
         about += " Perplexity per token; lower is better."
     parts = [
@@ -69,6 +76,7 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
     parts.append(text.results_table(table))
     for heading, content in (
         ("Train short, test long", text.lengths_table(table)),
+        ("By the length of the source", text.source_lengths_table(table)),
         ("Beside what was published", text.published_table(table)),
         ("Differences over the same seeds", text.differences_table(table)),
     ):
@@ -154,7 +162,7 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
     if plots:
         from speechformer.report.plots import draw_all
 
-        for kind in ("bars", "curves", "lengths"):  # of another time
+        for kind in ("bars", "curves", "lengths", "sources"):  # of another time
             for left in (output / "figures").glob(f"*_{kind}.png"):
                 left.unlink()
         for table in tables:

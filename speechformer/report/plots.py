@@ -16,9 +16,9 @@ import matplotlib
 from PIL import Image
 
 from speechformer.report import published
-from speechformer.report.results import Row, Run, Table
+from speechformer.report.results import Row, Run, Table, higher_is_better
 from speechformer.report.statistics import Summary
-from speechformer.report.tables import comparisons
+from speechformer.report.tables import comparisons, per_cent
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -33,6 +33,8 @@ MODELS = {
     "rope": "#D55E00",
     "relative": "#CC79A7",
     "nope": "#7a7a7a",
+    "rnn": "#882255",
+    "rnn_attention": "#56B4E9",
 }
 PATTERNS = {
     "window": "#56B4E9",
@@ -100,10 +102,6 @@ def looks(rows: list[Row]) -> dict[str, Look]:
     return found
 
 
-def per_cent(figure: str) -> float:
-    return 100.0 if "accuracy" in figure else 1.0
-
-
 def axis_label(figure: str) -> str:
     """The name of a figure with its unit."""
     split, metric = figure.split("_")[:2]
@@ -112,6 +110,8 @@ def axis_label(figure: str) -> str:
     split = {"validation": "held-out"}.get(split, split)
     if metric == "accuracy":
         return f"{split} accuracy{detail} (%)"
+    if metric == "bleu":
+        return f"{'dev' if split == 'held-out' else split} BLEU"
     return f"{split} perplexity per token" + (" (mean of tests)" if figure.endswith("mean") else "")
 
 
@@ -120,6 +120,8 @@ def curves(table: Table, path: Path) -> str:
     wanted = ["test_accuracy", "test_accuracy_unseen", "validation_accuracy", "train_accuracy"]
     if table.task == "lm":
         wanted = ["test_perplexity_mean", "validation_perplexity", "train_perplexity"]
+    if table.task == "translate":
+        wanted = ["validation_bleu", "validation_perplexity"]
     if not any(row.curve("test_accuracy_seen") for row in table.rows):
         wanted = [name for name in wanted if name != "test_accuracy_unseen"]  # that is all of them
     wanted = [name for name in wanted if any(row.curve(name) for row in table.rows)]
@@ -130,11 +132,12 @@ def curves(table: Table, path: Path) -> str:
     for axis, name in zip(axes[0], wanted):
         for row in table.rows:
             theirs = curve(axis, row, name, style[row.label], table.judged) or theirs
-        axis.set_xlabel("epoch")
+        axis.set_xlabel("epoch" if table.task == "classify" else "step")
         if table.task == "lm":
             sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows}
             one = f" (of {next(iter(sizes))[0]} × {next(iter(sizes))[1]} tokens)" if len(sizes) == 1 else ""
             axis.set_xlabel(f"step{one}")
+        if "perplexity" in name:
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
             axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
@@ -168,6 +171,8 @@ def bars(table: Table, path: Path) -> str:
     names = {"test_accuracy": "all", "test_accuracy_seen": "in train too", "test_accuracy_unseen": "not in train"}
     if table.task == "lm":
         names = {name: name.removeprefix("test_perplexity_") for name in (*table.tests(), table.main_figure)}
+    if table.task == "translate":
+        names = {"test_bleu": "BLEU", "test_chrf": "chrF"}
     groups = [name for name in names if name in table.figures()]
     rows = [row for row in table.rows if row.values(table.main_figure)]
     if not rows or not groups:
@@ -215,9 +220,13 @@ def bars(table: Table, path: Path) -> str:
     axis.set_xticks(range(len(groups)), [names[name] for name in groups])
     axis.set_xlim(-0.7, len(groups) - 0.3)
     axis.grid(axis="x", visible=False)
-    unit_label = "test accuracy (%)" if table.task == "classify" else "test perplexity per token"
-    axis.set_ylabel(unit_label + (", best of the run" if best else ""))
-    axis.set_xlabel("test sentences" if table.task == "classify" else "test text")
+    labels = {
+        "classify": ("test accuracy (%)", "test sentences"),
+        "lm": ("test perplexity per token", "test text"),
+        "translate": ("test score, 0 to 100", "all test sentences"),
+    }
+    axis.set_ylabel(labels[table.task][0] + (", best of the run" if best else ""))
+    axis.set_xlabel(labels[table.task][1])
     if table.task == "classify":
         axis.set_ylim(0, 105)
     save(figure, axis, path)
@@ -229,7 +238,7 @@ def bars(table: Table, path: Path) -> str:
 def best_baselines(table: Table) -> list[Run]:
     """The baseline that is hardest to beat."""
     able = [run for run in table.baselines if run.metrics.get(table.main_figure) is not None]
-    sign = -1 if table.task == "classify" else 1
+    sign = -1 if higher_is_better(table.main_figure) else 1
     return sorted(able, key=lambda run: sign * run.metrics[table.main_figure])[:1]  # type: ignore[operator]
 
 
@@ -265,6 +274,48 @@ def over_length(table: Table, path: Path) -> str:
     return "Filled mark: the context of training; mean over seeds; band: lowest to highest run."
 
 
+def over_source_length(table: Table, path: Path) -> str:
+    """BLEU and chrF over the length of the source."""
+    buckets = table.source_lengths()
+    if len(buckets) < 2:
+        return ""
+    style = looks(table.rows)
+    figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.4), squeeze=False)
+    places = range(len(buckets))
+    many = False
+    for axis, (name, label) in zip(axes[0], (("bleu", "BLEU"), ("chrf", "chrF"))):
+        for row in table.rows:
+            found = [list(row.values(f"test_{name}_at_{bucket}").values()) for bucket in buckets]
+            if not all(found):
+                continue
+            own, sums = style[row.label], [Summary(values) for values in found]
+            means = [at.mean for at in sums]
+            axis.plot(
+                places,
+                means,
+                marker=own.marker,
+                mfc="white",
+                color=own.colour,
+                linestyle=own.line,
+                lw=1.9,
+                label=row.label,
+            )
+            low, high = ([at.extremes[k] for at in sums] for k in (0, 1))
+            if sums[0].n == 1:  # one run: what other sentences could have shown
+                halves = [row.values(f"test_{name}_interval_at_{bucket}") for bucket in buckets]
+                half = [next(iter(values.values()), 0.0) for values in halves]
+                low, high = ([mean + sign * width for mean, width in zip(means, half)] for sign in (-1, 1))
+            many = many or sums[0].n > 1
+            axis.fill_between(places, low, high, color=own.colour, alpha=0.18, linewidth=0)
+        axis.set_xticks(places, [f"{bucket}\n({count})" for bucket, count in buckets.items()])
+        axis.set_xlabel("words of the source (sentences)")
+        axis.set_ylabel(f"test {label}")
+        axis.set_ylim(bottom=0)
+    save(figure, axes[0][0], path)
+    band = "from the lowest to the highest run" if many else "the 95 % interval over sentences (bootstrap)"
+    return f"Mean over seeds, each length on its sentences alone; band: {band}."
+
+
 def save(figure: Any, first: Axes, path: Path) -> None:
     """Put the legend beside the axes and write the picture."""
     handles, labels = first.get_legend_handles_labels()
@@ -285,7 +336,12 @@ def draw_all(table: Table, folder: Path) -> list[tuple[Path, str]]:
     """Draw the pictures of a table; their files, and what each shows."""
     drawn = []
     with plt.rc_context(STYLE):
-        for draw, kind in ((bars, "bars"), (curves, "curves"), (over_length, "lengths")):
+        for draw, kind in (
+            (bars, "bars"),
+            (over_source_length, "sources"),
+            (curves, "curves"),
+            (over_length, "lengths"),
+        ):
             path = folder / f"{table.name}_{kind}.png"
             caption = draw(table, path)
             if caption:

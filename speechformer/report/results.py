@@ -26,6 +26,12 @@ from speechformer.runs import CLAIM, NOT_IDENTITY, RESULT, plain_number, read_re
 NOT_A_ROWS = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
 NOT_A_ROWS_GROUPS = ("corpus.", "protocol.")
 ABSENT = object()
+MAIN_FIGURES = {"classify": "test_accuracy", "lm": "test_perplexity_mean", "translate": "test_bleu"}
+
+
+def higher_is_better(figure: str) -> bool:
+    """Whether more of a figure is better: of all but perplexities and losses."""
+    return "perplexity" not in figure and "loss" not in figure
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Run:
 
     @property
     def main_figure(self) -> str:
-        return "test_accuracy" if self.task == "classify" else "test_perplexity_mean"
+        return MAIN_FIGURES[self.task]
 
     @property
     def status(self) -> str:
@@ -127,7 +133,7 @@ class Row:
     def best_values(self, figure: str) -> dict[int | None, float]:
         """The best value of a figure in the course of each run, by seed; of a mean over the tests, the mean of their
         best values."""
-        best = max if "accuracy" in figure else min
+        best = max if higher_is_better(figure) else min
         found = {}
         for run in self.finished:
             curve = run.result.get("curve", [])
@@ -221,9 +227,18 @@ class Table:
             wanted = ["test_accuracy", "test_accuracy_seen", "test_accuracy_unseen", "train_accuracy"]
             if not any(row.values("test_accuracy_seen") for row in self.rows):
                 wanted.remove("test_accuracy_unseen")  # that is all of them
+        elif self.task == "translate":
+            wanted = [self.main_figure, "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact"]
+            wanted.append("validation_bleu")
         else:
             wanted = [self.main_figure, *self.tests(), "test_sliding_perplexity_mean", "train_perplexity"]
         return [name for name in wanted if any(row.values(name) for row in self.rows)]
+
+    def source_lengths(self) -> dict[str, int]:
+        """The buckets of source lengths of a translation's test, in words, and the sentences of each."""
+        runs = (run for row in self.rows for run in row.finished)
+        counts: dict[str, Any] = next((run.result["corpus"]["counts"] for run in runs), {})
+        return {name: count for name, count in counts.get("test_by_length", {}).items() if count}
 
     def lengths(self) -> list[int]:
         """The contexts that its runs were tested on, in tokens, if some were longer than those of training."""

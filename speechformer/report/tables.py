@@ -22,6 +22,12 @@ WORDS = {
     "train_accuracy": "train, %",
     "test_perplexity_mean": "test, mean",
     "test_sliding_perplexity_mean": "sliding window, mean",
+    "test_bleu": "test, BLEU",
+    "test_bleu_interval": "± over sentences",
+    "test_chrf": "test, chrF",
+    "test_length_ratio": "length ratio",
+    "test_exact": "exact, %",
+    "validation_bleu": "dev, BLEU (greedy)",
 }
 
 
@@ -30,14 +36,19 @@ def words(figure: str) -> str:
     return WORDS.get(figure) or figure.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
 
 
+def per_cent(figure: str) -> float:
+    """What to multiply a figure by: shares are shown in per cent."""
+    return 100.0 if "accuracy" in figure or "exact" in figure else 1.0
+
+
 def number(figure: str, value: float | None, signed: bool = False) -> str:
-    """Accuracies in per cent, perplexities as they are; one decimal."""
+    """Shares in per cent, all else as it is; one decimal, of ratios two."""
     if value is None or math.isnan(value):
         return NONE
-    if "accuracy" in figure:
-        value *= 100
-    value = round(value, 1) + 0.0  # no "-0.0"
-    text = f"{value:+.1f}" if signed and value else f"{value:.1f}"
+    value *= per_cent(figure)
+    decimals = 2 if "ratio" in figure else 1
+    value = round(value, decimals) + 0.0  # no "-0.0"
+    text = f"{value:+.{decimals}f}" if signed and value else f"{value:.{decimals}f}"
     return text.replace("-", "−")
 
 
@@ -194,6 +205,32 @@ def lengths_table(table: Table) -> str:
         rows.append(cells)
     header = ["", "trained on, tokens", *(f"tested on {length}" for length in table.lengths())]
     return markdown_table(header, rows) if table.lengths() else ""
+
+
+def source_lengths_table(table: Table) -> str:
+    """BLEU, chrF and length ratio of a translation by the words of the source; empty for other tasks."""
+    buckets = table.source_lengths()
+    rows = []
+    for row in table.rows:
+        cells = [row.label]
+        for bucket in buckets:
+            lines = []
+            for name in ("bleu", "chrf", "length_ratio"):
+                values = list(row.values(f"test_{name}_at_{bucket}").values())
+                if values:
+                    shown = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio "}[name]
+                    lines.append(shown + mean_and_sd(name, Summary(values)))
+            cells.append("<br>".join(lines) or NONE)
+        rows.append(cells)
+    for run in table.baselines:
+        figures = (("", "bleu"), ("chrF ", "chrf"), ("ratio ", "length_ratio"))
+        cells = [f"*{run.baseline}*"]
+        for bucket in buckets:
+            found = ((shown, name, run.metrics.get(f"test_{name}_at_{bucket}")) for shown, name in figures)
+            cells.append("<br>".join(shown + number(name, value) for shown, name, value in found))
+        rows.append(cells)
+    header = ["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())]
+    return markdown_table(header, rows) if buckets else ""
 
 
 def commands_table(table: Table) -> str:
