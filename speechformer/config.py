@@ -21,6 +21,7 @@ from speechformer.refusals import UserError, one_sentence, unknown
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
+
 def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
     """`${by_model:{rnn:300,alibi:256}}` in an experiment: the value of the model, to match others in size."""
     name = str(_root_.model.name)

@@ -1,0 +1,232 @@
+"""How fast translation is, as ratios measured side by side in one process: `python -m speechformer.bench OVERRIDES`.
+
+    model      training steps of our encoder-decoder against the same size built from torch.nn.Transformer, the same
+               batches, loss and optimiser: seconds of theirs / seconds of ours
+    buckets    target tokens a second in batches of like length (`TokenBatches`) against batches of a fixed number of
+               pairs in random order, as many target tokens to a batch on average
+    cache      with --run RUN: seconds to translate the test by the run's beam without a key-value cache, and with it
+
+The two sides take turns, a few steps each, so that what else the machine does falls on both; a ratio is of the medians
+of the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from speechformer import screen
+from speechformer.config import compose
+from speechformer.corpora.load import load
+from speechformer.corpora.subwords import END, PAD
+from speechformer.decoding import translate_ids
+from speechformer.fit import build_data, core_arguments, spare_memory_management
+from speechformer.layers.positions import sinusoid
+from speechformer.pair_data import PairBatches
+from speechformer.refusals import UserError, run_or_refuse
+from speechformer.tasks import next_token_loss
+from speechformer.translate import load_model
+
+
+class Peer(nn.Module):
+    """What one would build from torch's parts: nn.Transformer between tied embeddings, sinusoidal positions."""
+
+    def __init__(self, core: dict[str, Any]) -> None:
+        super().__init__()
+        self.width = core["width"]
+        self.embedding = nn.Embedding(core["vocab_size"], self.width)
+        self.transformer = nn.Transformer(
+            self.width,
+            core["heads"],
+            core["layers"],
+            core["layers"],
+            core["ff"],
+            core["dropout"],
+            activation=core["activation"],
+            batch_first=True,
+            norm_first=core["norm"] == "pre",
+        )
+        self.dropout = nn.Dropout(core["dropout"])
+        self.register_buffer("table", sinusoid(1024, self.width), persistent=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.dropout(self.embedding(ids) * math.sqrt(self.width) + self.table[: ids.shape[1]])  # type: ignore
+
+    def loss(self, source: Tensor, inputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        padding = source == PAD
+        states = self.transformer(
+            self.embed(source),
+            self.embed(inputs),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(inputs.shape[1]),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+            tgt_is_causal=True,
+        )
+        logits = F.linear(states, self.embedding.weight).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=PAD, label_smoothing=smoothing)
+
+
+def endless(batches: PairBatches) -> Iterator[dict[str, Tensor]]:
+    """Epoch after epoch."""
+    while True:
+        yield from batches
+
+
+def stepper(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
+    parameters: Any,
+    batches: Iterator[dict[str, Tensor]],
+    steps: int,
+) -> Callable[[], float]:
+    """A function that does some training steps and returns the target tokens that they saw."""
+    optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
+
+    def run() -> float:
+        tokens = 0
+        for _ in range(steps):
+            batch = next(batches)
+            inputs, targets = batch["target"][:, :-1], batch["target"][:, 1:]
+            optimizer.zero_grad()
+            loss(batch["source"], inputs, targets).backward()
+            optimizer.step()
+            tokens += int((targets != PAD).sum())
+        return tokens
+
+    return run
+
+
+def turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The median seconds for each unit of work (target token, or the whole) of each side, which take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for name, side in sides.items():
+        side()  # the first is slower
+    for _ in range(rounds):
+        for name, side in sides.items():
+            started = time.perf_counter()
+            work = side()
+            seconds[name].append((time.perf_counter() - started) / work)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tuple[str, ...]]:
+    """The rows of the two comparisons of training."""
+    from speechformer.cores.encoder_decoder import build_translator
+
+    data = build_data(config, load(config))
+    arguments, smoothing = core_arguments(config, data), config["recipe"]["label_smoothing"]
+    torch.manual_seed(0)
+    core, peer = build_translator(**arguments), Peer(arguments)
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (core, peer)]
+
+    def ours(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        scored = (targets != PAD).flatten().nonzero().flatten()
+        hidden = core.hidden(source, inputs).flatten(0, 1)[scored]
+        return next_token_loss(core.output, hidden, targets.flatten()[scored], smoothing)
+
+    def theirs(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return peer.loss(source, inputs, targets, smoothing)
+
+    buckets = data.train_dataloader()
+    plain = PairBatches(*data.train, round(len(data.train[0]) / len(buckets)), config["seed"])  # type: ignore
+    rows: list[tuple[str, ...]] = []
+    found = turns(
+        {
+            "ours": stepper(ours, core.parameters(), endless(buckets), steps),  # type: ignore
+            "theirs": stepper(theirs, peer.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
+        },
+        rounds,
+    )
+    rows.append(
+        (
+            f"model: ours ({counts[0]:,} parameters), nn.Transformer ({counts[1]:,})",
+            *(f"{1 / value:,.0f} tokens/s" for value in found.values()),
+            f"{found['theirs'] / found['ours']:.2f}",
+        )
+    )
+    found = turns(
+        {
+            "buckets": stepper(ours, core.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
+            "random": stepper(ours, core.parameters(), endless(plain), steps),
+        },
+        rounds,
+    )
+    padding = [f"{100 * max(batches.padding().values()):.0f} %" for batches in (buckets, plain)]  # type: ignore
+    rows.append(
+        (
+            f"batches: of like length ({padding[0]} padding), {plain.size} pairs in random order ({padding[1]})",
+            *(f"{1 / value:,.0f} tokens/s" for value in found.values()),
+            f"{found['random'] / found['buckets']:.2f}",
+        )
+    )
+    return rows
+
+
+def bench_cache(config: dict[str, Any], run: Path) -> tuple[str, ...]:
+    """The row of decoding with and without a cache."""
+    model = load_model(run)
+    corpus = load(config)
+    decoding = model.task.decoding
+    sources = [[*ids, END] for ids in model.tokenizer.encode_all([source for source, _ in corpus.test])]  # type: ignore
+    seconds, found = [], []
+    for cache in (True, False):
+        started = time.perf_counter()
+        found.append(
+            translate_ids(
+                model.task.core,
+                sources,
+                beam=decoding["beam"],
+                alpha=decoding["length_penalty"],
+                longest=model.task.core.longest,
+                cache=cache,
+            )
+        )
+        seconds.append(time.perf_counter() - started)
+    same = sum(a == b for a, b in zip(*found))
+    return (
+        f"cache: beam {decoding['beam']}, {len(sources)} sentences with it, without it ({same} alike)",
+        *(f"{value:.1f} s" for value in seconds),
+        f"{seconds[1] / seconds[0]:.2f}",
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m speechformer.bench", description=__doc__.split("\n\n")[0])
+    parser.add_argument("overrides", nargs="*", help="of a run with task=translate, as experiment=ted")
+    parser.add_argument("--run", type=Path, help="a trained run, to measure the cache with")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each side (9)")
+    parser.add_argument("--steps", type=int, default=4, help="training steps in a turn (4)")
+    given = parser.parse_args()
+
+    def command() -> None:
+        overrides = given.overrides
+        if not any(override.startswith(("task=", "experiment=")) for override in overrides):
+            overrides = ["task=translate", *overrides]
+        config: Any = OmegaConf.to_container(compose(overrides), resolve=True)
+        if config["task"]["name"] != "translate":
+            raise UserError("only task=translate is measured here.")
+        spare_memory_management()
+        if config["threads"]:
+            torch.set_num_threads(config["threads"])
+        rows: list[tuple[str, ...]] = [("", "first", "second", "ratio")]
+        if given.run:
+            rows.append(bench_cache(config, given.run))
+        rows += bench_training(config, given.rounds, given.steps)
+        screen.say(screen.table(rows))
+        screen.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")
+
+    run_or_refuse(command)
+
+
+if __name__ == "__main__":
+    main()
