@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test reproduce clean
+.PHONY: train test reproduce reproduce-translation clean
 
 # make train seed=1 model=rope and make train ARGS="seed=1 model=rope" are the same
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -47,6 +47,19 @@ reproduce: $(STAMP)
 	$(SWEEP) experiment=singhal_table2,singhal_table6 model=nope 'seed=range(5)'
 	$(SWEEP) experiment=singhal_table6 model=alibi 'seed=range(5)'
 	$(BIN)/python -m speechformer.report $(REPRODUCED) --output $(REPRODUCED)/report
+
+# The same for translation, which needs the TED pairs: hours on a CPU.
+TRANSLATED := outputs/reproduce-translation
+TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
+	'hydra.sweep.dir=$(TRANSLATED)/runs/$${sweep_name:}'
+reproduce-translation: $(STAMP)
+	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
+	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
+	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(3)'
+	$(TRANSLATION) experiment=bottleneck
+	$(TRANSLATION) experiment=positions_translate
+	-$(BIN)/python -m speechformer.train experiment=sharma_translate 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
+	$(BIN)/python -m speechformer.report $(TRANSLATED) --output $(TRANSLATED)/report
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once: a minute or more, 1.3 GB or more (torch)."

@@ -2,8 +2,8 @@
 
     model      training steps of our encoder-decoder against the same size built from torch.nn.Transformer, the same
                batches, loss and optimiser: seconds of theirs / seconds of ours
-    buckets    target tokens a second in batches of like length (`TokenBatches`) against batches of a fixed number of
-               pairs in random order, as many target tokens to a batch on average
+    buckets    target tokens a second in batches of like length (`TokenBatches`) against batches of a fixed number
+               of pairs in random order, as many pairs to a batch on average
     cache      with --run RUN: seconds to translate the test by the run's beam without a key-value cache, and with it
 
 The two sides take turns, a few steps each, so that what else the machine does falls on both; a ratio is of the medians
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from speechformer import screen
 from speechformer.config import compose
@@ -108,7 +108,7 @@ def stepper(
 def turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """The median seconds for each unit of work (target token, or the whole) of each side, which take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for name, side in sides.items():
+    for side in sides.values():
         side()  # the first is slower
     for _ in range(rounds):
         for name, side in sides.items():

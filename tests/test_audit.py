@@ -70,7 +70,10 @@ def test_the_command_is_quick_and_writes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("corpus=sampel", "corpus has no choice 'sampel'; the valid ones are: auto, sample, speeches. Did you mean"),
+        (
+            "corpus=sampel",
+            "corpus has no choice 'sampel'; the valid ones are: auto, digits, sample, speeches, ted. Did you mean",
+        ),
         (
             "corpus.root=/nowhere",
             "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere); mend",

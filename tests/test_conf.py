@@ -78,9 +78,13 @@ def plain(experiment: str, *overrides: str) -> dict:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_runs_for_two_steps(experiment: str, little: Path, tmp_path: Path) -> None:
+def test_every_experiment_runs_for_two_steps(
+    experiment: str, little: Path, little_pairs: Path, tmp_path: Path
+) -> None:
     """Oracle of the count of parameters: what the report says of this model, where it says it (as printed there)."""
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "trainer.accelerator=cpu"]
+    if compose(f"experiment={experiment}").task.name == "translate":
+        own = ["corpus=ted", f"corpus.root={little_pairs}", "trainer.accelerator=cpu"]
     result = fit(compose(f"experiment={experiment}", *own, "trainer.max_steps=2"), tmp_path / "run")
     assert result["status"] == "finished" and result["steps"] == 2
     rows = published.content()["rows"]

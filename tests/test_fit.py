@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speechformer import callbacks, devices, runs
 from speechformer.fit import fit
 from speechformer.refusals import UserError
-from speechformer.tasks import Classify, LanguageModel, Task
+from speechformer.tasks import Classify, LanguageModel, Task, Translate
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {
@@ -49,7 +49,24 @@ RUNS = {
         "trainer.accumulate_grad_batches=2",
         "trainer.gradient_clip_val=1.0",
     ],
+    "translation, averaged": [
+        "task=translate",
+        "task.batch_tokens=1200",
+        "task.average=2",
+        "trainer.max_epochs=3",
+        "recipe.warmup_steps=3",
+        "recipe.lr=1e-2",
+    ],
+    "translation by an RNN": [
+        "task=translate",
+        "model=rnn_attention",
+        "task.batch_tokens=null",
+        "batch_size=40",
+        "trainer.max_steps=7",
+        "eval_interval=3",
+    ],
 }
+PAIRS = ["task.size=40", "task.beam=2"]
 
 
 class KilledError(BaseException):
@@ -57,22 +74,26 @@ class KilledError(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def small_corpus(little: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_corpus(little: Path, little_pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a tenth of a second, for there are hundreds of them."""
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]"]
     monkeypatch.setattr("test_fit.OWN", [*own, *TINY[1:], "threads=1"])
+    pairs = ["corpus=ted", f"corpus.root={little_pairs}", *PAIRS]
+    monkeypatch.setattr("test_fit.OWN_PAIRS", [*pairs, *TINY[1:], "threads=1"])
 
 
 OWN: list[str] = []
+OWN_PAIRS: list[str] = []
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    return fit(compose(*OWN, "trainer.log_every_n_steps=2", *overrides), folder)
+    own = OWN_PAIRS if "task=translate" in overrides else OWN
+    return fit(compose(*own, "trainer.log_every_n_steps=2", *overrides), folder)
 
 
 def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """All that a run leaves and that must not depend on its having been stopped."""
-    paths = {name: folder / f"{name}.ckpt" for name in ("last", "best")}
+    paths = {name: folder / f"{name}.ckpt" for name in ("last", "best", "average")}
     kept = {name: torch.load(path, weights_only=True) for name, path in paths.items() if path.exists()}
     last = kept["last"]
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -87,6 +108,9 @@ def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         "schedule": last["lr_schedulers"],
         "csv": (folder / "metrics.csv").read_text(),
         "events": {tag: [(e.step, str(e.value)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
+        "texts": {tag: [(e.step, str(e)[-200:]) for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
+        if "translation" in str(events.Tags()["tensors"])
+        else None,
     }
 
 
@@ -94,7 +118,7 @@ def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
 def killed_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Set "step" to be killed in that training step; "taken" counts them."""
     at = {"step": 0, "taken": 0}
-    for task in (Classify, LanguageModel):
+    for task in (Classify, LanguageModel, Translate):
         step = task.training_step
 
         def counted(self: Task, batch: Any, batch_idx: int, step: Any = step) -> torch.Tensor:
@@ -115,6 +139,10 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_end(
     expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS[name]))
     steps = killed_at["taken"]
     assert steps >= 6
+    if "translation" in name:
+        assert len(expected["texts"]) >= 5 and not (tmp_path / "whole" / "weights").exists()
+    if "averaged" in name:
+        assert any(key.startswith("average") for key in expected["weights"])
     for step in range(1, steps + 1):
         folder, killed_at["step"], killed_at["taken"] = tmp_path / str(step), step, 0
         with pytest.raises(KilledError):

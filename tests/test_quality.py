@@ -31,6 +31,12 @@ def test_the_interval_is_that_of_sacrebleus_bootstrap() -> None:
     assert "bleu_interval" not in measured(HYPOTHESES[:1], REFERENCES[:1])  # one sentence has no spread
 
 
+def test_translations_that_have_nothing_right_have_an_interval() -> None:
+    """sacreBLEU's own raises there."""
+    found = measured(["qqq", "qqq", "L"] * 3, ["La", "Où", "Le"] * 3)
+    assert found["bleu"] == 0 and found["chrf_interval"] > 0
+
+
 def test_signatures_name_case_tokens_and_version() -> None:
     found = signatures()
     assert found["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"

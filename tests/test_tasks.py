@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,9 +15,18 @@ from conftest import group
 from test_cores import stack_arguments
 from torchmetrics.text import Perplexity
 
+from speechformer.callbacks import average
 from speechformer.data import IGNORE, EvaluationBatches, TrainingBatches
 from speechformer.refusals import UserError
-from speechformer.tasks import Classify, LanguageModel, MeanPerplexity, load_task, next_token_loss
+from speechformer.tasks import (
+    Classify,
+    LanguageModel,
+    MeanPerplexity,
+    Task,
+    Translate,
+    load_task,
+    next_token_loss,
+)
 
 ADAM = group("recipe", "adam")
 
@@ -182,3 +192,87 @@ def test_refusals(tmp_path: Path) -> None:
     for path in (tmp_path / f"{name}.ckpt" for name in ("x", "y", "z")):
         with pytest.raises(UserError, match="is not a checkpoint of speechformer"):
             load_task(path)
+
+
+def translation(**recipe: Any) -> Translate:
+    own = {"tied_output": True, "shared_embeddings": True, "scale_embedding": True}
+    return Translate(
+        core={**stack_arguments(**own)},
+        recipe={**group("recipe", "inverse_sqrt"), **recipe},
+        decoding={"beam": 2, "length_penalty": 1.0},
+    )
+
+
+def rates(task: Task, steps: int) -> list[float]:
+    """The learning rate at each step of a run."""
+    about = {"gradient_clip_val": None, "precision": "32-true", "estimated_stepping_batches": math.inf}
+    task._trainer = SimpleNamespace(**about)  # type: ignore
+    made = task.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_the_papers_schedule_is_its_equation() -> None:
+    """Oracle: Vaswani et al. 2017, equation 3, steps counted from 1; lr is a factor."""
+    found = rates(translation(schedule="vaswani", warmup_steps=40, lr=2.0), 200)
+    width = 16
+    expected = [2 * width**-0.5 * min(step**-0.5, step * 40**-1.5) for step in range(1, 201)]
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_inverse_square_root_after_a_warm_up() -> None:
+    """Oracle: in a straight line up to lr at the last step of the warm-up, then lr sqrt(warmup / step)."""
+    found = rates(translation(schedule="inverse_sqrt", warmup_steps=10, lr=1e-2), 100)
+    assert found[:10] == pytest.approx([1e-3 * step for step in range(1, 11)])
+    assert found[9:] == pytest.approx([1e-2 * (10 / step) ** 0.5 for step in range(10, 101)])
+    with pytest.raises(UserError, match="recipe.schedule=vaswani needs recipe.warmup_steps"):
+        rates(translation(schedule="vaswani", warmup_steps=0), 1)
+
+
+def test_label_smoothing_is_its_formula() -> None:
+    """Oracle: (1 - e) times the loss of the target plus e times the mean loss of all tokens, written out."""
+    torch.manual_seed(0)
+    output, hidden, targets = torch.nn.Linear(8, 30), torch.randn(700, 8), torch.randint(30, (700,))
+    log = output(hidden).log_softmax(dim=-1)
+    own = log[torch.arange(700), targets]
+    expected = -(0.9 * own + 0.1 * log.mean(dim=-1)).mean()
+    torch.testing.assert_close(next_token_loss(output, hidden, targets, 0.1), expected)
+    torch.testing.assert_close(next_token_loss(output, hidden, targets), -own.mean())
+
+
+def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> None:
+    """Oracle: the log-probabilities of each pair alone, without padding; <eos> counts, <bos> does not."""
+    torch.manual_seed(0)
+    task = translation(label_smoothing=0.0).eval()
+    source = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]])
+    target = torch.tensor([[2, 8, 9, 10, 3], [2, 11, 3, 0, 0]])
+    total, tokens = 0.0, 0
+    for row, (s, t) in enumerate(((4, 5), (2, 3))):
+        log = task.core(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
+        total -= float(log[torch.arange(t - 1), target[row, 1:t]].sum())
+        tokens += t - 1
+    task.watched = lambda loss, batch, batch_idx: loss  # type: ignore
+    loss = task.training_step({"source": source, "target": target}, 0)
+    assert float(loss) == pytest.approx(total / tokens, rel=1e-5)
+    assert int(task.tokens) == 6 + tokens
+    task.on_validation_epoch_start()
+    task.measure({"part": "validation", "source": source, "target": target})
+    assert task.figures()["validation_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path) -> None:
+    tasks = []
+    for k in range(3):
+        torch.manual_seed(k)
+        tasks.append(translation())
+        torch.save({"state_dict": tasks[-1].state_dict()}, tmp_path / f"{k}.ckpt")
+    found = average([tmp_path / f"{k}.ckpt" for k in range(3)])
+    for name, value in found.items():
+        expected = sum(task.state_dict()[name] for task in tasks) / 3
+        torch.testing.assert_close(value, expected)
+        assert value.dtype == tasks[0].state_dict()[name].dtype

@@ -1,0 +1,101 @@
+"""Recurrent layers against torch's cells, and a recurrent network in the place of a stack of blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose, group
+from test_cores import classifier, decoder, sentences
+from torch import nn
+
+from speechformer.fit import fit
+from speechformer.layers.recurrent import Recurrent
+from speechformer.refusals import UserError
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_layers_are_torchs_own_stack(cell: str) -> None:
+    """Oracle: nn.GRU or nn.LSTM of three layers with the same weights, each sequence alone and unpadded."""
+    torch.manual_seed(0)
+    ours = Recurrent(width=8, layers=3, dropout=0.0, cell=cell)
+    theirs = (nn.GRU if cell == "gru" else nn.LSTM)(8, 8, 3, batch_first=True)
+    state = {}
+    for k, layer in enumerate(ours.layers):
+        state |= {name.replace("l0", f"l{k}"): value for name, value in layer.state_dict().items()}
+    theirs.load_state_dict(state)
+    x, real = torch.randn(3, 7, 8), torch.ones(3, 7, dtype=torch.bool)
+    real[1, 4:], real[2, 1:] = False, False
+    states, end = ours(x, real_BT=real)
+    for row in range(3):
+        length = int(real[row].sum())
+        expected, last = theirs(x[row : row + 1, :length])
+        torch.testing.assert_close(states[row, :length], expected[0])
+        parts = last if cell == "lstm" else (last,)
+        for name, part in zip(("h", "c"), parts):
+            torch.testing.assert_close(end[name][row], part[:, 0])
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_sequence_in_two_parts_is_the_whole(cell: str) -> None:
+    torch.manual_seed(0)
+    cells, x = Recurrent(width=8, layers=2, dropout=0.0, cell=cell), torch.randn(2, 9, 8)
+    whole, end = cells(x)
+    first, state = cells(x[:, :4])
+    second, last = cells(x[:, 4:], state)
+    torch.testing.assert_close(torch.cat((first, second), dim=1), whole)
+    for name, part in end.items():
+        torch.testing.assert_close(last[name], part)
+
+
+def test_dropout_is_between_layers_and_off_in_evaluation() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 8)
+    one, two = (Recurrent(width=8, layers=layers, dropout=0.5, cell="gru") for layers in (1, 2))
+    assert torch.equal(one(x)[0], one(x)[0]) and not torch.equal(two(x)[0], two(x)[0])
+    two.eval()
+    assert torch.equal(two(x)[0], two(x)[0])
+
+
+def test_as_a_language_model_it_does_not_see_the_future() -> None:
+    core, ids = decoder(model=group("model", "rnn")), sentences()
+    changed = ids.clone()
+    changed[:, 12:] = ids[:, 12:].flip(1)
+    assert torch.equal(core(ids)[:, :12], core(changed)[:, :12])
+    assert not torch.equal(core(ids)[:, 12:], core(changed)[:, 12:])
+
+
+def test_as_a_classifier_it_does_not_see_padding_and_knows_order() -> None:
+    core, ids = classifier(model=group("model", "rnn")), sentences()
+    ids[1, 9:] = 0
+    logits = core(ids)
+    torch.testing.assert_close(core(ids[1:2, :9]), logits[1:2])
+    with torch.no_grad():
+        core.encoder.embedding.weight[0] += 1
+    assert torch.equal(core(ids), logits)
+    assert not torch.allclose(core(ids[:1].flip(1)), logits[:1], atol=1e-3)
+
+
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_it_trains_on_the_tasks_of_the_others(task: str, little: Path, tmp_path: Path) -> None:
+    own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:]]
+    more = ["trainer.max_steps=4", "eval_interval=2"] if task == "lm" else ["trainer.max_epochs=2"]
+    result = fit(compose(f"task={task}", "model=rnn", "model.cell=lstm", *own, *more), tmp_path)
+    assert result["status"] == "finished" and result["parameters"]["cells"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"make": classifier, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
+        ({"make": decoder, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
+        ({"make": classifier, "pool": "cls"}, "core.pool=cls needs a model that attends"),
+        ({"make": decoder, "pattern": {"name": "window", "window": 3}}, "so pattern must be full"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    make = changes.pop("make")
+    with pytest.raises(UserError, match=sentence):
+        make(**{"model": group("model", "rnn"), **changes})

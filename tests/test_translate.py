@@ -1,0 +1,139 @@
+"""A trained run translates: from the command line, from standard input, with a picture; and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, compose
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from speechformer.corpora.subwords import BEGIN, END
+from speechformer.fit import fit
+from speechformer.quality import bleu, signatures
+from speechformer.refusals import UserError
+from speechformer.translate import load_model, main
+
+LEARNS = ["width=48", "heads=2", "layers=1", "ff=96", "dropout=0", "recipe.lr=1e-2", "recipe.warmup_steps=30"]
+LEARNS += ["recipe.label_smoothing=0", "task.size=300", "task.beam=3", "trainer.max_epochs=60"]
+
+
+@pytest.fixture(scope="module")
+def trained(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A small transformer that knows its 200 pairs by heart (the test is made of some of them)."""
+    root, folder = tmp_path_factory.mktemp("known"), tmp_path_factory.mktemp("run")
+    for file in little_pairs.iterdir():
+        train = little_pairs / file.name.replace("dev", "train").replace("test", "train")
+        lines = train.read_bytes().splitlines(keepends=True)
+        (root / file.name).write_bytes(b"".join(lines if "train" in file.name else lines[:12]))
+    own = ["task=translate", "corpus=ted", f"corpus.root={root}", "trainer.accelerator=cpu", "eval_interval=100"]
+    return folder, fit(compose(*own, *LEARNS), folder)
+
+
+def pairs_of(folder: Path) -> list[list[str]]:
+    lines = (folder / "translations.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "source\treference\ttranslation"
+    return [line.split("\t") for line in lines[1:]]
+
+
+def test_it_learns_and_the_result_is_that_of_the_translations_it_leaves(trained: tuple[Path, dict]) -> None:
+    """Oracle: sacreBLEU on the file."""
+    folder, result = trained
+    rows = pairs_of(folder)
+    assert result["metrics"]["test_bleu"] == pytest.approx(bleu([row[2] for row in rows], [row[1] for row in rows]))
+    assert result["metrics"]["test_bleu"] > 90
+    assert result["metrics"]["copy_bleu"] < 5
+    assert result["scoring"] == signatures()
+    assert result["best"]["metric"] == "validation_bleu" and result["best"]["chosen_on"] == "validation"
+    assert set(result["corpus"]["counts"]["padding"]) == {"source", "target"}
+
+
+def test_translations_of_dev_stand_in_tensorboard_at_every_evaluation(trained: tuple[Path, dict]) -> None:
+    folder, result = trained
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("translations/")]
+    assert len(tags) >= 5
+    for tag in tags:
+        assert [event.step for event in events.Tensors(tag)] == [point["step"] for point in result["curve"]]
+    text = events.Tensors(tags[0])[-1].tensor_proto.string_val[0].decode()
+    assert text.startswith("source: ") and "reference: " in text and "model: " in text
+
+
+def test_a_run_translates_as_it_was_tested(trained: tuple[Path, dict]) -> None:
+    rows = pairs_of(trained[0])
+    model = load_model(trained[0])
+    assert model.translate([row[0] for row in rows]) == [row[2] for row in rows]
+    assert model.translate([]) == [] and model.translate([" ", rows[0][0]]) == ["", rows[0][2]]
+
+
+def test_the_command_line_takes_texts_and_lines(
+    trained: tuple[Path, dict], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pairs_of(trained[0])
+    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), rows[0][0], rows[1][0], "--beam", "3"])
+    main()
+    assert capsys.readouterr().out.splitlines() == [rows[0][2], rows[1][2]]
+    given = "".join(f"{row[0]}\n" for row in rows[:3])
+    command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, encoding="utf-8")
+    assert done.stdout.splitlines() == [row[2] for row in rows[:3]] and not done.stderr
+
+
+def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
+    trained: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = pairs_of(trained[0])[0]
+    model = load_model(trained[0])
+    source, target, weights = model.alignment(row[0], row[2])
+    assert weights.shape == (len(target), len(source))
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
+    assert "".join(target[:-1]) == f" {row[2]}" and source[-1] == target[-1] == "<eos>"
+    ids = [[*model.tokenizer.encode(text), END] for text in (row[0], row[2])]
+    expected = model.task.core.cross_attention(torch.tensor([ids[0]]), torch.tensor([[BEGIN, *ids[1][:-1]]]))[-1]
+    torch.testing.assert_close(weights, expected[0].mean(dim=0))
+    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
+    main()
+    assert min(Image.open(tmp_path / "a.png").size) > 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere", "x"], "nowhere: there is no such folder"),
+        (["EMPTY", "x"], "has no average.ckpt, best.ckpt, last.ckpt"),
+        (["RUN", "x", "--beam", "0"], "--beam must be at least 1"),
+        (["RUN", "x", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10"),
+        (["RUN", "x", "y", "--attention", "a.png"], "--attention draws one sentence, and there are 2"),
+        (["RUN", "x", "--attention", "a.xyz"], "name a .png, .pdf or .svg file"),
+        (["CLASSIFIER", "x"], "is a run of task=classify; translating needs one of task=translate"),
+    ],
+)
+def test_refusals(
+    arguments: list[str],
+    sentence: str,
+    trained: tuple[Path, dict],
+    little: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    if arguments[0] == "CLASSIFIER":
+        own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "trainer.max_steps=1"]
+        fit(compose(*TINY[1:], *own), tmp_path / "CLASSIFIER")
+    arguments = [str(trained[0]) if argument == "RUN" else argument for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["translate", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert sentence in str(refused.value)
+
+
+def test_a_model_without_attention_has_none_to_draw(little_pairs: Path, tmp_path: Path) -> None:
+    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
+    fit(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
+    with pytest.raises(UserError, match="This model has no attention to draw"):
+        load_model(tmp_path).alignment("a", "b")
