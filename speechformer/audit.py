@@ -2,7 +2,8 @@
 
 Duplicates within the files, between train and test and across the two tasks (exact, the same but for case and
 punctuation, or near: `corpora/duplicates.py` says how near); texts with two labels; the balance of the classes;
-words that training never saw.
+words that training never saw. Of pairs of sentences (corpus=ted, or task=translate corpus=sample), what is left out
+of train and what of dev and test stands in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from omegaconf import OmegaConf
 from speechformer import screen
 from speechformer.config import compose
 from speechformer.corpora.duplicates import NEAR, kinds_before, kinds_in
-from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.corpora.load import load
+from speechformer.corpora.pairs import Pairs
+from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
 from speechformer.refusals import run_or_refuse
 
@@ -90,6 +93,73 @@ def audit(corpus: Corpus) -> dict[str, Any]:
     }
 
 
+def audit_pairs(corpus: Pairs) -> dict[str, Any]:
+    """The same of pairs of sentences, as plain data.
+
+    Returns:
+        `read` and `cleaned`: the pairs in the file of train, and how many each rule of `corpus.clean` leaves out;
+        `files`: lines, words (between spaces) and longest line of each side of each part, train as cleaned;
+        `between`: for dev and test, the lines of each kind of each side that stand in train, and the pairs that do.
+    """
+    parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
+    sides: dict[str, list[str]] = {}
+    for part, pairs in parts.items():
+        for side, language in enumerate((corpus.source, corpus.target)):
+            sides[f"{part}.{language}"] = [pair[side] for pair in pairs]
+    trained = set(corpus.train)
+    return {
+        "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
+        "near_is": f"Jaccard index of the sets of lower-case words at least {NEAR}",
+        "read": corpus.read,
+        "cleaned": corpus.cleaned,
+        "files": {
+            file: {
+                "lines": len(lines),
+                "words": sum(len(line.split()) for line in lines),
+                "longest_line": max(len(line.split()) for line in lines),
+            }
+            for file, lines in sides.items()
+        },
+        "between": {
+            part: {
+                **{
+                    language: counted(kinds_in(sides[f"{part}.{language}"], sides[f"train.{language}"]))
+                    for language in (corpus.source, corpus.target)
+                },
+                "pairs": sum(pair in trained for pair in parts[part]),
+            }
+            for part in ("dev", "test")
+        },
+    }
+
+
+def report_pairs(found: dict[str, Any]) -> str:
+    """What `audit_pairs` found, as tables for the terminal."""
+    corpus = found["corpus"]
+    cleaned = ", ".join(f"{rule} {count}" for rule, count in found["cleaned"].items())
+    blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
+    blocks.append(f"Of {found['read']} pairs of train, corpus.clean leaves out: {cleaned}.")
+    rows: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "longest")]
+    for file, about in found["files"].items():
+        rows.append((file, *(str(about[name]) for name in ("lines", "words", "longest_line"))))
+    blocks.append(screen.table(rows))
+    rows = [("lines that stand in train", "exact", "same words", "near", "none of these")]
+    for part, sides in found["between"].items():
+        for language, kinds in sides.items():
+            if language == "pairs":
+                rows.append((f"{part}, both sides of a pair", str(kinds), "", "", ""))
+                continue
+            n = found["files"][f"{part}.{language}"]["lines"]
+            rows.append((f"{part}.{language}", *(str(kinds[kind]) for kind in KINDS), str(n - sum(kinds.values()))))
+    blocks.append(screen.table(rows))
+    blocks.append(
+        "same words: but for case, punctuation and spaces. near: " + found["near_is"] + ".\n"
+        "Each line counts once, as the nearest kind. `protocol=clean` takes pairs out of train whose source stands "
+        "in test."
+    )
+    return "\n\n".join(blocks)
+
+
 def task_of(file: str) -> str:
     """CLS or LM."""
     return file.split("_")[1].partition(".")[0]
@@ -153,8 +223,11 @@ def main() -> None:
 
     def command() -> None:
         config: Any = OmegaConf.to_container(compose(given.overrides), resolve=True)
-        found = audit(load_corpus(config["corpus"]))
-        screen.say(report(found))
+        if config["corpus"]["name"] in ("ted", "digits"):
+            config["task"] = {"name": "translate"}
+        corpus = load(config)
+        found = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
+        screen.say(report_pairs(found) if isinstance(corpus, Pairs) else report(found))
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

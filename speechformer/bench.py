@@ -6,8 +6,8 @@
                of pairs in random order, as many pairs to a batch on average
     cache      with --run RUN: seconds to translate the test by the run's beam without a key-value cache, and with it
 
-The two sides take turns, a few steps each, so that what else the machine does falls on both; a ratio is of the medians
-of the turns.
+The two sides take turns, a few steps each, so that what else the machine does falls on both; a ratio is of the
+medians of the turns (of the cache, of one turn each).
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import group
 
-from speechformer.audit import audit, report
+from speechformer.audit import audit, audit_pairs, report, report_pairs
+from speechformer.corpora.pairs import load_pairs
 from speechformer.corpora.speeches import Corpus, parse
 
 
@@ -87,3 +89,32 @@ def test_bad_input_is_answered_in_one_sentence(argument: str, message: str) -> N
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("Error: "), done.stderr
     assert message in done.stderr
+
+
+def test_pairs_that_stand_in_train_are_counted_by_side_and_kind(tmp_path: Path) -> None:
+    """Oracle: by hand."""
+    files = {
+        "train.en": ["I see the red house today.", "Thank you.", "<url>", "Thank you."],
+        "train.fr": ["Je vois la maison rouge.", "Merci.", "<url>", "Merci."],
+        "dev.en": ["Quite new."],
+        "dev.fr": ["Merci."],
+        "test.en": ["Thank you.", "thank you", "I see the red house.", "Other words."],
+        "test.fr": ["Merci.", "Merci !", "Je vois tout.", "Autres mots."],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = audit_pairs(load_pairs({**group("corpus", "ted"), "root": str(tmp_path)}))
+    assert found["read"] == 4 and found["cleaned"] == {"markup": 1, "words": 0, "ratio": 0, "duplicates": 1}
+    assert found["files"]["test.en"] == {"lines": 4, "words": 11, "longest_line": 5}
+    assert found["between"]["test"] == {
+        "en": {"exact": 1, "same": 1, "near": 1},
+        "fr": {"exact": 1, "same": 1, "near": 0},
+        "pairs": 1,
+    }
+    assert found["between"]["dev"] == {
+        "en": {"exact": 0, "same": 0, "near": 0},
+        "fr": {"exact": 1, "same": 0, "near": 0},
+        "pairs": 0,
+    }
+    said = report_pairs(found)
+    assert "Of 4 pairs of train, corpus.clean leaves out: markup 1" in said and "test, both sides of a pair" in said

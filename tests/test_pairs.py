@@ -103,7 +103,7 @@ def test_any_folder_of_any_two_languages(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="corpus.root .*nowhere.*there is no such folder"):
         load_pairs(ted(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"corpus.clean leaves no pair of train"):
-        load_pairs(ted(root, source="nl", target="de", clean={**RULES, "words": 0}))
+        load_pairs(ted(root, source="nl", target="de", clean={**RULES, "words": 1, "ratio": 1}))
 
 
 def test_pairs_are_looked_for_in_root_then_environment_then_cache(

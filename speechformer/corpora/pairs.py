@@ -72,6 +72,7 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     where = ""
     if kind in ("auto", "ted"):
         own = config["ted"] if kind == "auto" else config
+        check(own)
         for place, folder in (looked_at := places("ted-en-fr", own["root"])).items():
             if folder is not None and folder.is_dir() and (own["root"] is not None or any(folder.glob("train.*"))):
                 return parsed(read(folder, own), "ted", str(folder.resolve()), own)
@@ -85,12 +86,36 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
         if os.environ.get(ENVIRONMENT):
             where = f"; no TED pairs in {next(iter(looked_at))}"
     own = config["sample"] if kind == "auto" else config
-    if type(own["seed"]) is not int:
-        raise UserError(f"corpus.seed must be a whole number, not {own['seed']!r}.")
+    check(own)
     made = digits.files(own["seed"], own["longest"]) if kind == "digits" else sample_pairs.files(own["seed"])
     return parsed(
         made, "digits" if kind == "digits" else "sample", f"made by the package, seed {own['seed']}{where}", own
     )
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse settings of another kind than they should be."""
+
+    def refuse(key: str, what: str, value: Any) -> UserError:
+        return UserError(f"corpus.{key} must be {what}, not {value!r}.")
+
+    for key in ("source", "target"):
+        if type(config[key]) is not str or not config[key]:
+            raise refuse(key, "the ending of files, as en", config[key])
+    if config["source"] == config["target"]:
+        raise UserError(f"corpus.source and corpus.target are both {config['source']}; name two languages.")
+    for key, least in (("seed", 0), ("longest", 2)):
+        if key in config and (type(config[key]) is not int or config[key] < least):
+            raise refuse(key, f"a whole number of at least {least}", config[key])
+    clean = config["clean"]
+    if not isinstance(clean, Mapping) or set(clean) != set(RULES):
+        raise refuse("clean", f"the rules {', '.join(RULES)}", clean)
+    for rule in ("markup", "duplicates"):
+        if type(clean[rule]) is not bool:
+            raise refuse(f"clean.{rule}", "true or false", clean[rule])
+    for rule in ("words", "ratio"):
+        if clean[rule] is not None and (type(clean[rule]) not in (int, float) or clean[rule] < 1):
+            raise refuse(f"clean.{rule}", "a number of at least 1, or null", clean[rule])
 
 
 def read(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
