@@ -158,3 +158,15 @@ def test_the_length_penalty_is_wu_et_als() -> None:
     assert length_penalty(7, 1.0) == pytest.approx(2.0)
     assert length_penalty(19, 0.5) == pytest.approx(2.0)
     assert length_penalty(100, 0.0) == 1.0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", [*MODELS, *RECURRENT])
+def test_decoding_on_cuda_finds_what_the_cpu_finds(model: str) -> None:
+    core = opinionated(model, block_size=30)
+    ids, limits = sources(5), [14, 13, 12, 9, 5]
+    expected = search(core, ids, beam=3, alpha=1.0, limits=limits)
+    found = search(core.cuda(), ids.cuda(), beam=3, alpha=1.0, limits=limits)
+    for ours, theirs in zip(found, expected):
+        assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-3)

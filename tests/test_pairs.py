@@ -143,8 +143,8 @@ def test_digits_are_reversed_no_test_is_in_train_and_half_of_the_lengths_were_ne
     lengths = {
         part: {len(source.split()) for source, _ in getattr(corpus, part)} for part in ("train", "dev", "test")
     }
-    assert max(lengths["train"]) == 10 and lengths["dev"] <= lengths["train"]
-    assert lengths["test"] == set(range(2, 21))
+    assert max(lengths["train"]) == 20 and lengths["dev"] <= lengths["train"]
+    assert lengths["test"] == set(range(2, 41))
     assert not {source for source, _ in corpus.dev + corpus.test} & {source for source, _ in corpus.train}
 
 
