@@ -32,6 +32,8 @@ SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / 
 OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "singhal", "marsol"))]
 
 
+NOT_YET_RUN = ("ted", "sharma", "positions_translate", "bottleneck")  # studies without figures
+
 SPEECHES = published.content()["corpus"]["sha256"]
 
 
@@ -559,8 +561,52 @@ def test_the_committed_report_is_of_every_study() -> None:
     reference = CONF.parent / "outputs" / "reference"
     if not reference.is_dir():
         pytest.skip("not a checkout")
-    text = (reference / "report.md").read_text(encoding="utf-8")
-    for study in published.content()["studies"].values():
-        assert f"## {study['title']}" in text
-    for path in re.findall(r"!\[.*?\]\((.*?)\)", text):
-        assert (reference / path).is_file(), path
+    reports = {folder: (folder / "report.md") for folder in (reference, reference / "translation")}
+    texts = {folder: file.read_text(encoding="utf-8") for folder, file in reports.items() if file.is_file()}
+    for name, study in published.content()["studies"].items():
+        assert any(f"## {study['title']}" in text for text in texts.values()) != (name in NOT_YET_RUN), name
+    for folder, text in texts.items():
+        for path in re.findall(r"!\[.*?\]\((.*?)\)", text):
+            assert (folder / path).is_file(), path
+
+
+def translated(model: str, seed: int, bleu: float, **more: Any) -> dict[str, Any]:
+    """The result of a translation: BLEU falls by 1 from one length to the next."""
+    config = OmegaConf.to_container(
+        compose("task=translate", "corpus=sample", f"model={model}", f"seed={seed}"), resolve=True
+    )
+    lengths = {"1-10": 300, "11-20": 150, "21-30": 50, "31+": 0}
+    metrics = {"test_bleu": bleu, "test_bleu_interval": 0.8, "test_chrf": 2 * bleu, "test_length_ratio": 0.955}
+    metrics |= {"test_exact": 0.25, "validation_bleu": bleu - 1, "validation_perplexity": 9.0}
+    for k, (name, count) in enumerate(lengths.items()):
+        if count:
+            metrics |= {f"test_bleu_at_{name}": bleu - k, f"test_chrf_at_{name}": 2 * bleu - k}
+            metrics |= {f"test_length_ratio_at_{name}": 1.0, f"test_exact_at_{name}": 0.5 - 0.1 * k}
+            metrics |= {f"test_bleu_interval_at_{name}": 0.5, f"test_chrf_interval_at_{name}": 0.5}
+    counts = {"train": 9000, "test": 500, "test_seen_in_train": 3, "test_by_length": lengths}
+    curve = [{"step": step, "validation_bleu": bleu - 10 / step, "validation_perplexity": 9.0} for step in (5, 10)]
+    corpus = {"name": "sample", "sha256": "5" * 64, "classes": [], "languages": ["en", "fr"], "counts": counts}
+    about = {"status": "finished", "task": "translate", "metrics": metrics, "curve": curve, "corpus": corpus}
+    about |= {"config": config, "seed": seed, "parameters": {"total": 1000}, "seconds": 60.0, "versions": {}}
+    return {**about, "overrides": [], "commit": "c" * 40, "scoring": {"bleu": "nrefs:1|tok:13a"}, **more}
+
+
+def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> None:
+    """Oracle: means and deviations of the figures put in, by hand; more is better."""
+    runs = [translated("rope", seed, bleu) for seed, bleu in enumerate((20.0, 22.0, 24.0))]
+    floor = translated("rope", 0, 1.2, baseline={"name": "untranslated"})
+    folder = put(tmp_path / "in", *runs, translated("nope", 0, 10.0), floor)
+    (table,) = write_report([folder], tmp_path / "out")
+    assert table.main_figure == "test_bleu" and table.source_lengths() == {"1-10": 300, "11-20": 150, "21-30": 50}
+    (row,) = (row for row in table.rows if "rope" in row.label)
+    assert row.best_values("validation_bleu") == {0: 19.0, 1: 21.0, 2: 23.0}
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: `nrefs:1|tok:13a`" in text
+    lines = [line for line in text.splitlines() if line.startswith("| model=rope")]
+    assert "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.8 ± 0.0" in lines[0] and "0.95 ± 0.00" in lines[0] and "25.0" in lines[0]
+    by_length = next(line for line in lines if "chrF" in line)
+    assert "22.0 ± 2.0<br>chrF 44.0 ± 4.0<br>ratio 1.00 ± 0.00<br>exact % 50.0 ± 0.0" in by_length
+    assert "20.0 ± 2.0<br>chrF 42.0 ± 4.0" in by_length and "| 1-10 words (300) | 11-20 words (150) |" in text
+    assert "| *untranslated* | 1.2<br>chrF 2.4" in text
+    drawn = {path.name.rpartition("_")[2] for path in (tmp_path / "out" / "figures").iterdir()}
+    assert drawn == {"bars.png", "curves.png", "sources.png"}

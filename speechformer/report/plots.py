@@ -77,12 +77,13 @@ class Look(NamedTuple):
 
 
 def colour(settings: dict[str, Any]) -> str:
-    """The colour of a variant: by pattern where it is not full, else by initialisation where it is not torch's, else
-    by model, and of ALiBi by its scale."""
+    """The colour of a variant: by pattern where it is not full, else by initialisation where it is not the usual one
+    of its task, else by model, and of ALiBi by its scale."""
     model, pattern = str(settings.get("model.name")), str(settings.get("pattern.name"))
     if pattern != "full":
         return PATTERNS.get(pattern, OTHER)
-    if settings.get("recipe.init", "torch") != "torch":
+    usual = "xavier" if settings.get("task.name") == "translate" else "torch"
+    if settings.get("recipe.init", usual) != usual:
         return OTHER
     if model == "alibi" and settings.get("model.slopes") == "learned":
         return "#882255"
@@ -102,16 +103,16 @@ def looks(rows: list[Row]) -> dict[str, Look]:
     return found
 
 
-def axis_label(figure: str) -> str:
+def axis_label(figure: str, task: str) -> str:
     """The name of a figure with its unit."""
     split, metric = figure.split("_")[:2]
     kinds = {"seen": ", in train too", "unseen": ", not in train"}
     detail = kinds.get(figure.rpartition("_")[2], "")
-    split = {"validation": "held-out"}.get(split, split)
+    split = {"validation": "dev" if task == "translate" else "held-out"}.get(split, split)
     if metric == "accuracy":
         return f"{split} accuracy{detail} (%)"
     if metric == "bleu":
-        return f"{'dev' if split == 'held-out' else split} BLEU"
+        return f"{split} BLEU"
     return f"{split} perplexity per token" + (" (mean of tests)" if figure.endswith("mean") else "")
 
 
@@ -142,7 +143,7 @@ def curves(table: Table, path: Path) -> str:
             axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
             axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
             axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axis.set_ylabel(axis_label(name))
+        axis.set_ylabel(axis_label(name, table.task))
     save(figure, axes[0][0], path)
     return "Mean over seeds; band: lowest to highest run" + ("; open marks: published." if theirs else ".")
 
@@ -280,15 +281,22 @@ def over_source_length(table: Table, path: Path) -> str:
     if len(buckets) < 2:
         return ""
     style = looks(table.rows)
-    figure, axes = plt.subplots(1, 2, figsize=(9.4, 4.4), squeeze=False)
+    shown = {"bleu": "BLEU", "chrf": "chrF"}
+    if (
+        max((Summary(list(row.values("test_exact").values())).mean for row in table.rows if row.finished), default=0)
+        > 0.2
+    ):
+        shown["exact"] = "translations right to the letter (%)"  # of a toy
+    figure, axes = plt.subplots(1, len(shown), figsize=(4.5 * len(shown) + 0.4, 4.4), squeeze=False)
     places = range(len(buckets))
     many = False
-    for axis, (name, label) in zip(axes[0], (("bleu", "BLEU"), ("chrf", "chrF"))):
+    for axis, (name, label) in zip(axes[0], shown.items()):
         for row in table.rows:
             found = [list(row.values(f"test_{name}_at_{bucket}").values()) for bucket in buckets]
             if not all(found):
                 continue
-            own, sums = style[row.label], [Summary(values) for values in found]
+            unit = per_cent(name)
+            own, sums = style[row.label], [Summary([unit * value for value in values]) for values in found]
             means = [at.mean for at in sums]
             axis.plot(
                 places,
@@ -301,7 +309,7 @@ def over_source_length(table: Table, path: Path) -> str:
                 label=row.label,
             )
             low, high = ([at.extremes[k] for at in sums] for k in (0, 1))
-            if sums[0].n == 1:  # one run: what other sentences could have shown
+            if sums[0].n == 1 and name != "exact":  # one run: what other sentences could have shown
                 halves = [row.values(f"test_{name}_interval_at_{bucket}") for bucket in buckets]
                 half = [next(iter(values.values()), 0.0) for values in halves]
                 low, high = ([mean + sign * width for mean, width in zip(means, half)] for sign in (-1, 1))
@@ -309,7 +317,7 @@ def over_source_length(table: Table, path: Path) -> str:
             axis.fill_between(places, low, high, color=own.colour, alpha=0.18, linewidth=0)
         axis.set_xticks(places, [f"{bucket}\n({count})" for bucket, count in buckets.items()])
         axis.set_xlabel("words of the source (sentences)")
-        axis.set_ylabel(f"test {label}")
+        axis.set_ylabel(f"test {label}" if name != "exact" else label)
         axis.set_ylim(bottom=0)
     save(figure, axes[0][0], path)
     band = "from the lowest to the highest run" if many else "the 95 % interval over sentences (bootstrap)"

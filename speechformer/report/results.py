@@ -420,7 +420,7 @@ def labels(rows: list[Row]) -> list[str]:
     own = []
     for row in rows:
         words = []
-        for key, value in row.settings.items():
+        for key, value in sorted(row.settings.items(), key=lambda item: not item[0].endswith(".name")):
             if differs(key, row):
                 said = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
                 words.append(f"{key.removesuffix('.name')}={said}")

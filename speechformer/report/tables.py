@@ -207,27 +207,27 @@ def lengths_table(table: Table) -> str:
     return markdown_table(header, rows) if table.lengths() else ""
 
 
+AT_LENGTHS = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # figures of a bucket
+
+
 def source_lengths_table(table: Table) -> str:
-    """BLEU, chrF and length ratio of a translation by the words of the source; empty for other tasks."""
+    """The figures of a translation by the words of the source; empty for other tasks."""
     buckets = table.source_lengths()
     rows = []
     for row in table.rows:
         cells = [row.label]
         for bucket in buckets:
-            lines = []
-            for name in ("bleu", "chrf", "length_ratio"):
-                values = list(row.values(f"test_{name}_at_{bucket}").values())
-                if values:
-                    shown = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio "}[name]
-                    lines.append(shown + mean_and_sd(name, Summary(values)))
+            found = {name: list(row.values(f"test_{name}_at_{bucket}").values()) for name in AT_LENGTHS}
+            lines = [
+                AT_LENGTHS[name] + mean_and_sd(name, Summary(values)) for name, values in found.items() if values
+            ]
             cells.append("<br>".join(lines) or NONE)
         rows.append(cells)
     for run in table.baselines:
-        figures = (("", "bleu"), ("chrF ", "chrf"), ("ratio ", "length_ratio"))
         cells = [f"*{run.baseline}*"]
         for bucket in buckets:
-            found = ((shown, name, run.metrics.get(f"test_{name}_at_{bucket}")) for shown, name in figures)
-            cells.append("<br>".join(shown + number(name, value) for shown, name, value in found))
+            figures = {name: run.metrics.get(f"test_{name}_at_{bucket}") for name in AT_LENGTHS}
+            cells.append("<br>".join(AT_LENGTHS[name] + number(name, value) for name, value in figures.items()))
         rows.append(cells)
     header = ["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())]
     return markdown_table(header, rows) if buckets else ""
