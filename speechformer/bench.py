@@ -1,7 +1,7 @@
 """How fast translation is, as ratios measured side by side in one process: `python -m speechformer.bench OVERRIDES`.
 
     model      training steps of our encoder-decoder against the same size built from torch.nn.Transformer, the same
-               batches, loss and optimiser: seconds of theirs / seconds of ours
+               batches, loss (the same function) and optimiser: seconds of theirs / seconds of ours
     buckets    target tokens a second in batches of like length (`TokenBatches`) against batches of a fixed number
                of pairs in random order, as many pairs to a batch on average
     cache      with --run RUN: seconds to translate the test by the run's beam without a key-value cache, and with it
@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from speechformer import screen
-from speechformer.config import compose
+from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.subwords import END, PAD
 from speechformer.decoding import translate_ids
@@ -57,14 +55,16 @@ class Peer(nn.Module):
             norm_first=core["norm"] == "pre",
         )
         self.dropout = nn.Dropout(core["dropout"])
+        self.output = nn.Linear(self.width, core["vocab_size"], bias=False)
+        self.output.weight = self.embedding.weight
         self.register_buffer("table", sinusoid(1024, self.width), persistent=False)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.dropout(self.embedding(ids) * math.sqrt(self.width) + self.table[: ids.shape[1]])  # type: ignore
 
-    def loss(self, source: Tensor, inputs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    def hidden(self, source: Tensor, inputs: Tensor) -> Tensor:
         padding = source == PAD
-        states = self.transformer(
+        return self.transformer(
             self.embed(source),
             self.embed(inputs),
             tgt_mask=nn.Transformer.generate_square_subsequent_mask(inputs.shape[1]),
@@ -72,8 +72,6 @@ class Peer(nn.Module):
             memory_key_padding_mask=padding,
             tgt_is_causal=True,
         )
-        logits = F.linear(states, self.embedding.weight).flatten(0, 1)
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=PAD, label_smoothing=smoothing)
 
 
 def endless(batches: PairBatches) -> Iterator[dict[str, Tensor]]:
@@ -128,13 +126,15 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
     core, peer = build_translator(**arguments), Peer(arguments)
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (core, peer)]
 
-    def ours(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        scored = (targets != PAD).flatten().nonzero().flatten()
-        hidden = core.hidden(source, inputs).flatten(0, 1)[scored]
-        return next_token_loss(core.output, hidden, targets.flatten()[scored], smoothing)
+    def loss_of(model: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        def loss(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            scored = (targets != PAD).flatten().nonzero().flatten()
+            hidden = model.hidden(source, inputs).flatten(0, 1)[scored]
+            return next_token_loss(model.output, hidden, targets.flatten()[scored], smoothing)
 
-    def theirs(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return peer.loss(source, inputs, targets, smoothing)
+        return loss
+
+    ours, theirs = loss_of(core), loss_of(peer)
 
     buckets = data.train_dataloader()
     plain = PairBatches(*data.train, round(len(data.train[0]) / len(buckets)), config["seed"])  # type: ignore
@@ -212,9 +212,11 @@ def main() -> None:
         overrides = given.overrides
         if not any(override.startswith(("task=", "experiment=")) for override in overrides):
             overrides = ["task=translate", *overrides]
-        config: Any = OmegaConf.to_container(compose(overrides), resolve=True)
-        if config["task"]["name"] != "translate":
-            raise UserError("only task=translate is measured here.")
+        config = as_plain(compose(overrides))
+        if config["task"]["name"] != "translate" or config["model"]["name"] in ("rnn", "rnn_attention"):
+            raise UserError("only the transformers of task=translate are measured here.")
+        if min(given.rounds, given.steps) < 1:
+            raise UserError("--rounds and --steps must be at least 1.")
         spare_memory_management()
         if config["threads"]:
             torch.set_num_threads(config["threads"])

@@ -44,14 +44,12 @@ WHOLE_NUMBERS = {  # key: the least that makes sense
     "core.classifier_width": 1,
     "recipe.warmup_steps": 0,
 }
-OPTIONAL_WHOLE_NUMBERS = {
+OF_A_TASK = {"task.size": 1, "task.beam": 1, "task.average": 1}  # only some tasks have them
+OPTIONAL_WHOLE_NUMBERS = {  # these may be null
     "vocab_size": 1,
     "eval_interval": 1,
     "task.stride": 1,
-    "task.size": 1,
     "task.batch_tokens": 1,
-    "task.beam": 1,
-    "task.average": 1,
     "trainer.max_epochs": -1,
     "trainer.max_steps": -1,
     "trainer.log_every_n_steps": 1,
@@ -141,8 +139,10 @@ def check_numbers(config: dict[str, Any]) -> None:
             value = value.get(name)
         return value
 
-    for key, least in {**WHOLE_NUMBERS, **OPTIONAL_WHOLE_NUMBERS}.items():
+    for key, least in {**WHOLE_NUMBERS, **OF_A_TASK, **OPTIONAL_WHOLE_NUMBERS}.items():
         value = value_of(key)
+        if key in OF_A_TASK and key.partition(".")[2] not in config["task"]:
+            continue
         if not (value is None and key in OPTIONAL_WHOLE_NUMBERS) and (type(value) is not int or value < least):
             raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
     for key, (low, high) in NUMBERS.items():

@@ -20,7 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from speechformer.cores.encoder_decoder import Translator
 from speechformer.corpora.subwords import BEGIN, END, PAD
 
-TOKENS_AT_ONCE = 16384  # of unfinished hypotheses and their sources: what bounds the memory
+TOKENS_AT_ONCE = 32768  # that the hypotheses of a batch can come to; with LOGITS_AT_ONCE what bounds the memory
+LOGITS_AT_ONCE = 2**23  # of one step
 
 
 def length_penalty(length: float, alpha: float) -> float:
@@ -123,13 +124,15 @@ def select(past: list[dict[str, Tensor]], rows: Tensor) -> list[dict[str, Tensor
     return [{name: part[rows] for name, part in layer.items()} for layer in past]
 
 
-def batches(lengths: Sequence[int], beam: int, tokens: int = TOKENS_AT_ONCE) -> Iterator[list[int]]:
-    """The sources as lists of indices, alike in length, so that the hypotheses of a list have at most `tokens` tokens
-    (a source too long for that is alone)."""
+def batches(
+    lengths: Sequence[int], beam: int, longest: int | None, tokens: int = TOKENS_AT_ONCE, rows: int = 10**9
+) -> Iterator[list[int]]:
+    """The sources as lists of indices, alike in length. The hypotheses of a list are at most `rows`, and can come to
+    at most `tokens` tokens (a source that is too long for that is alone)."""
     chosen: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        # the longest is the last; a translation is about as long as its source
-        if chosen and (len(chosen) + 1) * beam * 2 * lengths[index] > tokens:
+        hypotheses = (len(chosen) + 1) * beam  # the longest is the last
+        if chosen and (hypotheses > rows or hypotheses * limit_of(lengths[index], longest) > tokens):
             yield chosen
             chosen = []
         chosen.append(index)
@@ -154,7 +157,8 @@ def translate_ids(
     device = core.output.weight.device
     sources = [list(source[:longest]) for source in sources]
     found: list[list[int]] = [[] for _ in sources]
-    for chosen in batches([len(source) for source in sources], beam, tokens):
+    rows = LOGITS_AT_ONCE // core.output.out_features
+    for chosen in batches([len(source) for source in sources], beam, longest, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
         limits = [limit_of(len(sources[k]), longest) for k in chosen]
         translations = search(core, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)

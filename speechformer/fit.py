@@ -30,6 +30,7 @@ from speechformer.config import as_plain, count_devices
 from speechformer.corpora.load import load
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
+from speechformer.corpora.subwords import on_one_line
 from speechformer.refusals import UserError, one_sentence, pick
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> SpeechData | P
 def core_arguments(config: dict[str, Any], data: SpeechData | PairData) -> dict[str, Any]:
     """The arguments of the task's core, as plain data."""
     from speechformer.cores.classifier import POOLS
+    from speechformer.layers.block import ACTIVATIONS, NORMS
 
-    pick(POOLS, config["core"]["pool"], "core.pool")  # also where it is not used
+    kinds: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}
+    for key, valid in kinds.items():  # also where they are not used
+        pick(valid, config["core"][key], f"core.{key}")
     own = {
         "classify": {"pool", "classifier_width"},
         "lm": {"tied_output"},
@@ -327,13 +331,15 @@ def train(
             metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
             if chosen_on == "validation" and keep.best is not None:
                 if averaged > 1:
-                    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))
-                    task.load_state_dict(
-                        average([directory / WEIGHTS / f"{step}.ckpt" for step in steps[-averaged:]])
-                    )
-                    trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
+                    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
+                    files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
+                    if (directory / "average.ckpt").exists() and not all(file.exists() for file in files):
+                        load_weights(task, directory / "average.ckpt")  # of this run, whose result was lost
+                    else:
+                        task.load_state_dict(average(files))
+                        trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
                 else:
-                    load_best(task, directory / "best.ckpt")
+                    load_weights(task, directory / "best.ckpt")
                 trainer.test(task, datamodule=data, verbose=False)
                 metrics |= task.figures()
             elif isinstance(data, SpeechData) and data.tested_at_lengths:  # the rest was measured at the last step
@@ -391,9 +397,7 @@ def write_translations(path: Path, pairs: list[tuple[str, str]], translations: l
     """A line for each sentence: source, reference and translation, with tabs between."""
     rows = [("source", "reference", "translation")]
     rows += [(source, reference, found) for (source, reference), found in zip(pairs, translations)]
-    path.write_text(
-        "".join("\t".join(cell.replace("\t", " ") for cell in row) + "\n" for row in rows), encoding="utf-8"
-    )
+    path.write_text("".join("\t".join(map(on_one_line, row)) + "\n" for row in rows), encoding="utf-8")
 
 
 def checkpoint_in(directory: Path) -> Path | None:
@@ -420,8 +424,8 @@ def clear_for_start(directory: Path, anew: bool) -> None:
     clear(directory, "metrics.csv", *(LEFT_BY_A_RUN if anew else ()))
 
 
-def load_best(task: Task, path: Path) -> None:
-    """Give the task the weights of the best evaluation."""
+def load_weights(task: Task, path: Path) -> None:
+    """Give the task the weights of a checkpoint."""
     import torch
 
     try:

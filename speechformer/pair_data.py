@@ -123,7 +123,7 @@ class TokenBatches(PairBatches):
         longer = self.lengths.max(dim=1).values
         edges = [8]
         while edges[-1] < int(longer.max()):
-            edges.append(max(edges[-1] + 2, int(edges[-1] * 1.1)))  # a tenth of padding at most
+            edges.append(max(edges[-1] + 2, int(edges[-1] * 1.1)))
         self.edges = torch.tensor(edges)
         self.bucket = torch.bucketize(longer, self.edges)
         counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()

@@ -283,5 +283,15 @@ def commit() -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that a result may depend on."""
-    names = ("speechformer", "torch", "lightning", "torchmetrics", "hydra-core", "nltk", "numpy")
+    names = (
+        "speechformer",
+        "torch",
+        "lightning",
+        "torchmetrics",
+        "hydra-core",
+        "nltk",
+        "tokenizers",
+        "sacrebleu",
+        "numpy",
+    )
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}

@@ -58,7 +58,7 @@ def cosine(step: int, steps: int, warmup: int) -> float:
 
 def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
     """Down with the square root of the steps: 1 at the end of the warm-up, a half after four times as many."""
-    return math.sqrt(max(1, warmup) / (max(1, warmup) + step))
+    return math.sqrt(max(1, warmup) / (warmup + step))
 
 
 # From the steps after the warm-up, those that are left at its end, and those of it, to a part of the peak rate
@@ -440,6 +440,11 @@ class Translate(Task):
         return MeanPerplexity(sync_on_compute=False).to(self.device)
 
     def measure(self, batch: Batch) -> None:
+        with torch.autocast(self.device.type, enabled=False):  # as `translate` will compute, whatever the precision
+            self.measure_exactly(batch)
+
+    def measure_exactly(self, batch: Batch) -> None:
+        """Add the loss of a batch, and translate it."""
         part, targets = batch["part"], batch["target"][:, 1:]
         scored = targets != PAD
         hidden = self.core.hidden(batch["source"], batch["target"][:, :-1])[scored]
@@ -480,7 +485,8 @@ class Translate(Task):
         super().on_validation_epoch_end()
         logger, found = self.trainer.logger, self.translations.get("validation", [])
         if found and logger is not None:
-            for k in range(0, len(found), max(1, len(found) // self.SHOWN)):
+            shown = min(self.SHOWN, len(found))
+            for k in (place * len(found) // shown for place in range(shown)):
                 source, reference = self.texts["validation"][k]
                 text = f"source: {source}  \nreference: {reference}  \nmodel: {found[k]}"
                 logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from speechformer import screen
-from speechformer.corpora.subwords import BEGIN, END, Subwords
+from speechformer.corpora.subwords import BEGIN, END, Subwords, on_one_line
 from speechformer.decoding import translate_ids
 from speechformer.refusals import UserError, run_or_refuse
 from speechformer.tasks import Translate, load_task
@@ -30,38 +30,49 @@ class Model:
     task: Translate
     tokenizer: Subwords
 
-    def translate(
-        self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None
-    ) -> list[str]:
-        """The translation of each text; beam and penalty are those of the run's test if none are given. A text
-        without words has an empty one."""
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text and <eos>, cut where the model's positions end; none of a text without words."""
+        ids = self.tokenizer.encode_all([text.strip() for text in texts])
+        longest = self.task.core.longest
+        return [[*found, END][:longest] if text.strip() else [] for text, found in zip(texts, ids)]
+
+    def translate_ids(
+        self, sources: Sequence[Sequence[int]], beam: int | None = None, length_penalty: float | None = None
+    ) -> list[list[int]]:
+        """The translation of each source, without <eos>; beam and penalty are those of the run's test if none are
+        given."""
         decoding = self.task.decoding
-        chosen = [index for index, text in enumerate(texts) if text.strip()]
+        chosen = [index for index, source in enumerate(sources) if source]
+        translations: list[list[int]] = [[] for _ in sources]
         found = translate_ids(
             self.task.core,
-            [[*ids, END] for ids in self.tokenizer.encode_all([texts[index].strip() for index in chosen])],
+            [sources[index] for index in chosen],
             beam=decoding["beam"] if beam is None else beam,
             alpha=decoding["length_penalty"] if length_penalty is None else length_penalty,
             longest=self.task.core.longest,
         )
-        translations = [""] * len(texts)
         for index, ids in zip(chosen, found):
-            translations[index] = self.tokenizer.decode(ids)
+            translations[index] = ids
         return translations
 
+    def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
+        """The translation of each text; `options` are those of `translate_ids`."""
+        return [self.tokenizer.decode(ids) for ids in self.translate_ids(self.encode(texts), **options)]
+
     @torch.no_grad()
-    def alignment(self, source: str, translation: str) -> tuple[list[str], list[str], torch.Tensor]:
-        """The tokens of both, and the weights [target, source] with which the last layer of the decoder, in the mean
-        over its heads, looked at the source when it wrote each.
+    def alignment(self, source: list[int], translation: list[int]) -> tuple[list[str], list[str], torch.Tensor]:
+        """The tokens of a source and of its translation (<eos> added), and the weights [target, source] with which
+        the last layer of the decoder, in the mean over its heads, looked at the source when it wrote each.
 
         Raises:
             UserError: the model has no attention.
         """
-        sides = [[*self.tokenizer.encode(text.strip()), END] for text in (source, translation)]
-        layers = self.task.core.cross_attention(torch.tensor([sides[0]]), torch.tensor([[BEGIN, *sides[1][:-1]]]))
+        device = self.task.core.output.weight.device
+        inputs = torch.tensor([[BEGIN, *translation]], device=device)
+        layers = self.task.core.cross_attention(torch.tensor([source], device=device), inputs)
         if not layers:
             raise UserError("This model has no attention to draw: all it knows of the source is one state.")
-        tokens = [self.tokenizer.tokens(ids) for ids in sides]
+        tokens = [self.tokenizer.tokens(ids) for ids in (source, [*translation, END])]
         return tokens[0], tokens[1], layers[-1][0].mean(dim=0)
 
 
@@ -84,9 +95,14 @@ def load_model(run: Path) -> Model:
 
 def draw_alignment(source: Sequence[str], target: Sequence[str], weights: Any, path: Path, title: str) -> None:
     """The weights [target, source] as a picture: a row for each token that was written."""
+    import logging
+    import warnings
+
     import matplotlib
 
     matplotlib.use("Agg")
+    warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # it draws a box
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib import pyplot
 
     pyplot.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
@@ -128,30 +144,39 @@ def main() -> None:
         if given.length_penalty is not None and not 0 <= given.length_penalty <= 10:
             raise UserError(f"--length-penalty must be between 0 and 10, not {given.length_penalty}.")
         model = load_model(given.run)
-        texts = given.text or [line.rstrip("\n") for line in read_lines()]
+        texts = given.text or read_lines()
         if given.attention and len(texts) != 1:
             raise UserError(f"--attention draws one sentence, and there are {len(texts)}.")
-        translations = model.translate(texts, given.beam, given.length_penalty)
-        for translation in translations:
-            screen.say(translation)
+        sources, longest = model.encode(texts), model.task.core.longest
+        for number, source in enumerate(sources, start=1):
+            if source and source[-1] != END:
+                print(
+                    f"Sentence {number} is cut at {longest} tokens: the model knows no more positions.",
+                    file=sys.stderr,
+                )
+        translations = model.translate_ids(sources, given.beam, given.length_penalty)
+        for ids in translations:
+            screen.say(on_one_line(model.tokenizer.decode(ids)))
         if given.attention:
-            source, target, weights = model.alignment(texts[0], translations[0])
+            tokens, written, weights = model.alignment(sources[0], translations[0])
             name = model.task.hparams["core"]["model"]["name"]
-            draw_alignment(source, target, weights.cpu(), given.attention, f"model={name}: where it looked")
+            draw_alignment(tokens, written, weights.cpu(), given.attention, f"model={name}: where it looked")
 
     run_or_refuse(command)
 
 
 def read_lines() -> list[str]:
-    """The lines of standard input.
+    """The lines of standard input, which may be empty.
 
     Raises:
         UserError: they are not UTF-8.
     """
     try:
-        return sys.stdin.buffer.read().decode("utf-8").splitlines()
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: byte {error.object[error.start]:#04x} is not UTF-8.") from None
+    lines = text.replace("\r\n", "\n").split("\n")  # not splitlines(): see corpora.files
+    return lines if lines[-1] else lines[:-1]
 
 
 if __name__ == "__main__":

@@ -132,11 +132,13 @@ def test_sentences_together_are_translated_as_each_alone_in_any_order_and_size_o
 
 def test_a_batch_is_bounded_by_its_hypotheses_tokens_and_each_source_is_in_one() -> None:
     lengths = [5, 90, 7, 7, 31, 400, 2, 8, 8, 8]
-    found = list(batches(lengths, beam=5, tokens=1000))
+    found = list(batches(lengths, beam=5, longest=None, tokens=1000))
     assert sorted(index for chosen in found for index in chosen) == list(range(10))
     for chosen in found:
-        assert len(chosen) == 1 or len(chosen) * 5 * 2 * max(lengths[index] for index in chosen) <= 1000
+        most = sum(5 * limit_of(lengths[index], None) for index in chosen)
+        assert len(chosen) == 1 or most <= 1000
     assert [5] in found  # which is too long for any
+    assert max(map(len, batches([3] * 50, beam=5, longest=None, tokens=10**6, rows=35))) == 7
 
 
 def test_no_translation_passes_its_limit_or_the_models_positions() -> None:

@@ -210,12 +210,12 @@ def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
 
     states = []
     for token in source[0]:
-        state = cells[0](core.encoder.embedding(token)[None], state)
+        state = cells[0](4 * core.encoder.embedding(token)[None], state)  # times the root of the width
         states.append(h_of(state))
     s_SD = torch.cat(states)
     expected = []
     for token in target[0]:
-        state = cells[1](core.decoder.embedding(token)[None], state)
+        state = cells[1](4 * core.decoder.embedding(token)[None], state)
         h = h_of(state)
         c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if model == "rnn_attention" else states[-1]
         expected.append(core.output(torch.tanh(core.context(torch.cat((c, h), dim=-1)))))

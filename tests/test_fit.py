@@ -255,6 +255,13 @@ def test_a_finished_run_is_not_run_again_unless_forced(
     assert run(tmp_path / "a", *RUNS["lm"], "seed=1", "force=true")["seed"] == 1
 
 
+def test_an_averaged_run_whose_result_is_damaged_has_it_again(tmp_path: Path) -> None:
+    """Its weights to average are gone by then, and their mean is there."""
+    first = run(tmp_path / "a", *RUNS["translation, averaged"])
+    (tmp_path / "a" / runs.RESULT).write_text('{"status": "fini')
+    assert run(tmp_path / "a", *RUNS["translation, averaged"])["metrics"] == first["metrics"]
+
+
 @pytest.mark.parametrize("status", ["finished", "failed"])
 def test_a_result_that_is_cut_in_half_or_says_failure_is_made_again(status: str, tmp_path: Path) -> None:
     first = run(tmp_path / "a", *RUNS["lm"])

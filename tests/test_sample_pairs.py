@@ -21,8 +21,8 @@ def corpus() -> Pairs:
 def test_its_size_and_that_no_sentence_of_dev_and_test_stands_in_train(corpus: Pairs) -> None:
     assert (len(corpus.train), len(corpus.dev), len(corpus.test)) == (10_000, 500, 500)
     assert not set(corpus.cleaned.values()) - {0}
-    sources = [source for source, _ in corpus.train + corpus.dev + corpus.test]
-    assert len(set(sources)) == len(sources)
+    for sentences in zip(*corpus.train, *corpus.dev, *corpus.test):
+        assert len(set(sentences)) == len(sentences) == 11_000
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_others() -> None:
@@ -91,6 +91,7 @@ def test_what_no_french_sentence_has(corpus: Pairs) -> None:
         assert not re.search(r"\b(de le|de les|de des|de de) ", french), french
         assert len(re.findall(r"\bn(e |')", french.lower())) == len(re.findall(r"\bpas\b", french)), french
         assert not french.endswith(" ?") and french.endswith("?") == english.endswith("?"), french
+        assert not re.search(r"\bpas( (?!près)\w+[éuis]e?s?)? (des|un|une) ", french), french
         assert len(re.findall(r"\b(not|no)\b", english)) == len(re.findall(r"\bpas\b", french)), english
 
 

@@ -230,6 +230,8 @@ def test_inverse_square_root_after_a_warm_up() -> None:
     found = rates(translation(schedule="inverse_sqrt", warmup_steps=10, lr=1e-2), 100)
     assert found[:10] == pytest.approx([1e-3 * step for step in range(1, 11)])
     assert found[9:] == pytest.approx([1e-2 * (10 / step) ** 0.5 for step in range(10, 101)])
+    without = rates(translation(schedule="inverse_sqrt", warmup_steps=0, lr=1e-2), 9)
+    assert without == pytest.approx([1e-2 / step**0.5 for step in range(1, 10)])
     with pytest.raises(UserError, match="recipe.schedule=vaswani needs recipe.warmup_steps"):
         rates(translation(schedule="vaswani", warmup_steps=0), 1)
 

@@ -285,6 +285,12 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["task=translate", "task.tokens=word"], "task.tokens has no choice 'word'; .*Did you mean words?"),
         (["task=translate", "task.beam=0"], "task.beam must be a whole number of at least 1, not 0"),
         (["task=translate", "task.length_penalty=-1"], "task.length_penalty must be a number between 0 and 10"),
+        (["task=translate", "task.beam=null"], "task.beam must be a whole number, not None"),
+        (["task=translate", "model=rnn", "core.norm=bogus"], "core.norm has no choice 'bogus'"),
+        (
+            ["task=translate", "corpus=digits", "corpus.longest=4"],
+            "corpus.longest must be a whole number of at least 5",
+        ),
         (["task=translate", "task.size=many"], "task.size must be a whole number, not 'many'"),
         (["task=translate", "vocab_size=20"], "vocab_size=20 is less than the 1260 tokens of the vocabulary"),
         (

@@ -12,7 +12,7 @@ from conftest import TINY, compose
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from speechformer.corpora.subwords import BEGIN, END
+from speechformer.corpora.subwords import BEGIN, on_one_line
 from speechformer.fit import fit
 from speechformer.quality import bleu, signatures
 from speechformer.refusals import UserError
@@ -56,7 +56,7 @@ def test_translations_of_dev_stand_in_tensorboard_at_every_evaluation(trained: t
     folder, result = trained
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     tags = [tag for tag in events.Tags()["tensors"] if tag.startswith("translations/")]
-    assert len(tags) >= 5
+    assert len(tags) == 5
     for tag in tags:
         assert [event.step for event in events.Tensors(tag)] == [point["step"] for point in result["curve"]]
     text = events.Tensors(tags[0])[-1].tensor_proto.string_val[0].decode()
@@ -88,16 +88,50 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
 ) -> None:
     row = pairs_of(trained[0])[0]
     model = load_model(trained[0])
-    source, target, weights = model.alignment(row[0], row[2])
-    assert weights.shape == (len(target), len(source))
+    (ids,) = model.encode([row[0]])
+    (written,) = model.translate_ids([ids])
+    source, target, weights = model.alignment(ids, written)
+    assert weights.shape == (len(target), len(source)) == (len(written) + 1, len(ids))
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
     assert "".join(target[:-1]) == f" {row[2]}" and source[-1] == target[-1] == "<eos>"
-    ids = [[*model.tokenizer.encode(text), END] for text in (row[0], row[2])]
-    expected = model.task.core.cross_attention(torch.tensor([ids[0]]), torch.tensor([[BEGIN, *ids[1][:-1]]]))[-1]
+    expected = model.task.core.cross_attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))[-1]
     torch.testing.assert_close(weights, expected[0].mean(dim=0))
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
     main()
     assert min(Image.open(tmp_path / "a.png").size) > 300
+
+
+def test_a_line_is_a_line_whatever_it_holds(trained: tuple[Path, dict]) -> None:
+    """U+2028 and a form feed are no ends of lines; a byte order mark is no word; an empty line stays empty."""
+    row = pairs_of(trained[0])[0]
+    given = f"\ufeff{row[0]}\r\na\u2028b\x0cc\n\n{row[0]}".encode()
+    command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
+    done = subprocess.run(command, input=given, capture_output=True)
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == 5 and lines[0] == lines[3] == row[2] and lines[2] == lines[4] == ""
+    assert on_one_line("a\tb\nc\u2028d") == "a b c d"
+
+
+def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(little_pairs: Path, tmp_path: Path) -> None:
+    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
+    fit(compose(*TINY[1:], *own, "model=learned", "block_size=60"), tmp_path)
+    command = [sys.executable, "-m", "speechformer.translate", str(tmp_path), "a short one", "long " * 40]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == "Sentence 2 is cut at 60 tokens: the model knows no more positions.\n"
+    model = load_model(tmp_path)
+    (ids,) = model.encode(["long " * 40])
+    model.alignment(ids, model.translate_ids([ids])[0])
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_a_run_of_mixed_precision_translates_as_it_was_tested(
+    precision: str, little_pairs: Path, tmp_path: Path
+) -> None:
+    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=40", "trainer.max_steps=30"]
+    fit(compose(*TINY[1:], *own, "width=32", "recipe.lr=1e-2", f"trainer.precision={precision}"), tmp_path)
+    rows = pairs_of(tmp_path)
+    assert load_model(tmp_path).translate([row[0] for row in rows]) == [row[2] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -136,4 +170,18 @@ def test_a_model_without_attention_has_none_to_draw(little_pairs: Path, tmp_path
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
     fit(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
     with pytest.raises(UserError, match="This model has no attention to draw"):
-        load_model(tmp_path).alignment("a", "b")
+        load_model(tmp_path).alignment([4, 3], [5])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_cuda_it_translates_and_aligns_as_on_the_cpu(trained: tuple[Path, dict]) -> None:
+    rows = pairs_of(trained[0])
+    model = load_model(trained[0])
+    assert model.task.device.type == "cuda"
+    (ids,) = model.encode([rows[0][0]])
+    (written,) = model.translate_ids([ids])
+    assert model.tokenizer.decode(written) == rows[0][2]
+    on_cuda = model.alignment(ids, written)[2].cpu()
+    model.task.cpu()
+    torch.testing.assert_close(on_cuda, model.alignment(ids, written)[2], atol=1e-3, rtol=0)

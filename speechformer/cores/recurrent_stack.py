@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from speechformer.refusals import UserError, build
 
 
 class RecurrentStack(nn.Module):
-    """Token ids to hidden states, from left to right. It takes the arguments of `Stack`, and of the transformer's own
-    uses none: order is known by going along, and there is nothing to attend to.
+    """Token ids to hidden states, from left to right. It takes the arguments of `Stack`, and uses none of those that
+    are of attention and blocks: order is known by going along, and there is nothing to attend to.
 
     Raises:
         UserError: a pattern or a CLS token is asked for, or the model is not "rnn".
@@ -31,6 +32,7 @@ class RecurrentStack(nn.Module):
         width: int,
         layers: int,
         dropout: float,
+        scale_embedding: bool = False,
         first_token: bool = False,
         embedding: nn.Embedding | None = None,
         **of_a_transformer: Any,
@@ -44,6 +46,7 @@ class RecurrentStack(nn.Module):
                 "right sees nothing of it. Take core.pool=mean."
             )
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
+        self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.dropout = Dropout(dropout)
         options = {"width": width, "layers": layers, "dropout": dropout}
         self.cells = build({model["name"]: Recurrent}, model, "model", **options)
@@ -56,7 +59,7 @@ class RecurrentStack(nn.Module):
         state: State | None = None,
     ) -> tuple[Tensor, list[Tensor], State]:
         """Hidden states [B, T, D]; no attention weights; and the state at the end of each sequence."""
-        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT)), state, real_BT)
+        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, real_BT)
         return self.dropout(x_BTD), [], end
 
 

@@ -22,7 +22,7 @@ def files(seed: int, longest: int) -> dict[str, bytes]:
     said: set[str] = set()
 
     def draw(length: int) -> str:
-        """A new string; where all short ones are used up, a longer one."""
+        """A new string; where all of that length are used up, a longer one (there are enough of five digits)."""
         while True:
             for _ in range(20):
                 if (text := " ".join(rng.choices("0123456789", k=length))) not in said:

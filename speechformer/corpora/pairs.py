@@ -104,7 +104,7 @@ def check(config: Mapping[str, Any]) -> None:
             raise refuse(key, "the ending of files, as en", config[key])
     if config["source"] == config["target"]:
         raise UserError(f"corpus.source and corpus.target are both {config['source']}; name two languages.")
-    for key, least in (("seed", 0), ("longest", 2)):
+    for key, least in (("seed", 0), ("longest", 5)):
         if key in config and (type(config[key]) is not int or config[key] < least):
             raise refuse(key, f"a whole number of at least {least}", config[key])
     clean = config["clean"]

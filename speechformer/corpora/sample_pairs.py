@@ -297,10 +297,13 @@ def determined(kind: str, en: str, fr: str, feminine: bool, plural: bool, rng: r
     return f"{whose} {en}", f"{forms[2 if plural else int(feminine and not vowel)]} {fr}"
 
 
-def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True) -> Phrase:
-    """Determiner, adjectives, noun, and now and then another after "of"."""
+def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True, denied: bool = False) -> Phrase:
+    """Determiner, adjectives, noun, and now and then another after "of". What is denied is not indefinite, for un and
+    des would be de."""
     word = rng.choice([word for word in NOUNS if word.person or not person])
-    kind = rng.choice(("definite", "definite", "indefinite", "this", "possessive", "number"))
+    kind = rng.choice(
+        ("definite", "definite", "definite" if denied else "indefinite", "this", "possessive", "number")
+    )
     plural = kind == "number" or rng.random() < 0.4
     adjectives: list[Adjective] = []
     if rng.random() < 0.5:
@@ -350,7 +353,7 @@ def clause(rng: random.Random, question: bool = False) -> tuple[str, str]:
         en, fr = with_adjectives(word, plural, rng.sample(ADJECTIVES, rng.random() < 0.3))
         en_object, fr_object = f"no {en}", elide("de", fr)
     else:
-        thing = noun_phrase(rng)
+        thing = noun_phrase(rng, denied=denied)
         en_object, fr_object = thing.en, thing.fr
 
     negative = denied and not none  # in English
@@ -417,14 +420,14 @@ def finished(text: str, end: str) -> str:
 
 @functools.cache
 def files(seed: int) -> dict[str, bytes]:
-    """train, dev and test .en and .fr by name; the same seed gives the same bytes, and no English sentence twice."""
+    """train, dev and test .en and .fr by name; the same seed gives the same bytes. No sentence stands twice."""
     rng = random.Random(seed)
     said: set[str] = set()
 
     def draw() -> tuple[str, str]:
-        while (found := pair(rng))[0] in said:
+        while (found := pair(rng))[0] in said or found[1] in said:
             pass
-        said.add(found[0])
+        said.update(found)
         return found
 
     contents = {}

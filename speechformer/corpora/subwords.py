@@ -11,6 +11,7 @@ spaces and the place of every sign are kept, and the text can be scored as it st
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ class Subwords:
             return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except Exception as error:  # tokenizers raises bare ones
             raise UserError(f"{path} is not a tokenizer of a translation ({type(error).__name__}).") from None
+
+
+def on_one_line(text: str) -> str:
+    """A text without what would begin another line or column of a file."""
+    return re.sub(r"[\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
 
 
 @functools.lru_cache(maxsize=8)  # the jobs of a sweep share it
