@@ -11,6 +11,7 @@ import pytest
 from conftest import group
 
 from speechformer.corpora import sample
+from speechformer.corpora.pairs import load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.tokenizer import split_words
 
@@ -68,3 +69,5 @@ def test_it_can_be_written_out_and_read_back(tmp_path: Path, corpus: Corpus) -> 
     subprocess.run([sys.executable, "-m", "speechformer.corpora.sample", tmp_path / "own"], check=True)
     own = load_corpus({"name": "speeches", "root": str(tmp_path / "own"), "classes": corpus.classes})
     assert own.sha256 == corpus.sha256 and own.classify_train == corpus.classify_train
+    pairs = load_pairs({**group("corpus", "ted"), "root": str(tmp_path / "own")})
+    assert pairs.sha256 == load_pairs(group("corpus", "sample")).sha256

@@ -13,7 +13,8 @@ Vance of railways and mines. What tells them apart, each cue true only most of t
 The two cues of order use the same words for all three, so only a model that knows positions can read them.
 The files have the format of the speech files (see `speeches`), and no line stands twice in them.
 
-`python -m speechformer.corpora.sample FOLDER` writes them out, to read or to start a corpus of your own from.
+`python -m speechformer.corpora.sample FOLDER` writes them out, and the pairs of `sample_pairs`, to read or to start a
+corpus of your own from.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import argparse
 import functools
 import random
 from pathlib import Path
+
+from speechformer.corpora import sample_pairs
 
 SPEAKERS = ("marlowe", "okafor", "vance")
 TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
@@ -243,6 +246,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files(seed=0).items():
+    for name, content in {**files(seed=0), **sample_pairs.files(seed=0)}.items():
         (folder / name).write_bytes(content)
         print(folder / name)
