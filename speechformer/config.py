@@ -47,6 +47,7 @@ WHOLE_NUMBERS = {  # key: the least that makes sense
 OF_A_TASK = {"task.size": 1, "task.beam": 1, "task.average": 1}  # only some tasks have them
 OPTIONAL_WHOLE_NUMBERS = {  # these may be null
     "vocab_size": 1,
+    "threads": 1,
     "eval_interval": 1,
     "task.stride": 1,
     "task.batch_tokens": 1,
