@@ -34,7 +34,7 @@ MODELS = {
     "relative": "#CC79A7",
     "nope": "#7a7a7a",
     "rnn": "#882255",
-    "rnn_attention": "#56B4E9",
+    "rnn_attention": "#EE7733",
 }
 PATTERNS = {
     "window": "#56B4E9",
