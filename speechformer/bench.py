@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +220,8 @@ def main() -> None:
         if min(given.rounds, given.steps) < 1:
             raise UserError("--rounds and --steps must be at least 1.")
         spare_memory_management()
+        warnings.filterwarnings("ignore", message="enable_nested_tensor is True")  # torch's, of norm_first
+        print("Measuring; a minute or two, more with --run.", file=sys.stderr)
         if config["threads"]:
             torch.set_num_threads(config["threads"])
         rows: list[tuple[str, ...]] = [("", "first", "second", "ratio")]

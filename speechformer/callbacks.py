@@ -233,6 +233,12 @@ class Progress(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
+        warmup = pl_module.recipe["warmup_steps"]  # type: ignore[index]
+        if warmup >= total and trainer.is_global_zero:
+            screen.say(
+                f"The warm-up takes {warmup} steps and the run has {int(total)}, so the learning rate never reaches "
+                "recipe.lr; set recipe.warmup_steps lower or trainer.max_epochs higher."
+            )
         # disable=None: no bar where stderr is a file, where it would be a thousand lines
         self.bar = tqdm(
             total=int(total) if math.isfinite(total) else None,
@@ -282,4 +288,6 @@ class Progress(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            screen.say(f"Interrupted at step {trainer.global_step}; the same command goes on from {self.directory}.")
+            kept = (self.directory / "last.ckpt").exists()
+            then = f"goes on from {self.directory}" if kept else "begins anew: there is no checkpoint yet"
+            screen.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

@@ -9,7 +9,7 @@ Shapes: N rows, B rows of a batch, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -39,26 +39,38 @@ def take(rows: Rows, chosen: Tensor) -> Rows:
     return {name: tensor[:, :longest] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
 
 
-class TrainingBatches:
-    """Rows in an order that is a function of (seed, epoch) alone; the last batch may be smaller.
+class SeededBatches:
+    """Batches in an order that is a function of (seed, epoch) alone.
 
     Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes
-    on after the batches that were given already.
+    on after the batches that were given already. A subclass says `order` and `batch`, and its length.
 
     Args:
-        rows: maps names to tensors with the same first dimension N.
         share: (k, n): of each batch every n-th row from the k-th on, for one of n devices. The batch then has a
-            `weight`, n times its part of the rows: the mean over devices of weighted mean losses is that of all rows.
+            `weight`, n times its part of what the loss is a mean over: the mean over devices of weighted mean losses
+            is that of the whole batch.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
-        self.rows, self.batch_size, self.seed, self.share = rows, batch_size, seed, share
-        self.N = len(next(iter(rows.values())))
+    def __init__(self, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+        self.seed, self.share = seed, share
         self.epoch = self.given = 0
         self.sampler = self
 
-    def __len__(self) -> int:
-        return -(-self.N // self.batch_size)
+    def generator(self, epoch: int) -> torch.Generator:
+        """The random numbers of an epoch."""
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+
+    def order(self, epoch: int) -> Sequence[Tensor]:
+        """The rows of each batch of an epoch, by index."""
+        raise NotImplementedError
+
+    def batch(self, chosen: Tensor) -> Batch:
+        """Some rows."""
+        raise NotImplementedError
+
+    def weight(self, chosen: Tensor) -> int:
+        """What the loss of some rows is a mean over: how many."""
+        return len(chosen)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, if we are not in it already."""
@@ -66,16 +78,16 @@ class TrainingBatches:
             self.epoch, self.given = epoch, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         k, n = self.share
-        for chosen in torch.randperm(self.N, generator=generator).split(self.batch_size)[self.given :]:
+        for chosen in self.order(self.epoch)[self.given :]:
             self.given += 1
             if n == 1:
-                yield take(self.rows, chosen)
+                yield self.batch(chosen)
             else:
                 own = chosen[k::n]
                 # a device without rows takes one that does not count, for the others wait for it
-                yield {**take(self.rows, own if len(own) else chosen[:1]), "weight": len(own) * n / len(chosen)}
+                weight = self.weight(own) * n / self.weight(chosen)
+                yield {**self.batch(own if len(own) else chosen[:1]), "weight": weight}
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
@@ -83,6 +95,28 @@ class TrainingBatches:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.given = state["epoch"], state["given"]
+
+
+class TrainingBatches(SeededBatches):
+    """Rows in random order; the last batch may be smaller.
+
+    Args:
+        rows: maps names to tensors with the same first dimension N.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+        super().__init__(seed, share)
+        self.rows, self.batch_size = rows, batch_size
+        self.N = len(next(iter(rows.values())))
+
+    def __len__(self) -> int:
+        return -(-self.N // self.batch_size)
+
+    def order(self, epoch: int) -> Sequence[Tensor]:
+        return torch.randperm(self.N, generator=self.generator(epoch)).split(self.batch_size)
+
+    def batch(self, chosen: Tensor) -> Batch:
+        return take(self.rows, chosen)
 
 
 class EvaluationBatches:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from speechformer.corpora.pairs import Pair, Pairs
 from speechformer.corpora.subwords import BEGIN, END, PAD, UNKNOWN, Subwords, fitted
-from speechformer.data import Batch
+from speechformer.data import Batch, SeededBatches
 from speechformer.quality import LENGTHS, bucket, measured
 from speechformer.refusals import UserError
 
@@ -33,77 +33,46 @@ def padded(sequences: Sequence[Tensor]) -> Tensor:
     return pad_sequence(list(sequences), batch_first=True, padding_value=PAD)
 
 
-class PairBatches:
-    """Batches of pairs in an order that is a function of (seed, epoch) alone, a fixed number of pairs each.
-
-    Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes
-    on after the batches that were given already.
+class PairBatches(SeededBatches):
+    """Pairs in random order, a fixed number to a batch; the last batch may be smaller.
 
     Args:
         source, target: a tensor of ids for each pair.
-        size: pairs of a batch; the last batch may be smaller.
-        share: (k, n): of each batch every n-th pair from the k-th on, for one of n devices; the batch then has a
-            `weight`, n times its part of the target's tokens: the mean over devices of weighted mean losses is that
-            of all tokens.
+        size: pairs of a batch.
     """
 
     def __init__(
         self, source: list[Tensor], target: list[Tensor], size: int, seed: int, share: tuple[int, int] = (0, 1)
     ) -> None:
-        self.source, self.target, self.size, self.seed, self.share = source, target, size, seed, share
-        self.epoch = self.given = 0
-        self.sampler = self
+        super().__init__(seed, share)
+        self.source, self.target, self.size = source, target, size
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch, if we are not in it already."""
-        if epoch != self.epoch:
-            self.epoch, self.given = epoch, 0
-
-    def batches(self, epoch: int) -> list[Tensor]:
-        """The pairs of each batch of an epoch, by index."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return list(torch.randperm(len(self.source), generator=generator).split(self.size))
-
-    def __iter__(self) -> Iterator[Batch]:
-        k, n = self.share
-        for chosen in self.batches(self.epoch)[self.given :]:
-            self.given += 1
-            own = chosen[k::n] if n > 1 else chosen
-            batch = self.batch(
-                own if len(own) else chosen[:1]
-            )  # a device without pairs takes one that does not count
-            if n > 1:
-                tokens = [sum(len(self.target[index]) - 1 for index in part.tolist()) for part in (own, chosen)]
-                batch["weight"] = tokens[0] * n / tokens[1]
-            yield batch
-        self.set_epoch(self.epoch + 1)
+    def order(self, epoch: int) -> Sequence[Tensor]:
+        return torch.randperm(len(self.source), generator=self.generator(epoch)).split(self.size)
 
     def batch(self, chosen: Tensor) -> Batch:
-        """Some pairs, padded."""
         pairs = chosen.tolist()
         return {
             "source": padded([self.source[index] for index in pairs]),
             "target": padded([self.target[index] for index in pairs]),
         }
 
+    def weight(self, chosen: Tensor) -> int:
+        """The target tokens that are predicted."""
+        return sum(len(self.target[index]) - 1 for index in chosen.tolist())
+
     def padding(self) -> dict[str, float]:
         """The share of padding on each side in the first epoch's batches."""
-        batches = self.batches(0)
+        batches = self.order(0)
         shares = {}
         for name, side, shorter in (("source", self.source, 0), ("target", self.target, 1)):
             lengths = torch.tensor([len(ids) - shorter for ids in side])
             computed = sum(len(chosen) * int(lengths[chosen].max()) for chosen in batches)
             shares[name] = 1 - int(lengths.sum()) / computed
         return shares
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "given": self.given}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.given = state["epoch"], state["given"]
 
 
 class TokenBatches(PairBatches):
@@ -137,8 +106,8 @@ class TokenBatches(PairBatches):
     def __len__(self) -> int:
         return self.number
 
-    def batches(self, epoch: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+    def order(self, epoch: int) -> Sequence[Tensor]:
+        generator = self.generator(epoch)
         order = torch.randperm(len(self.bucket), generator=generator)
         order = order[self.bucket[order].argsort(stable=True)]
         found: list[Tensor] = []

@@ -26,12 +26,13 @@ def above(text: str) -> str:
 
 
 def figure(name: str, value: float | None) -> str:
-    """A figure as its metric is read: accuracies in per cent, ratios with two decimals, all else with one."""
+    """A figure as its metric is read: shares in per cent, ratios and perplexities under 10 with two decimals, all
+    else with one."""
     if value is None:
         return "-"
     if "accuracy" in name or "exact" in name:
         return f"{100 * value:.1f} %"
-    if "ratio" in name:
+    if "ratio" in name or ("perplexity" in name and value < 10):
         return f"{value:.2f}"
     return f"{value:.1f}"
 

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, help="hypotheses kept (as in the run's test); 1 is greedy")
     parser.add_argument("--length-penalty", type=float, help="alpha of Wu et al. 2016 (as in the run's test)")
     parser.add_argument("--attention", type=Path, metavar="FILE", help="draw the alignment of one sentence")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
 
     def command() -> None:
         if given.beam is not None and given.beam < 1:
@@ -145,8 +145,10 @@ def main() -> None:
             raise UserError(f"--length-penalty must be between 0 and 10, not {given.length_penalty}.")
         model = load_model(given.run)
         texts = given.text or read_lines()
-        if given.attention and len(texts) != 1:
-            raise UserError(f"--attention draws one sentence, and there are {len(texts)}.")
+        if given.attention and (len(texts) != 1 or not texts[0].strip()):
+            raise UserError(f"--attention draws one sentence, and there are {sum(map(bool, map(str.strip, texts)))}.")
+        if not (given.run / "result.json").exists():
+            print("This run is not finished: its best weights so far.", file=sys.stderr)
         sources, longest = model.encode(texts), model.task.core.longest
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:

@@ -54,6 +54,7 @@ ALLOWED = {
         "cores",
         "data",
         "devices",
+        "layers",
         "pair_data",
         "quality",
         "refusals",

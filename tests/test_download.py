@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from speechformer import download as module
+from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.download import SPEECHES, download
+from speechformer.download import SPEECHES, TED, download
 from speechformer.refusals import UserError
 
 CONTENT = {"a.txt": b"some words\n", "b.txt": b"others\n"}
@@ -82,17 +84,26 @@ def test_the_command_line_refuses_without_a_traceback(source: tuple[str, Path], 
     assert done.stderr.splitlines()[-1].startswith("Error: ") and "Traceback" not in done.stderr
 
 
-def test_the_command_line_says_where_the_files_are(
-    source: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(("name", "licence"), [("speeches", "Apache-2.0"), ("ted", "CC BY-NC-ND 4.0")])
+def test_the_command_line_says_the_licence_and_where_the_files_are(
+    name: str,
+    licence: str,
+    source: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "SPEECHES", HASHES)
-    monkeypatch.setattr(sys, "argv", ["download", "speeches", "--source", source[0], "--to", str(tmp_path / "to")])
+    corpus = replace(module.SOURCES[name], files=HASHES)
+    monkeypatch.setitem(module.SOURCES, name, corpus)
+    monkeypatch.setattr(sys, "argv", ["download", name, "--source", source[0], "--to", str(tmp_path / "to")])
     module.main()
     printed = capsys.readouterr()
+    assert licence in printed.out
     assert f"2 files in {tmp_path / 'to'}" in printed.out
     assert "100%" in printed.err  # the progress bar
 
 
-def test_the_pinned_hashes_are_those_of_the_real_files(speeches: Corpus) -> None:
-    for name, expected in SPEECHES.items():
-        assert hashlib.sha256((Path(speeches.where) / name).read_bytes()).hexdigest() == expected
+def test_the_pinned_hashes_are_those_of_the_real_files(speeches: Corpus, ted_pairs: Pairs) -> None:
+    for corpus, files in ((speeches, SPEECHES), (ted_pairs, TED)):
+        for name, expected in files.items():
+            assert hashlib.sha256((Path(corpus.where) / name).read_bytes()).hexdigest() == expected

@@ -51,7 +51,7 @@ RUNS = {
     ],
     "translation, averaged": [
         "task=translate",
-        "task.batch_tokens=1200",
+        "task.batch_tokens=2500",
         "task.average=2",
         "trainer.max_epochs=3",
         "recipe.warmup_steps=3",

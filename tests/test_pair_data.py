@@ -42,7 +42,7 @@ def test_token_batches_hold_each_pair_once_and_no_more_tokens_than_they_may(toke
     source, target = ragged()
     batches = TokenBatches(source, target, tokens, seed=1)
     for epoch in (0, 1, 5):
-        chosen = batches.batches(epoch)
+        chosen = batches.order(epoch)
         assert len(chosen) == len(batches)  # Lightning asks once
         assert sorted(torch.cat(chosen).tolist()) == list(range(len(source)))
     for batch in batches:
@@ -53,7 +53,7 @@ def test_token_batches_hold_each_pair_once_and_no_more_tokens_than_they_may(toke
 def test_a_pair_longer_than_a_batch_is_one_alone() -> None:
     source, target = ragged(50)
     source[7] = torch.full((500,), 5)
-    chosen = TokenBatches(source, target, 100, seed=0).batches(0)
+    chosen = TokenBatches(source, target, 100, seed=0).order(0)
     assert [7] in [batch.tolist() for batch in chosen]
 
 

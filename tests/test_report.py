@@ -610,3 +610,13 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     assert "| *untranslated* | 1.2<br>chrF 2.4" in text
     drawn = {path.name.rpartition("_")[2] for path in (tmp_path / "out" / "figures").iterdir()}
     assert drawn == {"bars.png", "curves.png", "sources.png"}
+
+
+def test_directions_and_rules_of_cleaning_never_meet(tmp_path: Path) -> None:
+    runs = [translated("rope", 0, 20.0), translated("rope", 1, 21.0), translated("rope", 2, 22.0)]
+    runs[1]["corpus"] = {**runs[1]["corpus"], "languages": ["fr", "en"]}
+    runs[2]["corpus"] = {**runs[2]["corpus"], "counts": {**runs[2]["corpus"]["counts"], "cleaned": {"markup": 5}}}
+    tables = write_report([put(tmp_path / "in", *runs)], tmp_path / "out")
+    assert len(tables) == 3 and len({table.name for table in tables}) == 3
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Corpus sample, fr to en, sha256 5555" in text and "Corpus sample, en to fr, sha256 5555" in text

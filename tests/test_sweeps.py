@@ -334,7 +334,7 @@ def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
 
 def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
     """Oracle: the modules that fit.py imports, directly or not, but for those that only say, find or refuse."""
-    names = ", ".join(f"speechformer.{name}" for name in ("fit", "data", "tasks", "callbacks"))
+    names = ", ".join(f"speechformer.{name}" for name in ("fit", "data", "pair_data", "tasks", "callbacks"))
     code = f"import sys, {names}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {name.removeprefix("speechformer.").split(".")[0] for name in loaded if name.startswith("speechformer.")}
@@ -351,7 +351,7 @@ def deadly(folder: Path, code: str) -> dict[str, str]:
         "    import os, signal, sys\n"
         "    while not hasattr(sys.modules.get('speechformer.fit'), 'quieten'): time.sleep(0.01)\n"
         "    module = sys.modules['speechformer.fit']\n"
-        "    train, load_corpus = module.train, module.load_corpus\n"
+        "    train, load = module.train, module.load\n"
         f"{code}"
         "threading.Thread(target=wrap, daemon=True).start()\n"
     )
@@ -360,7 +360,7 @@ def deadly(folder: Path, code: str) -> dict[str, str]:
 
 def test_a_worker_killed_before_it_could_sign_is_given_up_too(little: Path, tmp_path: Path) -> None:
     """While it reads the corpus, for example."""
-    code = "    module.load_corpus = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code = "    module.load = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
     arguments = [*own(little), *LM, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]
     command = [*TRAIN, "-m", *arguments]
     done = subprocess.run(

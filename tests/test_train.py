@@ -421,3 +421,13 @@ def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
     result = fit(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")
     assert result["status"] == "finished"
     assert all(value is None or value >= 0 for value in result["metrics"].values())
+
+
+def test_a_warm_up_longer_than_the_run_is_said(
+    little_pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    own = ["task=translate", "corpus=auto", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=2"]
+    result = fit(compose(*TINY[1:], *own), tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "The warm-up takes 400 steps and the run has 2" in said
+    assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs, en to fr (")

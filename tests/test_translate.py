@@ -74,9 +74,12 @@ def test_the_command_line_takes_texts_and_lines(
     trained: tuple[Path, dict], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = pairs_of(trained[0])
-    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), rows[0][0], rows[1][0], "--beam", "3"])
+    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), "--beam", "3", rows[0][0], rows[1][0]])
     main()
     assert capsys.readouterr().out.splitlines() == [rows[0][2], rows[1][2]]
+    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), rows[0][0], "--beam", "3"])
+    main()
+    assert capsys.readouterr().out.splitlines() == [rows[0][2]]
     given = "".join(f"{row[0]}\n" for row in rows[:3])
     command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
     done = subprocess.run(command, input=given, capture_output=True, text=True, encoding="utf-8")
@@ -142,6 +145,7 @@ def test_a_run_of_mixed_precision_translates_as_it_was_tested(
         (["RUN", "x", "--beam", "0"], "--beam must be at least 1"),
         (["RUN", "x", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10"),
         (["RUN", "x", "y", "--attention", "a.png"], "--attention draws one sentence, and there are 2"),
+        (["RUN", " ", "--attention", "a.png"], "--attention draws one sentence, and there are 0"),
         (["RUN", "x", "--attention", "a.xyz"], "name a .png, .pdf or .svg file"),
         (["CLASSIFIER", "x"], "is a run of task=classify; translating needs one of task=translate"),
     ],

@@ -66,7 +66,7 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     kind = config["name"]
     if kind == "speeches":
         raise UserError(
-            "task=translate needs pairs of sentences, which speeches have not; take corpus=ted or sample."
+            "task=translate needs pairs of sentences, which speeches have not; take corpus=ted, sample or digits."
         )
     pick(dict.fromkeys(("auto", "ted", "sample", "digits")), kind, "corpus.name")
     where = ""
@@ -75,7 +75,8 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
         check(own)
         for place, folder in (looked_at := places("ted-en-fr", own["root"])).items():
             if folder is not None and folder.is_dir() and (own["root"] is not None or any(folder.glob("train.*"))):
-                return parsed(read(folder, own), "ted", str(folder.resolve()), own)
+                name = "ted" if own["root"] is None else "pairs"
+                return parsed(read(folder, own), name, str(folder.resolve()), own)
             if own["root"] is not None:
                 raise UserError(f"{place}: there is no such folder.")
         if kind == "ted":

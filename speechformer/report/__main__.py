@@ -54,8 +54,10 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
     counts = next((run.result["corpus"]["counts"] for row in table.rows for run in row.finished), None)
     protocol = {key: value for key, value in json.loads(table.protocol_settings).items() if key != "name"}
     settings = ", ".join(f"{key}={str(value).lower()}" for key, value in protocol.items())
+    direction = f", {table.direction}" if table.direction else ""
     about = (
-        f"Corpus {table.corpus}, sha256 {table.sha256[:12] or 'unknown'}; `protocol={table.protocol}` ({settings})."
+        f"Corpus {table.corpus}{direction}, sha256 {table.sha256[:12] or 'unknown'}; "
+        f"`protocol={table.protocol}` ({settings})."
     )
     if counts:
         what = "pairs" if table.task == "translate" else "lines"

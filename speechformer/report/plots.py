@@ -138,9 +138,11 @@ def curves(table: Table, path: Path) -> str:
             sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows}
             one = f" (of {next(iter(sizes))[0]} × {next(iter(sizes))[1]} tokens)" if len(sizes) == 1 else ""
             axis.set_xlabel(f"step{one}")
-        if "perplexity" in name:
+        drawn = [value for row in table.rows for values in row.curve(name).values() for value in values]
+        if "perplexity" in name and max(drawn) > 2 * min(drawn):
             axis.set_yscale("log")
-            axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
+            subs = (1, 2, 5) if max(drawn) > 20 * min(drawn) else (1, 1.5, 2, 3, 4, 5, 6, 8)
+            axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
             axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
             axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axis.set_ylabel(axis_label(name, table.task))
@@ -233,7 +235,8 @@ def bars(table: Table, path: Path) -> str:
     save(figure, axis, path)
     extras = ("; diamonds: published" if theirs else "") + ("; dotted: the best baseline" if counted else "")
     which = ", each text's best on test in the course of a run, as published" if best else ""
-    return f"Mean over seeds with its 95 % interval{which}{extras}."
+    many = any(len(row.finished) > 1 for row in rows)
+    return f"{'Mean over seeds with its 95 % interval' if many else 'One run each'}{which}{extras}."
 
 
 def best_baselines(table: Table) -> list[Run]:

@@ -192,6 +192,7 @@ class Table:
     rows: list[Row]
     baselines: list[Run]
     name: str = ""
+    direction: str = ""
     expected: list[str] = field(default_factory=list)
 
     @property
@@ -320,7 +321,8 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
         if task == "classify":  # its sentences are cut there
             sizes = {row.settings["block_size"] for row in rows}
             beside = [run for run in beside if run.config["block_size"] in sizes]
-        table = Table(study, task, protocol, name, sha256, rows, beside)
+        key, _, more = sha256.partition(" ")
+        table = Table(study, task, protocol, name, key, rows, beside, direction=" to ".join(more.split()[:2]))
         if study in published.content()["studies"]:
             have = {row.published for row in rows}
             known = published.content()["rows"].items()
@@ -345,8 +347,16 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
     return tables, remarks
 
 
+def corpus_key(corpus: dict[str, Any]) -> str:
+    """What tells corpora apart: the sha256 of the files, and of pairs the direction and what was cleaned out."""
+    if "languages" not in corpus:
+        return corpus["sha256"]
+    cleaned = [count for count in corpus["counts"].get("cleaned", {}).values() if count]
+    return " ".join([corpus["sha256"], *corpus["languages"], *map(str, cleaned)])
+
+
 def corpora(runs: list[Run]) -> dict[Path, str]:
-    """The sha256 of each run's corpus, by folder. One that failed before it read anything has that of its like
+    """The key of each run's corpus, by folder. One that failed before it read anything has that of its like
     (study, task, protocol, name of the corpus) if they have one in common, else an empty one."""
 
     def like(run: Run) -> tuple[str | None, str, str, str]:
@@ -355,10 +365,10 @@ def corpora(runs: list[Run]) -> dict[Path, str]:
     known: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
         if "corpus" in run.result:
-            known[like(run)].add(run.result["corpus"]["sha256"])
+            known[like(run)].add(corpus_key(run.result["corpus"]))
     found = {}
     for run in runs:
-        own = {run.result["corpus"]["sha256"]} if "corpus" in run.result else known[like(run)]
+        own = {corpus_key(run.result["corpus"])} if "corpus" in run.result else known[like(run)]
         found[run.folder] = next(iter(own)) if len(own) == 1 else ""
     return found
 

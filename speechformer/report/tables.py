@@ -53,11 +53,12 @@ def number(figure: str, value: float | None, signed: bool = False) -> str:
 
 
 def between(figure: str, interval: Interval, signed: bool = False) -> str:
-    """An interval, [low, high]; that of an accuracy ends at 0 and 100 %."""
+    """An interval, [low, high]; that of a share or a score ends at 0 and 100."""
     if math.isnan(interval[0]):
         return NONE
-    if "accuracy" in figure and not signed:  # Student's t knows no end of the scale
-        interval = (max(interval[0], 0.0), min(interval[1], 1.0))
+    if not signed and not any(word in figure for word in ("perplexity", "loss", "ratio")):
+        most = 1.0 if per_cent(figure) == 100 else 100.0  # Student's t knows no end of the scale
+        interval = (max(interval[0], 0.0), min(interval[1], most))
     return "[" + ", ".join(number(figure, end, signed) for end in interval) + "]"
 
 
