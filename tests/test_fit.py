@@ -51,7 +51,7 @@ RUNS = {
     ],
     "translation, averaged": [
         "task=translate",
-        "task.batch_tokens=2500",
+        "task.batch_tokens=3000",
         "task.average=2",
         "trainer.max_epochs=3",
         "recipe.warmup_steps=3",
@@ -107,10 +107,15 @@ def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         "moments": {f"{k} {key}": x.numpy().tobytes() for k, part in moments.items() for key, x in part.items()},
         "schedule": last["lr_schedulers"],
         "csv": (folder / "metrics.csv").read_text(),
-        "events": {tag: [(e.step, str(e.value)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]},
-        "texts": {tag: [(e.step, str(e)[-200:]) for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
-        if "translation" in str(events.Tags()["tensors"])
-        else None,
+        # sorted, for two event files of one second are read in the order of their names
+        "events": {
+            tag: sorted((e.step, str(e.value)) for e in events.Scalars(tag)) for tag in events.Tags()["scalars"]
+        },
+        "texts": {
+            tag: sorted((e.step, str(e)[-200:]) for e in events.Tensors(tag))
+            for tag in events.Tags()["tensors"]
+            if tag.startswith("translations/")
+        },
     }
 
 

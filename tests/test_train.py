@@ -282,24 +282,14 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["task=translate", "corpus.clean=3"], "corpus.clean must be the rules markup, words, ratio, duplicates"),
         (["task=translate", "corpus.target=en"], "corpus.source and corpus.target are both en; name two languages"),
         (["task=translate", "corpus.seed=x"], "corpus.seed must be a whole number of at least 0, not 'x'"),
-        (["task=translate", "task.tokens=word"], "task.tokens has no choice 'word'; .*Did you mean words?"),
         (["task=translate", "task.beam=0"], "task.beam must be a whole number of at least 1, not 0"),
         (["task=translate", "task.length_penalty=-1"], "task.length_penalty must be a number between 0 and 10"),
         (["task=translate", "task.beam=null"], "task.beam must be a whole number, not None"),
-        (["task=translate", "model=rnn", "core.norm=bogus"], "core.norm has no choice 'bogus'"),
         (
             ["task=translate", "corpus=digits", "corpus.longest=4"],
             "corpus.longest must be a whole number of at least 5",
         ),
         (["task=translate", "task.size=many"], "task.size must be a whole number, not 'many'"),
-        (["task=translate", "vocab_size=20"], "vocab_size=20 is less than the 1260 tokens of the vocabulary"),
-        (
-            ["task=translate", "model=rnn", "pattern=window"],
-            "model=rnn has no self-attention, so pattern must be full",
-        ),
-        (["task=translate", "model=rnn", "model.cell=gruu"], "model.cell has no choice 'gruu'; .*Did you mean gru?"),
-        (["task=lm", "model=rnn_attention"], "it is for task=translate; for this task take model=rnn"),
-        (["task=translate", "recipe.schedule=vaswani", "recipe.warmup_steps=0"], "needs recipe.warmup_steps"),
         (["task=lm", "corpus=ted"], "corpus=ted holds pairs of sentences, for task=translate"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
@@ -431,3 +421,23 @@ def test_a_warm_up_longer_than_the_run_is_said(
     said = capsys.readouterr().out
     assert "The warm-up takes 400 steps and the run has 2" in said
     assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs, en to fr (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vocab_size=20"], r"vocab_size=20 is less than the \d+ tokens of the vocabulary"),
+        (["model=rnn", "pattern=window"], "model=rnn has no self-attention, so pattern must be full"),
+        (["model=rnn", "model.cell=gruu"], "model.cell has no choice 'gruu'; .*Did you mean gru?"),
+        (["model=rnn", "core.norm=bogus"], "core.norm has no choice 'bogus'"),
+        (["recipe.schedule=vaswani", "recipe.warmup_steps=0"], "needs recipe.warmup_steps"),
+        (["task.tokens=word"], "task.tokens has no choice 'word'; .*Did you mean words?"),
+    ],
+)
+def test_what_only_a_core_or_a_corpus_can_refuse_is_refused(
+    arguments: list[str], message: str, little_pairs: Path, tmp_path: Path
+) -> None:
+    own = ["task=translate", f"corpus.root={little_pairs}", "task.size=20"]
+    with pytest.raises(UserError, match=message):
+        fit(compose(*TINY[1:], *own, *arguments), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

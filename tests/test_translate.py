@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -104,24 +105,31 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     assert min(Image.open(tmp_path / "a.png").size) > 300
 
 
-def test_a_line_is_a_line_whatever_it_holds(trained: tuple[Path, dict]) -> None:
+def test_a_line_is_a_line_whatever_it_holds(
+    trained: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """U+2028 and a form feed are no ends of lines; a byte order mark is no word; an empty line stays empty."""
     row = pairs_of(trained[0])[0]
     given = f"\ufeff{row[0]}\r\na\u2028b\x0cc\n\n{row[0]}".encode()
-    command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
-    done = subprocess.run(command, input=given, capture_output=True)
-    lines = done.stdout.decode().split("\n")
+    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0])])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    main()
+    lines = capsys.readouterr().out.split("\n")
     assert len(lines) == 5 and lines[0] == lines[3] == row[2] and lines[2] == lines[4] == ""
     assert on_one_line("a\tb\nc\u2028d") == "a b c d"
 
 
-def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(little_pairs: Path, tmp_path: Path) -> None:
+def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(
+    little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
     fit(compose(*TINY[1:], *own, "model=learned", "block_size=60"), tmp_path)
-    command = [sys.executable, "-m", "speechformer.translate", str(tmp_path), "a short one", "long " * 40]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
-    assert done.stderr == "Sentence 2 is cut at 60 tokens: the model knows no more positions.\n"
+    monkeypatch.setattr(sys, "argv", ["translate", str(tmp_path), "a short one", "long " * 40])
+    capsys.readouterr()
+    main()
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 2
+    assert said.err == "Sentence 2 is cut at 60 tokens: the model knows no more positions.\n"
     model = load_model(tmp_path)
     (ids,) = model.encode(["long " * 40])
     model.alignment(ids, model.translate_ids([ids])[0])
