@@ -237,7 +237,7 @@ class Progress(pl.Callback):
         if warmup >= total and trainer.is_global_zero:
             screen.say(
                 f"The warm-up takes {warmup} steps and the run has {int(total)}, so the learning rate never reaches "
-                "recipe.lr; set recipe.warmup_steps lower or trainer.max_epochs higher."
+                "its peak; set recipe.warmup_steps lower or trainer.max_epochs higher."
             )
         # disable=None: no bar where stderr is a file, where it would be a thousand lines
         self.bar = tqdm(

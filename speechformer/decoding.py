@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ TOKENS_AT_ONCE = 32768  # that the hypotheses of a batch can come to; with LOGIT
 LOGITS_AT_ONCE = 2**23  # of one step
 
 
-def length_penalty(length: float, alpha: float) -> float:
-    """lp of a hypothesis of so many tokens, its <eos> included."""
+def length_penalty(length: Any, alpha: float) -> Any:
+    """lp of a hypothesis of so many tokens, its <eos> included; of a tensor of lengths, of each."""
     return ((5 + length) / 6) ** alpha
 
 
@@ -95,7 +96,7 @@ def search(
         value = value.masked_fill(token == END, -math.inf)
         score_BK, kept = value.topk(K, dim=1)
         hypothesis, token = hypothesis.gather(1, kept), token.gather(1, kept)
-        possible = score_BK[:, 0] / length_penalty_of(limit_B, alpha)
+        possible = score_BK[:, 0] / length_penalty(limit_B, alpha)
         done = (finished_B >= K) | (best_B >= possible) | at_limit
 
         going = (~done).nonzero().flatten()
@@ -112,11 +113,6 @@ def search(
             memory, remaining = memory.of(going), remaining[going]
             limit_B, finished_B, best_B = limit_B[going], finished_B[going], best_B[going]
     return found
-
-
-def length_penalty_of(length_B: Tensor, alpha: float) -> Tensor:
-    """`length_penalty` of many."""
-    return ((5 + length_B) / 6) ** alpha
 
 
 def select(past: list[dict[str, Tensor]], rows: Tensor) -> list[dict[str, Tensor]]:

@@ -87,18 +87,16 @@ class TokenBatches(PairBatches):
         self, source: list[Tensor], target: list[Tensor], tokens: int, seed: int, share: tuple[int, int] = (0, 1)
     ) -> None:
         super().__init__(source, target, 1, seed, share)
-        self.tokens = tokens
         self.lengths = torch.tensor([(len(a), len(b) - 1) for a, b in zip(source, target)])
         longer = self.lengths.max(dim=1).values
         edges = [8]
         while edges[-1] < int(longer.max()):
             edges.append(max(edges[-1] + 2, int(edges[-1] * 1.1)))
-        self.edges = torch.tensor(edges)
-        self.bucket = torch.bucketize(longer, self.edges)
-        counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()
+        self.bucket = torch.bucketize(longer, torch.tensor(edges))
+        self.counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()
         self.sizes = [max(1, tokens // edge) for edge in edges]
         self.number, left = 0, 0
-        for count, size in zip(counts, self.sizes):
+        for count, size in zip(self.counts, self.sizes):
             full, left = divmod(count + left, size)
             self.number += full
         self.number += left > 0
@@ -112,9 +110,7 @@ class TokenBatches(PairBatches):
         order = order[self.bucket[order].argsort(stable=True)]
         found: list[Tensor] = []
         left = order[:0]
-        for members, size in zip(
-            order.split(torch.bincount(self.bucket, minlength=len(self.sizes)).tolist()), self.sizes
-        ):
+        for members, size in zip(order.split(self.counts), self.sizes):
             members = torch.cat((left, members))
             full = len(members) // size * size
             for together in members[:full].split(size * SORTED_TOGETHER) if full else ():

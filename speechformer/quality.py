@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-LENGTHS = {"1-10": (1, 10), "11-20": (11, 20), "21-30": (21, 30), "31+": (31, 10**9)}  # words of the source
+LENGTHS = {"1-10": 10, "11-20": 20, "21-30": 30, "31+": 10**9}  # up to so many words of the source
 RESAMPLES = 1000
 
 
 def bucket(source: str) -> str:
     """The name of the bucket of a source, by its words (what stands between spaces)."""
     words = len(source.split())
-    return next(name for name, (least, most) in LENGTHS.items() if words <= most)
+    return next(name for name, most in LENGTHS.items() if words <= most)
 
 
 def signatures() -> dict[str, str]:
