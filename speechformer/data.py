@@ -10,6 +10,7 @@ Shapes: N rows, B rows of a batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,6 +30,16 @@ TOKENS_A_BATCH = 4096  # of an evaluation batch
 Rows = dict[str, Tensor]
 Batch = dict[str, Any]
 Part = tuple[str, str]  # what a figure is of: ("train", ""), ("test", "obama"), ("test_sliding", "obama")
+
+
+@dataclass
+class Example:
+    """A text that a training shows how it treats: the ids that the core reads, [T] each, their tokens as text (for a
+    translation also those that it writes), and the class if it has one."""
+
+    ids: list[Tensor]
+    words: list[list[str]]
+    label: int | None = None
 
 
 def take(rows: Rows, chosen: Tensor) -> Rows:
@@ -318,6 +329,25 @@ class SpeechData(pl.LightningDataModule):
                 if label is not None
             ),
         }
+
+    def examples(self) -> list[Example]:
+        """Texts of the part that chooses the checkpoint: the first sentence of each class that is neither short nor
+        long, or the beginning of each text."""
+        parts = [rows for (part, _), rows in (self.watched | self.tested).items() if part == self.chosen_on]
+        found = []
+        for rows in parts:
+            if "labels" not in rows:
+                chosen = [(rows["ids"][0][:16], None)]
+            else:
+                lengths = (rows["ids"] != PAD).sum(dim=1)
+                fit = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
+                labels = rows["labels"].unique().tolist()
+                firsts = [(label, ((rows["labels"] == label) & fit).nonzero().flatten()[:1]) for label in labels]
+                chosen = [(rows["ids"][k], label) for label, first in firsts for k in first.tolist()]
+            for ids, label in chosen:
+                ids = ids[ids != PAD]
+                found.append(Example([ids], [self.tokenizer.decode(ids.tolist())], label))
+        return found
 
     def reference_figures(self) -> dict[str, float | None]:
         """What needs no model: the accuracy on test of always saying the commonest class of train; and None for

@@ -70,7 +70,7 @@ def search(
         B = len(remaining)
         rows = ids_BKT.flatten(0, 1)
         states = core.decode(memory, rows[:, -1:], past) if cache else core.decode(memory, rows)
-        log_BKV = core.output(states[0][:, -1]).float().log_softmax(dim=-1).unflatten(0, (B, K))
+        log_BKV = core.output(states[:, -1]).float().log_softmax(dim=-1).unflatten(0, (B, K))
         V = log_BKV.shape[-1]
         log_BKV[..., [PAD, BEGIN]] = -math.inf
         at_limit = limit_B <= length

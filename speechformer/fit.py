@@ -192,7 +192,13 @@ def failure(
 
 
 def build_trainer(
-    config: dict[str, Any], directory: Path, monitor: str, device: Any, claim: dict[str, Any], started: float
+    config: dict[str, Any],
+    directory: Path,
+    monitor: str,
+    device: Any,
+    claim: dict[str, Any],
+    started: float,
+    data: SpeechData | PairData,
 ) -> tuple[Trainer, Checkpoints, Stopwatch, Record]:
     """Lightning's Trainer with what accompanies a training.
 
@@ -205,6 +211,7 @@ def build_trainer(
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from speechformer.callbacks import Checkpoints, Progress, Record, Stopwatch, WholeFiles
+    from speechformer.dashboard import Dashboard
 
     averaged = config["task"].get("average", 1)
     stopwatch = Stopwatch(started)
@@ -219,7 +226,13 @@ def build_trainer(
         trainer = pl.Trainer(
             default_root_dir=directory,
             logger=record,
-            callbacks=[record, stopwatch, Progress(directory, claim), keep],
+            callbacks=[
+                record,
+                stopwatch,
+                Progress(directory, claim),
+                Dashboard(record, data.examples(), data.tokenizer),
+                keep,
+            ],
             # Inside a SLURM job Lightning would settle devices and requeueing by itself; both are settled here.
             plugins=[WholeFiles(), LightningEnvironment()],
             enable_progress_bar=False,
@@ -290,6 +303,8 @@ def train(
     seed_everything(config["seed"], workers=True, verbose=False)
     data = build_data(config, corpus)
     arguments = {"core": core_arguments(config, data), "recipe": config["recipe"]}
+    if isinstance(corpus, Corpus) and config["task"]["name"] == "classify":
+        arguments["classes"] = list(corpus.classes)
     if config["task"]["name"] == "translate":
         arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
     task: Task = TASKS[config["task"]["name"]](**arguments)
@@ -307,7 +322,7 @@ def train(
     with device_of(config["trainer"], threads, launcher) as device:
         started += time.perf_counter() - waiting
         goes_on_from = checkpoint_in(directory)
-        trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started)
+        trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started, data)
         if rank == 0:
             runs.write_json(directory / runs.CLAIM, {**claim, "threads": threads})
             claim["threads"] = threads

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from speechformer.corpora.pairs import Pair, Pairs
 from speechformer.corpora.subwords import BEGIN, END, PAD, UNKNOWN, Subwords, fitted
-from speechformer.data import Batch, SeededBatches
+from speechformer.data import Batch, Example, SeededBatches
 from speechformer.quality import LENGTHS, bucket, measured
 from speechformer.refusals import UserError
 
@@ -247,6 +247,13 @@ class PairData(pl.LightningDataModule):
         corpus = self.corpus
         about = {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256}
         return {**about, "classes": [], "languages": [corpus.source, corpus.target], "counts": self.counts}
+
+    def examples(self) -> list[Example]:
+        """The first pair of dev that is neither short nor long."""
+        source, target = self.held["validation"]
+        fit = [k for k, ids in enumerate(source) if 8 <= len(ids) <= 20 and len(target[k]) <= 24] or [0]
+        words = [self.tokenizer.tokens(ids.tolist()) for ids in (source[fit[0]], target[fit[0]])]
+        return [Example([source[fit[0]], target[fit[0]][:-1]], [words[0], words[1][:-1], words[1][1:]])]
 
     def reference_figures(self) -> dict[str, float | None]:
         """What needs no model: the test's sources, untranslated, scored as translations."""

@@ -269,14 +269,16 @@ class Classify(Task):
     Args:
         core: the arguments of `EncoderClassifier`.
         recipe: the config group.
+        classes: the name of each class.
     """
 
     name, metric, mode = "classify", "accuracy", "max"
+    core: EncoderClassifier
 
-    def __init__(self, core: dict[str, Any], recipe: dict[str, Any]) -> None:
+    def __init__(self, core: dict[str, Any], recipe: dict[str, Any], classes: list[str]) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
-        self.classes = core["classes"]
+        self.classes = classes
         self.core = EncoderClassifier(**core)
         initialise(self.core, recipe["init"], recipe["init_std"])
 
@@ -287,7 +289,7 @@ class Classify(Task):
         return self.watched(loss, batch, batch_idx)
 
     def new_metric(self) -> Metric:
-        return MulticlassAccuracy(self.classes, average="micro", validate_args=False, sync_on_compute=False).to(
+        return MulticlassAccuracy(len(self.classes), average="micro", validate_args=False, sync_on_compute=False).to(
             self.device
         )
 
@@ -299,6 +301,11 @@ class Classify(Task):
             for name, chosen in (("seen", batch["seen"]), ("unseen", ~batch["seen"])):
                 if chosen.any():
                     self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
+        if split != "train":
+            for label, name in enumerate(self.classes):
+                chosen = labels == label
+                if chosen.any():
+                    self.measured[f"{split}_accuracy_of_{name}"].update(logits[chosen], labels[chosen])
 
     def figures(self) -> dict[str, float]:
         return {name: metric.compute().item() for name, metric in self.measured.items()}

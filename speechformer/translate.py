@@ -17,10 +17,10 @@ import torch
 from speechformer import screen
 from speechformer.corpora.subwords import BEGIN, END, Subwords, on_one_line
 from speechformer.decoding import translate_ids
+from speechformer.maps import Map, draw
 from speechformer.refusals import UserError, run_or_refuse
-from speechformer.tasks import Translate, load_task
-
-CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")  # the first that a run has is what it was tested with
+from speechformer.tasks import Translate
+from speechformer.trained import given_texts, load_trained
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Model:
         """
         device = self.task.core.output.weight.device
         inputs = torch.tensor([[BEGIN, *translation]], device=device)
-        layers = self.task.core.cross_attention(torch.tensor([source], device=device), inputs)
+        layers = self.task.core.attention(torch.tensor([source], device=device), inputs).get("cross")
         if not layers:
             raise UserError("This model has no attention to draw: all it knows of the source is one state.")
         tokens = [self.tokenizer.tokens(ids) for ids in (source, [*translation, END])]
@@ -80,52 +80,10 @@ def load_model(run: Path) -> Model:
     """The model of a run's folder, on the CPU, or on a GPU where there is one.
 
     Raises:
-        UserError: the folder is no run of a translation, or has no checkpoint yet.
+        UserError: as for `load_trained`; also for a run of another task.
     """
-    if not run.is_dir():
-        raise UserError(f"{run}: there is no such folder; give that of a run, as outputs/runs/translate_...")
-    checkpoint = next((run / name for name in CHECKPOINTS if (run / name).exists()), None)
-    if checkpoint is None:
-        raise UserError(f"{run} has no {', '.join(CHECKPOINTS)}: it is no run, or one that has just begun.")
-    task = load_task(checkpoint)
-    if not isinstance(task, Translate):
-        raise UserError(f"{run} is a run of task={task.name}; translating needs one of task=translate.")
-    return Model(task.to("cuda" if torch.cuda.is_available() else "cpu"), Subwords.load(run / "tokenizer.json"))
-
-
-def draw_alignment(source: Sequence[str], target: Sequence[str], weights: Any, path: Path, title: str) -> None:
-    """The weights [target, source] as a picture: a row for each token that was written."""
-    import logging
-    import warnings
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # it draws a box
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({"font.size": 10, "font.family": "DejaVu Sans"})
-    width, height = 2.4 + 0.34 * len(source), 1.8 + 0.3 * len(target)
-    figure, axes = pyplot.subplots(figsize=(max(4.5, width), max(3.0, height)), layout="constrained")
-    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    # a space shows as a low dot, so that it is seen where a word begins
-    axes.set_xticks(range(len(source)), [token.replace(" ", "·") for token in source], rotation=60, ha="right")
-    axes.set_yticks(range(len(target)), [token.replace(" ", "·") for token in target])
-    axes.set_xlabel("source")
-    axes.set_ylabel("translation")
-    axes.set_title(title, fontsize=10)
-    axes.set_xticks([k - 0.5 for k in range(1, len(source))], minor=True)
-    axes.set_yticks([k - 0.5 for k in range(1, len(target))], minor=True)
-    axes.grid(which="minor", color="#e3e8ed", linewidth=0.6)
-    axes.tick_params(which="minor", length=0)
-    figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise UserError(f"--attention {path}: {error}; name a .png, .pdf or .svg file.") from None
-    finally:
-        pyplot.close(figure)
+    trained = load_trained(run, "translate")
+    return Model(trained.task, trained.tokenizer)  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -144,7 +102,7 @@ def main() -> None:
         if given.length_penalty is not None and not 0 <= given.length_penalty <= 10:
             raise UserError(f"--length-penalty must be between 0 and 10, not {given.length_penalty}.")
         model = load_model(given.run)
-        texts = given.text or read_lines()
+        texts = given_texts(given.text)
         if given.attention and (len(texts) != 1 or not texts[0].strip()):
             raise UserError(f"--attention draws one sentence, and there are {sum(map(bool, map(str.strip, texts)))}.")
         if not (given.run / "result.json").exists():
@@ -161,24 +119,15 @@ def main() -> None:
             screen.say(on_one_line(model.tokenizer.decode(ids)))
         if given.attention:
             tokens, written, weights = model.alignment(sources[0], translations[0])
+            seen = torch.ones(weights.shape, dtype=torch.bool)
+            part = Map("cross", written, tokens, weights.cpu()[None, None], seen, "mean of the last layer's heads")
             name = model.task.hparams["core"]["model"]["name"]
-            draw_alignment(tokens, written, weights.cpu(), given.attention, f"model={name}: where it looked")
+            try:
+                draw(part, f"model={name}").save(given.attention)
+            except ValueError as error:
+                raise UserError(f"--attention {given.attention}: {error}; name a .png file.") from None
 
     run_or_refuse(command)
-
-
-def read_lines() -> list[str]:
-    """The lines of standard input, which may be empty.
-
-    Raises:
-        UserError: they are not UTF-8.
-    """
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input: byte {error.object[error.start]:#04x} is not UTF-8.") from None
-    lines = text.replace("\r\n", "\n").split("\n")  # not splitlines(): see corpora.files
-    return lines if lines[-1] else lines[:-1]
 
 
 if __name__ == "__main__":

@@ -55,6 +55,35 @@ def little_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def a_classifier(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of task=classify: an ALiBi encoder of two layers that has learned a little."""
+    own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=2"]
+    return run_in(tmp_path_factory.mktemp("classifier"), *own, "width=16", "recipe.lr=1e-2")
+
+
+@pytest.fixture(scope="session")
+def a_language_model(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of task=lm, with RoPE."""
+    own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=rope", "task=lm"]
+    return run_in(tmp_path_factory.mktemp("lm"), *own, "trainer.max_steps=60", "width=16", "recipe.lr=1e-2")
+
+
+@pytest.fixture(scope="session")
+def a_translator(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of task=translate."""
+    own = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.size=40", "task.beam=2"]
+    return run_in(tmp_path_factory.mktemp("translator"), *own, "trainer.max_steps=20")
+
+
+def run_in(folder: Path, *overrides: str) -> Path:
+    """Make a tiny run in a folder."""
+    from speechformer.fit import fit
+
+    fit(compose(*TINY, "trainer.max_epochs=2", *overrides), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def ted_pairs() -> Pairs:
     """The TED pairs; a test that asks for them skips where they are not."""
     looked_at = places("ted-en-fr", None)

@@ -147,8 +147,8 @@ def test_weights_of_every_layer_are_returned_and_sum_to_one(model: str, pattern:
     arguments = {"model": group("model", model), "pattern": group("pattern", pattern)}
     ids = sentences()
     ids[1, 9:] = 0
-    encoder_weights = classifier(**arguments).attention(ids)
-    decoder_weights = decoder(**arguments).attention(ids)
+    encoder_weights = classifier(**arguments).attention(ids)["encoder"]
+    decoder_weights = decoder(**arguments).attention(ids)["decoder"]
     for weights, causal in ((encoder_weights, False), (decoder_weights, True)):
         assert len(weights) == 2
         seen = visible(build_pattern(arguments["pattern"]), T, T, causal, ids != 0 if not causal else None)

@@ -153,14 +153,14 @@ def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(
     with torch.no_grad():
         memory = core.encode(source)
         past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
-        steps = [core.output(core.decode(memory, targets[:, t : t + 1], past)[0]) for t in range(T)]
+        steps = [core.output(core.decode(memory, targets[:, t : t + 1], past)) for t in range(T)]
         expected = core(source.repeat_interleave(beam, dim=0), targets)
         torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=1e-5)
         # several tokens at once after others, and without a cache for several targets of a source
         past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
-        halves = [core.decode(memory, part, past)[0] for part in (targets[:, :3], targets[:, 3:])]
+        halves = [core.decode(memory, part, past) for part in (targets[:, :3], targets[:, 3:])]
         torch.testing.assert_close(core.output(torch.cat(halves, dim=1)), expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(core.output(core.decode(memory, targets)[0]), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(core.output(core.decode(memory, targets)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -172,10 +172,11 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     source, target = pairs(1)
     memory = core.encode(source)
     order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
-    states, weights = core.decode(memory, target, with_weights=True)
+    states = core.decode(memory, target)
     for layer in memory.layers:
         layer |= {name: part[:, :, order] for name, part in layer.items()}
-    torch.testing.assert_close(core.decode(memory, target)[0], states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(core.decode(memory, target), states, atol=1e-5, rtol=1e-5)
+    weights = core.attention(source, target)["cross"]
     assert len(weights) == 2 and all(layer.shape == (1, 2, T, S) and (layer > 0).all() for layer in weights)
 
 
@@ -183,7 +184,7 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
 def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
     core = translator(model)
     source, target = pairs()
-    layers = core.cross_attention(source, target)
+    layers = core.attention(source, target)["cross"]
     assert len(layers) == (1 if model == "rnn_attention" else 2)
     for weights in layers:
         assert weights.shape[0::2] == (3, T) and weights.shape[3] == S
@@ -229,9 +230,9 @@ def test_without_attention_the_last_state_is_all_that_passes() -> None:
     for model, same in (("rnn", True), ("rnn_attention", False)):
         core = translator(model)
         memory = core.encode(source)
-        before = core.decode(memory, target)[0]
+        before = core.decode(memory, target)
         memory.layers[0]["states"][:, :-1] += 1
-        assert torch.equal(core.decode(memory, target)[0], before) == same
+        assert torch.equal(core.decode(memory, target), before) == same
 
 
 def test_the_recurrent_ones_differ_in_what_the_context_is_alone() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import MODELS, group
+from conftest import MODELS, TINY, compose, group
+from PIL import Image
 
+from speechformer.fit import fit
 from speechformer.layers.positions import (
     ALiBi,
     Learned,
@@ -20,7 +23,7 @@ from speechformer.layers.positions import (
     geometric_slopes,
     sinusoid,
 )
-from speechformer.positions import draw, position_panels
+from speechformer.positions import likeness, main, position_panels
 from speechformer.refusals import UserError
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
@@ -185,7 +188,9 @@ def test_refusals() -> None:
         build_positions({"name": "alibi", "slope": "learned"}, causal=True, **SIZES)
 
 
-def test_the_picture_shows_what_the_classes_compute(tmp_path: Path) -> None:
+def test_the_pictures_show_what_the_classes_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     panels = position_panels()
     assert set(panels) == {"sinusoidal", "learned", "alibi", "relative", "rope", "nope"}
     for i in range(32):
@@ -194,5 +199,41 @@ def test_the_picture_shows_what_the_classes_compute(tmp_path: Path) -> None:
     assert panels["alibi"][1][9, 4].item() == pytest.approx(-5 / 16)
     assert panels["alibi"][1][4, 9].isnan()
     assert torch.equal(panels["sinusoidal"][1], sinusoid(32, 64))
-    draw(tmp_path / "new" / "positions.png")
-    assert (tmp_path / "new" / "positions.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(sys, "argv", ["positions", str(tmp_path / "new")])
+    main()
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.stem for path in written] == ["overview", "sinusoidal", "alibi", "rope", "patterns"]
+    for path in written:
+        assert min(Image.open(path).size) > 300 and len(set(Image.open(path).convert("L").tobytes())) > 10
+
+
+def test_how_alike_two_positions_are() -> None:
+    """Oracle: sin a sin b + cos a cos b = cos(a - b), so the cosine of two positions k apart is the mean over the
+    pairs of cos(k w), for every two of them."""
+    found = likeness(sinusoid(50, 16), 20)
+    for k in range(21):
+        expected = sum(math.cos(k * 10000 ** (-2 * pair / 16)) for pair in range(8)) / 8
+        assert found[k].item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "learned"),
+    [
+        (["model=relative"], True),
+        (["model=learned"], True),
+        (["model=alibi", "model.slopes=learned"], True),
+        (["model=alibi"], False),
+        (["model=rnn"], False),
+    ],
+)
+def test_what_a_run_has_learned_of_position_is_drawn(
+    overrides: list[str], learned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(compose(*TINY, "task=lm", "trainer.max_steps=1", *overrides), tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["positions", str(tmp_path / "drawn"), "--run", str(tmp_path / "run")])
+    if learned:
+        main()
+        assert min(Image.open(tmp_path / "drawn" / "learned.png").size) > 300
+    else:
+        with pytest.raises(SystemExit, match="which learns nothing of position; one of"):
+            main()

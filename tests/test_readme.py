@@ -43,7 +43,7 @@ def test_the_added_position_and_pattern_are_their_formulas(examples: dict[str, d
     core = decoder(model=examples["kerple"], pattern=examples["sinks"], layers=1)
     bias = core.decoder.positions.bias(T, T)
     assert bias[1, 9, 2].item() == pytest.approx(-math.log(8))
-    weights = core.attention(sentences())[0]
+    weights = core.attention(sentences())["decoder"][0]
     for i in range(T):
         for j in range(T):
             seen = j <= i and (i - j < 5 or j < 4)

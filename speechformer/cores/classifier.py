@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechformer.cores.recurrent_stack import build_stack
+from speechformer.cores.stack import Weights
 from speechformer.refusals import pick
 
 PAD = 0
@@ -35,6 +36,11 @@ class EncoderClassifier(nn.Module):
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that it can take; None for no limit."""
+        return None if self.encoder.longest is None else self.encoder.longest - self.first_token
+
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits, [B, classes]."""
         real_BT = ids_BT != PAD
@@ -44,6 +50,6 @@ class EncoderClassifier(nn.Module):
         real_BT1 = real_BT[:, :, None]
         return self.head((x_BTD * real_BT1).sum(dim=1) / real_BT1.sum(dim=1))
 
-    def attention(self, ids_BT: Tensor) -> list[Tensor]:
-        """The attention weights of each layer, [B, N, T, T], T one more with a CLS token (the first)."""
-        return self.encoder(ids_BT, ids_BT != PAD, with_weights=True)[1]
+    def attention(self, ids_BT: Tensor) -> Weights:
+        """The attention weights of each layer of the "encoder", [B, N, T, T]; T counts the CLS token, the first."""
+        return {"encoder": self.encoder(ids_BT, ids_BT != PAD, with_weights=True)[1]}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechformer.cores.recurrent_stack import build_stack
+from speechformer.cores.stack import Cache, Weights
 
 
 class Decoder(nn.Module):
@@ -34,14 +35,17 @@ class Decoder(nn.Module):
         """The most tokens that it can take; None for no limit."""
         return self.decoder.longest
 
-    def hidden(self, ids_BT: Tensor) -> Tensor:
-        """The states from which `output` makes logits, [B, T, D]."""
-        return self.decoder(ids_BT)[0]
+    def hidden(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """The states from which `output` makes logits, [B, T, D].
+
+        With `cache` (at first `decoder.new_cache()`), the ids are what follows it, and are added to it.
+        """
+        return self.decoder(ids_BT, cache=cache)[0]
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits of the token after each, [B, T, vocabulary]."""
         return self.output(self.hidden(ids_BT))
 
-    def attention(self, ids_BT: Tensor) -> list[Tensor]:
-        """The attention weights of each layer, [B, N, T, T]."""
-        return self.decoder(ids_BT, with_weights=True)[1]
+    def attention(self, ids_BT: Tensor) -> Weights:
+        """The attention weights of each layer of the "decoder", [B, N, T, T]."""
+        return {"decoder": self.decoder(ids_BT, with_weights=True)[1]}

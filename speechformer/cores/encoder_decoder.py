@@ -31,11 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.cores.recurrent_stack import RecurrentStack
-from speechformer.cores.stack import Stack
+from speechformer.cores.stack import Cache, Stack, Weights
 from speechformer.layers.attention import attend
 
 PAD = 0
-Past = list[dict[str, Tensor]]  # what a decoder has seen so far, a row of each tensor for each row of targets
 
 
 @dataclass
@@ -53,6 +52,10 @@ class Memory:
         """That of some of the sources, by index."""
         layers = [{name: part[sources] for name, part in layer.items()} for layer in self.layers]
         return Memory(layers, self.bias[sources])
+
+    def for_blocks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What the `CrossAttention` of each block takes."""
+        return [(layer["k"], layer["v"], self.bias) for layer in self.layers]
 
 
 def padding_bias(source_BS: Tensor) -> Tensor:
@@ -80,15 +83,12 @@ class Translator(nn.Module):
         """What the decoder needs of sources, padded with 0."""
         raise NotImplementedError
 
-    def past(self, memory: Memory) -> Past:
+    def past(self, memory: Memory) -> Cache:
         """The state of a decoder that has seen nothing yet, one row for each source."""
         raise NotImplementedError
 
-    def decode(
-        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """States [R, T, D] from which `output` makes the logits of the token after each, and if asked for the weights
-        of each layer's attention to the source, [R, N, T, S].
+    def decode(self, memory: Memory, target_RT: Tensor, past: Cache | None = None) -> Tensor:
+        """States [R, T, D] from which `output` makes the logits of the token after each.
 
         With `past`, the targets are what follows it, and are added to it.
         """
@@ -96,15 +96,17 @@ class Translator(nn.Module):
 
     def hidden(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
         """The states from which `output` makes logits, [B, T, D]."""
-        return self.decode(self.encode(source_BS), target_BT)[0]
+        return self.decode(self.encode(source_BS), target_BT)
 
     def forward(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Logits of the target token after each, [B, T, vocabulary]."""
         return self.output(self.hidden(source_BS, target_BT))
 
-    def cross_attention(self, source_BS: Tensor, target_BT: Tensor) -> list[Tensor]:
-        """The weights of each layer's attention to the source, [B, N, T, S]; none for an RNN without attention."""
-        return self.decode(self.encode(source_BS), target_BT, with_weights=True)[1]
+    def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
+        """The attention weights of each layer: "encoder" [B, N, S, S] and "decoder" [B, N, T, T], of a transformer,
+        and "cross", from the decoder to the encoder, [B, N, T, S]. An RNN has those of one layer and head, or none.
+        """
+        raise NotImplementedError
 
 
 class EncoderDecoder(Translator):
@@ -126,23 +128,28 @@ class EncoderDecoder(Translator):
         self.make_output(stack["width"], stack["vocab_size"], self.decoder.embedding, tied_output)
 
     def encode(self, source_BS: Tensor) -> Memory:
-        states_BSD = self.encoder(source_BS, source_BS != PAD)[0]
+        return self.memory(self.encoder(source_BS, source_BS != PAD)[0], source_BS)
+
+    def memory(self, states_BSD: Tensor, source_BS: Tensor) -> Memory:
+        """Keys and values of the encoder's states, for each block of the decoder."""
         layers = []
         for block in self.decoder.blocks:
             k, v = block.cross_attention.keys_and_values(states_BSD)  # type: ignore
             layers.append({"k": k, "v": v})
         return Memory(layers, padding_bias(source_BS))
 
-    def past(self, memory: Memory) -> Past:
-        return [{} for _ in self.decoder.blocks]
+    def past(self, memory: Memory) -> Cache:
+        return self.decoder.new_cache()
 
-    def decode(
-        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        layers = [(layer["k"], layer["v"], memory.bias) for layer in memory.layers]
+    def decode(self, memory: Memory, target_RT: Tensor, past: Cache | None = None) -> Tensor:
         # padding of the target stands after its last token, where nothing that is scored sees it
-        states_RTD, _, cross_weights = self.decoder(target_RT, None, with_weights, layers, past)
-        return states_RTD, cross_weights
+        return self.decoder(target_RT, memory=memory.for_blocks(), cache=past)[0]
+
+    def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
+        states_BSD, encoder, _ = self.encoder(source_BS, source_BS != PAD, with_weights=True)
+        memory = self.memory(states_BSD, source_BS).for_blocks()
+        _, decoder, cross = self.decoder(target_BT, with_weights=True, memory=memory)
+        return {"encoder": encoder, "decoder": decoder, "cross": cross}
 
 
 class RecurrentEncoderDecoder(Translator):
@@ -166,34 +173,39 @@ class RecurrentEncoderDecoder(Translator):
         self.make_output(stack["width"], stack["vocab_size"], self.decoder.embedding, tied_output)
 
     def encode(self, source_BS: Tensor) -> Memory:
-        states_BSD, _, end = self.encoder(source_BS, source_BS != PAD)
-        return Memory([{"states": states_BSD}, end], padding_bias(source_BS))
+        end: Cache = self.encoder.new_cache()
+        states_BSD = self.encoder(source_BS, source_BS != PAD, cache=end)[0]
+        return Memory([{"states": states_BSD}, *end], padding_bias(source_BS))
 
-    def past(self, memory: Memory) -> Past:
+    def past(self, memory: Memory) -> Cache:
         return [dict(memory.layers[1])]
 
-    def decode(
-        self, memory: Memory, target_RT: Tensor, past: Past | None = None, with_weights: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+    def decode(self, memory: Memory, target_RT: Tensor, past: Cache | None = None) -> Tensor:
+        return self.decode_and_attend(memory, target_RT, past)[0]
+
+    def decode_and_attend(
+        self, memory: Memory, target_RT: Tensor, past: Cache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `decode`, and the weights with which it attends to the source, [R, 1, T, S], if it does."""
         (R, T), B = target_RT.shape, len(memory.bias)
         states_BSD, end = memory.layers[0]["states"], memory.layers[1]
-        before = (
-            {name: part.repeat_interleave(R // B, dim=0) for name, part in end.items()} if past is None else past[0]
-        )
-        h_RTD, _, after = self.decoder(target_RT, state=before)
-        if past is not None:
-            past[0].update(after)
-        layers = []
+        if past is None:
+            past = [{name: part.repeat_interleave(R // B, dim=0) for name, part in end.items()}]
+        h_RTD = self.decoder(target_RT, cache=past)[0]
         if self.attends:
             q_B1TD = h_RTD.reshape(B, 1, R // B * T, -1)
             s_B1SD = states_BSD[:, None]
             # `attend` divides by the root of the width, which Luong's score does not
             c_B1TD, weights = attend(q_B1TD * math.sqrt(q_B1TD.shape[-1]), s_B1SD, s_B1SD, memory.bias)
-            c_RTD = c_B1TD.reshape(h_RTD.shape)
-            layers = [weights.reshape(R, 1, T, -1)] if with_weights else []
+            c_RTD, weights = c_B1TD.reshape(h_RTD.shape), weights.reshape(R, 1, T, -1)
         else:
+            weights = None
             c_RTD = end["h"][:, -1].repeat_interleave(R // B, dim=0)[:, None].expand(h_RTD.shape)
-        return self.context(torch.cat((c_RTD, h_RTD), dim=-1)).tanh(), layers
+        return self.context(torch.cat((c_RTD, h_RTD), dim=-1)).tanh(), weights
+
+    def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
+        weights = self.decode_and_attend(self.encode(source_BS), target_BT)[1]
+        return {} if weights is None else {"cross": [weights]}
 
 
 def build_translator(*, model: dict[str, Any], **arguments: Any) -> EncoderDecoder | RecurrentEncoderDecoder:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechformer.cores.stack import Stack
+from speechformer.cores.stack import Cache, Stack
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.recurrent import Recurrent, State
+from speechformer.layers.recurrent import Recurrent
 from speechformer.refusals import UserError, build
 
 
@@ -56,11 +56,23 @@ class RecurrentStack(nn.Module):
         ids_BT: Tensor,
         real_BT: Tensor | None = None,
         with_weights: bool = False,
-        state: State | None = None,
-    ) -> tuple[Tensor, list[Tensor], State]:
-        """Hidden states [B, T, D]; no attention weights; and the state at the end of each sequence."""
-        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, real_BT)
-        return self.dropout(x_BTD), [], end
+        memory: None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Hidden states [B, T, D], and no attention weights.
+
+        `cache` holds the state at the end of what stands before, or an empty dictionary for nothing, and gets that at
+        the end of these.
+        """
+        before = cache[0] if cache and cache[0] else None
+        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), before, real_BT)
+        if cache is not None:
+            cache[0].update(end)
+        return self.dropout(x_BTD), [], []
+
+    def new_cache(self) -> Cache:
+        """That of a sequence of which nothing was seen yet."""
+        return [{}]
 
 
 def build_stack(*, model: dict[str, Any], **arguments: Any) -> Stack | RecurrentStack:

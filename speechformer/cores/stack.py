@@ -18,6 +18,9 @@ from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
 from speechformer.refusals import UserError, pick
 
+Cache = list[dict[str, Tensor]]  # what a stack has seen so far, a row of each tensor for each sequence
+Weights = dict[str, list[Tensor]]  # of "encoder", "decoder" and "cross", those that a core has: of each layer
+
 
 class Stack(nn.Module):
     """Token ids to hidden states.
@@ -95,20 +98,20 @@ class Stack(nn.Module):
         real_BT: Tensor | None = None,
         with_weights: bool = False,
         memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
-        cache: list[dict[str, Tensor]] | None = None,
+        cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Hidden states [B, T, D], and if asked for the attention weights of each layer, [B, N, T, S], and those of
         its cross-attention.
 
         `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`. `memory` (what each
         block's `CrossAttention` takes) is for a stack with `cross`. `cache` holds what each block has seen before,
-        S - T tokens, all real; it begins as an empty dictionary for each, and is added to.
+        S - T tokens, all real; it begins as `new_cache`, and is added to.
         """
         x_BTD = self.embedding(ids_BT)
         if self.scale != 1:
             x_BTD = x_BTD * self.scale
         if self.first_token is not None:
-            B = len(ids_BT)
+            B = ids_BT.shape[0]
             x_BTD = torch.cat((self.first_token.weight.expand(B, 1, -1), x_BTD), dim=1)
             if real_BT is not None:
                 real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
@@ -126,6 +129,10 @@ class Stack(nn.Module):
             if cross_weights is not None:
                 cross_layers.append(cross_weights)
         return self.final_norm(x_BTD), layers, cross_layers
+
+    def new_cache(self) -> Cache:
+        """That of a sequence of which nothing was seen yet."""
+        return [{} for _ in self.blocks]
 
 
 def keep_initialisation(module: nn.Module, std: float) -> None:

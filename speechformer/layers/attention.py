@@ -151,7 +151,7 @@ class CrossAttention(nn.Module):
         and its keys and values are not copied for them.
         """
         R, T, _ = x_RTD.shape
-        B = len(k_BNSH)
+        B = k_BNSH.shape[0]  # not len(), which torch.export takes for a constant
         q = self.q(x_RTD).view(B, R // B * T, self.heads, -1).transpose(1, 2)
         mixed, weights = mix(q, k_BNSH, v_BNSH, bias_B11S, self.rate if self.training else 0.0, with_weights)
         if weights is not None:

@@ -50,6 +50,9 @@ class Positions(nn.Module):
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
 
+    def reach(self, length: int) -> None:
+        """Have the tables ready for so many positions; it happens by itself where more are met."""
+
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         """The embedded tokens with their positions, [B, T, D]."""
         return x_BTD
@@ -75,10 +78,13 @@ class Sinusoidal(Positions):
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         self.register_buffer("table_TD", sinusoid(length, width), persistent=False)
 
+    def reach(self, length: int) -> None:
+        if length > self.table_TD.shape[0]:
+            self.table_TD = sinusoid(length, self.table_TD.shape[1]).to(self.table_TD)
+
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
-        if end > self.table_TD.shape[0]:
-            self.table_TD = sinusoid(end, x_BTD.shape[2]).to(self.table_TD)
+        self.reach(end)
         return x_BTD + self.table_TD[offset:end]
 
 
@@ -202,10 +208,13 @@ class RoPE(Positions):
         self.base = base
         self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
 
+    def reach(self, length: int) -> None:
+        if length > self.table_TH.shape[0]:
+            self.table_TH = sinusoid(length, self.table_TH.shape[1], self.base).to(self.table_TH)
+
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         end = offset + q_BNTH.shape[2]
-        if end > self.table_TH.shape[0]:
-            self.table_TH = sinusoid(end, q_BNTH.shape[3], self.base).to(self.table_TH)
+        self.reach(end)
         sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
 
         def turn(x_BNTH: Tensor) -> Tensor:

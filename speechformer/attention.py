@@ -1,0 +1,184 @@
+"""Where does it look? `python -m speechformer.attention RUN "sentence"`: every layer and head, as pictures (PNG) and
+as one page (HTML) that needs no network; and the sanity check of the weights, printed as pass or fail.
+
+For a translation the sentence is the source, and the run's own translation of it the target. `--beside RUN ...` puts
+the same sentence of other runs next to it: ALiBi's scale 0.5 beside 1 and 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speechformer import screen
+from speechformer.corpora.subwords import BEGIN, END, Subwords
+from speechformer.decoding import translate_ids
+from speechformer.maps import WHAT, Check, Map, checks, draw, maps_of
+from speechformer.refusals import UserError, run_or_refuse
+from speechformer.tasks import Translate
+from speechformer.trained import Trained, given_texts, load_trained, no_empty, note_unknown, say_if_unfinished
+
+MOST = 128  # tokens on a side: of more nothing is seen in a picture
+PAGE = Path(__file__).with_name("attention.html")
+
+
+def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list[str]]:
+    """What the core reads of a text, and its tokens, as `maps_of` takes them; and what there is to say of it."""
+    task, notes = run.task, []
+    most = min(MOST, longest) if (longest := task.core.longest) else MOST
+    if isinstance(task, Translate):
+        assert isinstance(run.tokenizer, Subwords)
+        (ids,) = run.tokenizer.encode_all([text.strip()])
+        source = [*ids, END]
+        if len(source) > most:
+            notes.append(f"shown are the first {most} of its {len(source)} tokens")
+        source = source[:most]
+        options = {"beam": task.decoding["beam"], "alpha": task.decoding["length_penalty"]}
+        (found,) = translate_ids(task.core, [source], longest=task.core.longest, **options)
+        if len(found) + 1 > most:
+            notes.append(f"of the translation's {len(found)} tokens the first {most - 1} are shown")
+        found = found[: most - 1]
+        notes.append(f"translated: {run.tokenizer.decode(found)}")
+        read, written = [BEGIN, *found], [*found, END]
+        words = [run.tokenizer.tokens(part) for part in (source, read, written)]
+        return [torch.tensor(source), torch.tensor(read)], words, notes
+    words_of, ids = run.words(text)
+    if task.name == "classify":
+        most = min(most, run.block_size)
+    if len(ids) > most:
+        why = ", as in training" if most == run.block_size and task.name == "classify" else ""
+        notes.append(f"read are the first {most} of its {len(ids)} words{why}")
+    if note := note_unknown(words_of[:most], ids[:most]):
+        notes.append(note)
+    return [torch.tensor(ids[:most])], [words_of[:most]], notes
+
+
+def look(run: Trained, text: str) -> tuple[list[Map], list[Check], list[str]]:
+    """The maps of a run for a text, whether they are sane, and what there is to say of the text.
+
+    Raises:
+        UserError: the model does not attend.
+    """
+    ids, words, notes = inputs(run, text)
+    maps = maps_of(run.task.core, ids, words)
+    if not maps:
+        raise UserError(f"{run.directory} is a run of model={run.label}, which attends to nothing: there is no map.")
+    return maps, checks(run.task.core, ids, maps), notes
+
+
+def packed(weights: Tensor) -> str:
+    """Weights as 16-bit whole numbers, 65535 for 1, in base64."""
+    whole = (weights * 65535).round().to(torch.int32).numpy().astype("<u2")
+    return base64.b64encode(whole.tobytes()).decode()
+
+
+def page(text: str, runs: Sequence[tuple[str, list[Map]]]) -> str:
+    """The page: a text, and the label and the maps of each run.
+
+    All that comes from outside is one JSON object in it, in which no character can end the element that holds it, and
+    the page's code puts words on the screen as text alone.
+    """
+    content: dict[str, Any] = {"text": text, "runs": []}
+    content["scale"] = max(float(part.weights.max()) for _, maps in runs for part in maps)
+    for label, maps in runs:
+        shown = []
+        for part in maps:
+            distance = part.distance()
+            shown.append(
+                {
+                    "name": part.name,
+                    "what": WHAT[part.name],
+                    "queries": part.queries,
+                    "keys": part.keys,
+                    "layers": part.weights.shape[0],
+                    "heads": part.weights.shape[1],
+                    "weights": packed(part.weights),
+                    "seen": None if part.seen.all() else part.seen.int().flatten().tolist(),
+                    "entropy": [[round(value, 4) for value in row] for row in part.entropy().tolist()],
+                    "distance": None
+                    if distance is None
+                    else [[round(value, 4) for value in row] for row in distance.tolist()],
+                }
+            )
+        content["runs"].append({"label": label, "maps": shown})
+    data = json.dumps(content, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return PAGE.read_text(encoding="utf-8").replace("__CONTENT__", data)
+
+
+def said(found: Sequence[Check]) -> str:
+    """The sanity check for the terminal."""
+    rows = [("", "", "worst", "allowed")]
+    for check in found:
+        if check.worst is None:
+            rows.append(("-", check.what, "nothing to look at", ""))
+        else:
+            verdict = "pass" if check.passed else "FAIL"
+            rows.append((verdict, check.what, f"{check.worst:.1e}", f"{check.allowed:.0e}"))
+    widths = [max(len(row[k]) for row in rows) for k in range(4)]
+    return "\n".join(
+        "  ".join((row[0].ljust(4), row[1].ljust(widths[1]), row[2].rjust(widths[2]), row[3].rjust(widths[3])))
+        for row in rows
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m speechformer.attention",
+        description="Draw where every head looks, as PNG and as one HTML page, and check the weights.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("text", nargs="*", help="one sentence; none: a line from standard input")
+    parser.add_argument("--beside", type=Path, nargs="+", default=[], metavar="RUN", help="runs to compare it with")
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs/attention"), metavar="FOLDER", help="%(default)s"
+    )
+    parser.add_argument("--checkpoint", help="best.ckpt, last.ckpt; else the one that the run's figures are of")
+    given = parser.parse_intermixed_args()
+
+    def command() -> None:
+        runs = [load_trained(folder, checkpoint=given.checkpoint) for folder in (given.run, *given.beside)]
+        if len({run.task.name for run in runs}) > 1:
+            raise UserError(
+                f"The runs are of task={', task='.join(run.task.name for run in runs)}; compare like ones."
+            )
+        texts = no_empty(given_texts(given.text))
+        if len(texts) != 1:
+            raise UserError(f"A map is of one sentence, and there are {len(texts)}; put it in quotes.")
+        shown, failed, pictures = [], False, []
+        for number, run in enumerate(runs, start=1):
+            say_if_unfinished(run)
+            maps, found, notes = look(run, texts[0])
+            screen.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
+            screen.say(said(found))
+            failed |= not all(check.passed for check in found)
+            shown.append((run.label, maps))
+            prefix = f"{number}_" if len(runs) > 1 else ""
+            pictures += [(f"{prefix}{part.name}.png", part, run.label) for part in maps]
+        darkest = max(float(part.weights.max()) for _, part, _ in pictures)
+        given.output.mkdir(parents=True, exist_ok=True)
+        for name, part, label in pictures:
+            draw(part, f"{run.task.name}, model={label}", darkest if len(runs) > 1 else None).save(
+                given.output / name
+            )
+            screen.say(f"{given.output / name}")
+        (given.output / "attention.html").write_text(page(texts[0], shown), encoding="utf-8")
+        screen.say(f"{given.output / 'attention.html'}")
+        if failed:
+            sys.exit("Error: the weights are not what attention gives; see FAIL above.")
+
+    run_or_refuse(command)
+
+
+if __name__ == "__main__":
+    main()

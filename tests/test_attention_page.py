@@ -1,0 +1,196 @@
+"""The command that draws attention: what it writes and says, and the page in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose
+from PIL import Image
+
+from speechformer import attention
+from speechformer.attention import look, main, packed, page, said
+from speechformer.fit import fit
+from speechformer.maps import Check, Map
+from speechformer.trained import load_trained
+
+SENTENCE = "We will mend the harbours, my friend."
+HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror=document.title='executed'>"
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_pictures_and_page_of_each_task(
+    a_classifier: Path,
+    a_language_model: Path,
+    a_translator: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    for run, names in (
+        (a_classifier, ["encoder"]),
+        (a_language_model, ["decoder"]),
+        (a_translator, ["encoder", "decoder", "cross"]),
+    ):
+        folder = tmp_path / run.name
+        monkeypatch.setattr(sys, "argv", ["attention", str(run), SENTENCE, "--output", str(folder)])
+        main()
+        said = capsys.readouterr().out
+        assert "FAIL" not in said and said.count("pass") >= 2
+        for name in names:
+            assert min(Image.open(folder / f"{name}.png").size) > 100
+        (shown,) = content_of(folder / "attention.html")["runs"]
+        assert [part["name"] for part in shown["maps"]] == names
+    assert "translated: " in said
+
+
+def test_the_page_holds_the_weights_and_figures(a_classifier: Path) -> None:
+    """Oracle: the maps, to a 65535th."""
+    maps, _, _ = look(load_trained(a_classifier), SENTENCE)
+    (part,) = maps
+    raw = base64.b64decode(packed(part.weights))
+    values = torch.tensor(struct.unpack(f"<{len(raw) // 2}H", raw)).view(part.weights.shape) / 65535
+    torch.testing.assert_close(values, part.weights, atol=1e-5, rtol=0)
+    assert packed(part.weights) in page("text", [("a", maps)])
+
+
+def test_every_word_is_escaped(a_classifier: Path, tmp_path: Path) -> None:
+    weights = torch.ones(1, 1, 1, 1)
+    text = page(
+        HARMFUL, [(HARMFUL, [Map("encoder", [HARMFUL], [HARMFUL], weights, torch.ones(1, 1, dtype=torch.bool))])]
+    )
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    assert content_of(tmp_path / "page.html")["text"] == HARMFUL
+    assert text.count("</script>") == 2 and "onerror=document" not in text.replace("\\u003cimg src=x onerror", "")
+    assert not re.search(
+        r"https?://|src=[\"']?/|@import", attention.PAGE.read_text(encoding="utf-8")
+    )  # needs no network
+
+
+def test_a_check_that_fails_is_said_and_ends_the_command(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(attention, "checks", lambda *given: [Check("it holds", float("nan"), 0.0)])
+    monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match="the weights are not what attention gives"):
+        main()
+    assert re.search("FAIL +it holds +nan", capsys.readouterr().out)
+    assert said([Check("a", None, 0.0)]).endswith("-     a  nothing to look at         ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["CLASSIFIER", "x", "y"], "A map is of one sentence, and there are 2"),
+        (["CLASSIFIER", " "], "Sentence 1 is empty"),
+        (["CLASSIFIER", "x", "--beside", "LM"], "The runs are of task=classify, task=lm; compare like ones"),
+        (["RNN", "x"], "is a run of model=rnn, cell gru, which attends to nothing"),
+    ],
+)
+def test_refusals(
+    arguments: list[str],
+    sentence: str,
+    a_classifier: Path,
+    a_language_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if arguments[0] == "RNN":
+        fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path)
+    runs = {"CLASSIFIER": str(a_classifier), "LM": str(a_language_model), "RNN": str(tmp_path)}
+    monkeypatch.setattr(sys, "argv", ["attention", *(runs.get(argument, argument) for argument in arguments)])
+    with pytest.raises(SystemExit, match=sentence):
+        main()
+
+
+def test_a_long_text_is_cut_and_that_is_said(a_classifier: Path, a_language_model: Path, a_translator: Path) -> None:
+    text = "the people " * 9000
+    for run, most in ((a_classifier, 32), (a_language_model, 128)):
+        maps, _, notes = look(load_trained(run), text)
+        assert maps[0].weights.shape[-1] == most and f"the first {most} of its 18000 words" in notes[0]
+    maps, _, notes = look(load_trained(a_translator), "the people " * 100)
+    assert maps[0].weights.shape[-1] == 128 and "shown are the first 128 of its" in notes[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, which a machine may not have."""
+    api = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
+    """A page in the browser, and what its console says."""
+    shown, said = browser.new_page(viewport={"width": 1300, "height": 1000}), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
+    shown.goto(path.as_uri())
+    return shown, said
+
+
+def test_the_page_works_in_a_browser(
+    browser: Any, a_classifier: Path, a_language_model: Path, tmp_path: Path
+) -> None:
+    """It renders, choosing and pointing change what is shown, figures are those of the maps; no error, no request."""
+    run = load_trained(a_classifier)
+    maps, _, _ = look(run, SENTENCE)
+    (tmp_path / "page.html").write_text(page(SENTENCE, [("one", maps), ("two", maps)]), encoding="utf-8")
+    shown, said = opened(browser, tmp_path / "page.html")
+    assert shown.text_content("#text") == SENTENCE and shown.locator("canvas.map").count() == 2
+    at_first = shown.screenshot()
+    shown.click("button[data-choice='layer:1']")
+    shown.click("button[data-choice='head:1']")
+    chosen = shown.screenshot()
+    assert chosen != at_first
+    first = shown.locator(".run").first
+    row = first.locator("tbody tr.on td").all_text_contents()
+    entropy, distance = (figure[1, 1].item() for figure in (maps[0].entropy(), maps[0].distance()))
+    assert row == ["2", "2", "", f"{entropy:.2f}", f"{distance:.1f}"]
+    assert first.locator(".cell").text_content().strip() == ""
+    first.locator(".words").nth(1).locator("span").nth(2).hover()  # "mend", as the one that looks
+    first.locator(".words").nth(0).locator("span").nth(4).hover()  # "harbours", as what is looked at
+    assert first.locator(".cell").text_content() == f"mend → harbours: {maps[0].weights[1, 1, 2, 4]:.3f}"
+    words = first.locator(".words").nth(0).locator("span")
+    assert [float(words.nth(k).get_attribute("title")) for k in range(words.count())] == pytest.approx(
+        maps[0].weights[1, 1, 2].tolist(), abs=6e-4
+    )
+    assert shown.screenshot() != chosen and said == []
+    box = shown.locator("canvas.map").first.bounding_box()
+    shown.mouse.move(box["x"] + box["width"] - 4, box["y"] + 4)
+    assert first.locator(".cell").text_content() == f"We → .: {maps[0].weights[1, 1, 0, -1]:.3f}"
+    shown.click("button[data-choice='head:-1']")
+    shown.mouse.move(box["x"] + box["width"] - 6, box["y"] + 6)
+    assert first.locator(".cell").text_content() == f"We → .: {maps[0].weights[1, :, 0, -1].mean():.3f}"
+    assert said == []
+
+
+def test_a_browser_executes_no_word(browser: Any, tmp_path: Path) -> None:
+    part = Map(
+        "encoder", [HARMFUL] * 2, [HARMFUL] * 2, torch.full((1, 1, 2, 2), 0.5), torch.ones(2, 2, dtype=torch.bool)
+    )
+    (tmp_path / "page.html").write_text(page(HARMFUL, [(HARMFUL, [part])]), encoding="utf-8")
+    shown, said = opened(browser, tmp_path / "page.html")
+    shown.locator(".words span").first.hover()
+    assert shown.title() == "Attention" and shown.text_content("#text") == HARMFUL and said == []

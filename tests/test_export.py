@@ -1,0 +1,93 @@
+"""What is taken away computes what the run computes. Oracle: the run's own logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, compose
+from safetensors.torch import save_file
+
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.export import export, inputs_for, load_safetensors, main
+from speechformer.fit import fit
+from speechformer.refusals import UserError
+from speechformer.trained import load_trained
+
+
+@pytest.mark.parametrize("task", ["classifier", "language_model", "translator"])
+def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run = load_trained(request.getfixturevalue(f"a_{task}"))
+    path, worst = export(run, "safetensors", tmp_path)
+    assert worst == 0
+    again = load_safetensors(path)
+    assert again.hparams == run.task.hparams and not again.training
+    for name, value in run.task.core.state_dict().items():
+        assert torch.equal(again.core.state_dict()[name], value)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (run.directory / "tokenizer.json").read_bytes()
+    described = json.loads((tmp_path / "export.json").read_text())
+    assert described["task"] == run.task.name and described["weights_of"] == run.checkpoint
+
+
+def test_tied_tables_stay_tied(a_translator: Path, tmp_path: Path) -> None:
+    path, _ = export(load_trained(a_translator), "safetensors", tmp_path)
+    core = load_safetensors(path).core
+    assert core.output.weight is core.encoder.embedding.weight is core.decoder.embedding.weight
+    table = core.output.weight.numel() * 4
+    assert path.stat().st_size < sum(p.numel() for p in core.parameters()) * 4 + table // 2 + 20_000
+
+
+@pytest.mark.parametrize("task", ["classifier", "language_model", "translator"])
+def test_torch_export_gives_equal_logits_for_any_size(
+    task: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Longer than the run was trained on, too; in a process that has torch alone."""
+    run = load_trained(request.getfixturevalue(f"a_{task}"))
+    path, worst = export(run, "torch.export", tmp_path)
+    assert worst < 1e-5
+    inputs = inputs_for(run, 3, 150)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    with torch.no_grad():
+        torch.save(run.task.core(*inputs), tmp_path / "expected.pt")
+    code = (
+        f"import sys, torch; given = torch.load('{tmp_path}/inputs.pt'); "
+        f"found = torch.export.load('{path}').module()(*given); "
+        f"torch.testing.assert_close(found, torch.load('{tmp_path}/expected.pt'), atol=1e-5, rtol=1e-5); "
+        "assert 'speechformer' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("model", ["sinusoidal", "learned", "relative", "nope"])
+def test_every_position_can_be_exported(model: str, little: Path, tmp_path: Path) -> None:
+    fit(compose(*TINY, f"model={model}", "trainer.max_steps=1", "core.pool=cls", "pattern=bigbird"), tmp_path / "run")
+    run = load_trained(tmp_path / "run")
+    for kind in ("torch.export", "safetensors"):
+        assert export(run, kind, tmp_path)[1] < 1e-5
+
+
+def test_refusals(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
+    with pytest.raises(UserError, match="torch.export does not take packed sequences, and so no model=rnn"):
+        export(load_trained(tmp_path / "rnn"), "torch.export", tmp_path)
+    assert export(load_trained(tmp_path / "rnn"), "safetensors", tmp_path)[1] == 0
+    save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
+    for name in ("other.safetensors", "tokenizer.json"):
+        with pytest.raises(UserError, match=f"{name} is not an export of speechformer"):
+            load_safetensors(tmp_path / name)
+    monkeypatch.setattr(sys, "argv", ["export", str(tmp_path)])
+    with pytest.raises(SystemExit, match="it is no run"):
+        main()
+
+
+def test_the_command_line(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["export", str(a_classifier), "--output", str(tmp_path / "new" / "folder")])
+    main()
+    assert "read again, no logit differs by more than 0e+00" in capsys.readouterr().out
+    assert len(Tokenizer.load(tmp_path / "new" / "folder" / "tokenizer.json")) > 100

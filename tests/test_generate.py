@@ -1,0 +1,100 @@
+"""A trained language model goes on: as text, by seed, within its positions; and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_in
+
+from speechformer.generate import MOST, continuation, main, pieces
+from speechformer.refusals import UserError
+from speechformer.sampling import sample
+from speechformer.trained import Trained, load_trained
+
+
+@pytest.fixture(scope="module")
+def run(a_language_model: Path) -> Trained:
+    return load_trained(a_language_model)
+
+
+@pytest.fixture(scope="module")
+def learned(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[a,b,c]", "model=learned", "task=lm"]
+    return run_in(tmp_path_factory.mktemp("learned"), *own, "trainer.max_steps=2")
+
+
+def test_words_become_a_text() -> None:
+    words = ["I", "do", "n't", "know", ",", "Mr.", "Bush", "'s", "(", "old", ")", "friend", ";"]
+    words += ["``", "yes", "''", "--", "5", "%", "!"]
+    assert "".join(pieces(words)) == "I don't know, Mr. Bush's (old) friend; \"yes\"-- 5%!"
+
+
+def test_a_continuation_is_what_is_drawn_with_its_seed(run: Trained) -> None:
+    ids = run.words("We will")[1]
+    for seed in (0, 1):
+        drawn = sample(run.task.core, ids, generator=torch.Generator().manual_seed(seed), words=len(run.tokenizer))
+        expected = run.tokenizer.decode(itertools.islice(drawn, 12))
+        assert list(continuation(run, "We will", tokens=12, seed=seed)) == expected
+    assert list(continuation(run, "We will", seed=0)) != list(continuation(run, "We will", seed=1))
+    assert len(list(continuation(run, "We will"))) == 40  # beyond the 32 that it was trained on
+
+
+def test_the_command_line(
+    a_language_model: Path, run: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), "the zyzzyva", "--n", "2", "--tokens", "5"])
+    main()
+    said = capsys.readouterr()
+    assert said.err == "(not in the vocabulary, read as <unk>: zyzzyva)\n"
+    lines = said.out.splitlines()
+    assert lines[0::2] == ["--- 1, seed 0", "--- 2, seed 1"]
+    for k in (0, 1):
+        words = ["the", "<unk>", *continuation(run, "the zyzzyva", tokens=5, seed=k)]
+        assert lines[2 * k + 1] == "".join(pieces(words))
+
+
+def test_without_a_prompt_it_asks(
+    a_language_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    answers = iter(["the seed", "the people", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(answers))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), "--tokens", "3"])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("the seed") and lines[1].startswith("the people")
+
+
+def test_learned_positions_end(learned: Path) -> None:
+    """A prompt of 2 words leaves room for 31 of the 32 positions: the last word is not read."""
+    run = load_trained(learned)
+    assert len(list(continuation(run, "the people"))) == 31
+    assert len(list(continuation(run, "the people", tokens=31))) == 31
+    with pytest.raises(UserError, match="model=learned has vectors for 32 positions .* room for 31, not 32"):
+        continuation(run, "the people", tokens=32)
+    with pytest.raises(UserError, match="there is no room"):
+        continuation(run, "the " * 33)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["x", "--tokens", "0"], "--tokens must be at least 1"),
+        (["x", "--top-k", "0"], "--top-k must be at least 1"),
+        (["x", "--n", "0"], "--n must be at least 1"),
+        (["x", "--temperature", "-1"], "--temperature must be 0 or above"),
+        (["x", "--top-p", "0"], "--top-p must be above 0 and at most 1"),
+        ([" "], "Sentence 1 is empty"),
+        (["the people " * 9000], f"The prompt has 18000 words; give at most its last {MOST}"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), *arguments])
+    with pytest.raises(SystemExit, match=sentence):
+        main()

@@ -1,0 +1,78 @@
+"""Oracles: the definitions of top-k and top-p, counts of what is drawn, and sampling without a cache."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from conftest import MODELS, PATTERNS, group
+from test_cores import decoder
+
+from speechformer.sampling import kept, sample
+
+LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
+
+
+def test_the_temperature_divides_the_logits() -> None:
+    torch.testing.assert_close(kept(LOGITS, 0.7, None, 1.0), (LOGITS / 0.7).softmax(-1))
+    assert kept(LOGITS, 0, 3, 0.5).tolist() == [0, 1, 0, 0, 0, 0]
+    torch.testing.assert_close(kept(LOGITS, 1e-30, None, 1.0), torch.tensor([0, 1.0, 0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("k", [1, 3, 6, 100])
+def test_top_k_keeps_the_k_most_probable(k: int) -> None:
+    best = LOGITS.argsort(descending=True)[:k]
+    expected = torch.zeros(6).scatter(0, best, LOGITS[best].softmax(-1))
+    torch.testing.assert_close(kept(LOGITS, 1.0, k, 1.0), expected)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.55, 0.9, 0.999])
+def test_top_p_keeps_the_fewest_that_suffice(p: float) -> None:
+    """Oracle: of all sets of words the smallest whose probability is at least p, and of these the most probable."""
+    probabilities = LOGITS.double().softmax(-1)
+    sets = [set(chosen) for size in range(1, 7) for chosen in itertools.combinations(range(6), size)]
+    enough = [s for s in sets if sum(probabilities[list(s)]) >= p]
+    fewest = min(len(s) for s in enough)
+    best = max((s for s in enough if len(s) == fewest), key=lambda s: float(sum(probabilities[list(s)])))
+    found = kept(LOGITS.double(), 1.0, None, p)
+    assert set(found.nonzero().flatten().tolist()) == best
+    torch.testing.assert_close(found[list(best)], probabilities[list(best)] / probabilities[list(best)].sum())
+
+
+def test_words_are_drawn_as_often_as_they_are_probable() -> None:
+    """Oracle: the model's own probabilities of the next word; a count of n draws is within 5 standard deviations."""
+    core = decoder()
+    generator = torch.Generator().manual_seed(0)
+    n = 3000
+    draws = [next(sample(core, [3, 4], generator=generator)) for _ in range(n)]
+    with torch.no_grad():
+        logits = core(torch.tensor([[3, 4]]))[0, -1]
+    logits[0] = float("-inf")
+    probabilities = logits.softmax(-1)
+    counts = torch.bincount(torch.tensor(draws), minlength=len(logits))
+    assert counts[0] == 0
+    assert ((counts - n * probabilities).abs() <= 5 * (n * probabilities * (1 - probabilities)).sqrt() + 1e-9).all()
+
+
+@pytest.mark.parametrize(("model", "pattern"), [*itertools.product(MODELS, PATTERNS), ("rnn", "full")])
+def test_with_a_cache_the_same_is_drawn_as_without(model: str, pattern: str) -> None:
+    """Beyond the trained length too, where the positions reach."""
+    core = decoder(model=group("model", model), pattern=group("pattern", pattern), dropout=0.3)  # which is off
+    length = 8 if core.longest else 20
+    texts = [
+        list(
+            itertools.islice(sample(core, [3, 7, 5], cache=cache, generator=torch.Generator().manual_seed(1)), length)
+        )
+        for cache in (True, False)
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == length
+
+
+def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
+    core = decoder()
+    core.output.bias.data[:3] += 100
+    core.output.bias.data[40:] += 100
+    core.output.bias.data[1:3] -= 200
+    drawn = list(itertools.islice(sample(core, [5], words=40, generator=torch.Generator().manual_seed(0)), 9))
+    assert all(3 <= index < 40 for index in drawn)
