@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Every run of outputs/reference/report.md, as many at once as there are cores, and the report. Started again, it goes
 # on where it stopped: what is finished is not run again. A run that fails does not stop the others (hence the "-"); the

@@ -23,36 +23,46 @@ import torch
 from speechformer.callbacks import Record
 from speechformer.data import Example
 from speechformer.maps import draw, maps_of
+from speechformer.refusals import UserError
 from speechformer.sampling import sample
 from speechformer.tasks import Classify, LanguageModel, Task
 
 GOES_ON = 20  # words of a sample
-# TensorBoard's page of custom scalars: what belongs together in one chart, by regular expressions
-LAYOUT = {
-    "How good": {
-        "accuracy": ["Multiline", [r"^(train|validation|test)_accuracy$"]],
-        "accuracy, seen and unseen": ["Multiline", [r"^test_accuracy_(seen|unseen)$"]],
-        "accuracy by speaker": ["Multiline", [r"_accuracy_of_"]],
-        "perplexity": ["Multiline", [r"^(train|validation)_perplexity$", r"^test_perplexity_"]],
-        "BLEU": ["Multiline", [r"_bleu$"]],
+# TensorBoard's page of custom scalars: what belongs together in one chart, by regular expressions of whole names
+QUALITY = {
+    "classify": {
+        "accuracy": r"(train|validation|test)_accuracy",
+        "accuracy, seen and unseen": r"test_accuracy_(seen|unseen)",
+        "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
     },
-    "Training": {
-        "loss": ["Multiline", ["^train_loss$"]],
-        "learning rate": ["Multiline", ["^lr$"]],
-        "gradient norm": ["Multiline", ["^gradient_norm$"]],
-        "weight norm": ["Multiline", ["^weight_norm$"]],
-    },
-    "Attention": {"entropy of each head, in nats": ["Multiline", ["^attention_entropy/"]]},
+    "lm": {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"},
+    "translate": {"BLEU": r"validation_bleu", "perplexity": r"validation_perplexity"},
+}
+TRAINING = {
+    "loss": "train_loss",
+    "learning rate": "lr",
+    "gradient norm": "gradient_norm",
+    "weight norm": "weight_norm",
 }
 
 
+def layout(task: str) -> dict[str, dict[str, list[Any]]]:
+    """The page for a task, as `SummaryWriter.add_custom_scalars` takes it."""
+    pages = {"How good": QUALITY[task], "Training": TRAINING}
+    pages["Attention"] = {"entropy of each head, in nats": r"attention_entropy.*/.+"}
+    return {
+        page: {chart: ["Multiline", [f"^({pattern})$"]] for chart, pattern in charts.items()}
+        for page, charts in pages.items()
+    }
+
+
 @contextlib.contextmanager
-def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Without dropout, and then as before."""
+def evaluating(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[None]:
+    """Without dropout, in the precision of the run, and then as before."""
     training = module.training
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
             yield
     finally:
         module.train(training)
@@ -77,9 +87,9 @@ class Dashboard(pl.Callback):
         self.evaluations, self.shown_at = state_dict["evaluations"], state_dict["shown_at"]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and isinstance(pl_module, Task):
             for logger in self.record.tensorboards():
-                logger.experiment.add_custom_scalars(LAYOUT)
+                logger.experiment.add_custom_scalars(layout(pl_module.name))
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -94,14 +104,18 @@ class Dashboard(pl.Callback):
         if not trainer.is_global_zero or not isinstance(pl_module, Task):
             return
         self.evaluations += 1
-        with evaluating(pl_module):
+        if pl_module.diverged():
+            return
+        with evaluating(trainer, pl_module):
             self.log_numbers(pl_module, trainer.global_step)
             if self.evaluations & (self.evaluations - 1) == 0:
                 self.show(pl_module, trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero and isinstance(pl_module, Task) and self.shown_at != trainer.global_step:
-            with evaluating(pl_module):
+        if not trainer.is_global_zero or not isinstance(pl_module, Task) or pl_module.diverged():
+            return
+        if self.shown_at != trainer.global_step:
+            with evaluating(trainer, pl_module):
                 self.show(pl_module, trainer.global_step)
 
     def log_numbers(self, task: Task, step: int) -> None:
@@ -142,7 +156,10 @@ class Dashboard(pl.Callback):
             room = GOES_ON if task.core.longest is None else min(GOES_ON, task.core.longest - len(begun) + 1)
             generator = torch.Generator().manual_seed(0)
             drawn = sample(task.core, begun, generator=generator, words=len(self.tokenizer))
-            following = self.tokenizer.decode(itertools.islice(drawn, room))
+            try:
+                following = self.tokenizer.decode(itertools.islice(drawn, room))
+            except UserError as error:
+                following = [str(error)]
             yield "what comes next", f"{plain(' '.join(words[: len(begun)]))} **{plain(' '.join(following))}**"
 
 

@@ -341,8 +341,10 @@ def train(
             trainer.validate(task, datamodule=data, verbose=False)  # the last step, wherever the interval ends
         trainer.save_checkpoint(directory / "last.ckpt")
         metrics: dict[str, float | None] = {}
+        constant: dict[str, float | None] = {}  # of the corpus alone
         if not diverged:
-            metrics |= data.reference_figures()
+            constant = data.reference_figures()
+            metrics |= constant
             metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
             if chosen_on == "validation" and keep.best is not None:
                 if averaged > 1:
@@ -363,9 +365,8 @@ def train(
             diverged = not all(value is None or math.isfinite(value) for value in metrics.values())
         device_name = torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type
     # TensorBoard's table of hyperparameters, to sort a sweep by
-    varied = {key: value for key, value in config.items() if key not in ("trainer", "corpus", "checkpoint_every")}
-    final = {f"final/{name}": value for name, value in metrics.items() if value is not None}
-    record.loggers[0].log_hyperparams(varied, final)
+    final = {f"final/{name}": value for name, value in metrics.items() if value not in (None, constant.get(name))}
+    record.loggers[0].log_hyperparams(hyperparameters(config, claim["overrides"] or ()), final)
     record.finalize("success")
     stopwatch.turn("evaluation")
     result = {
@@ -406,6 +407,20 @@ def train(
             write_translations(directory / "translations.tsv", task.texts["test"], found)
         screen.say(screen.summary(result))
     return result
+
+
+def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """What TensorBoard's table shows of a config: what most people vary, and what this command line sets. All of it
+    would be fifty columns, of which a sweep varies two."""
+    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
+    whole = OmegaConf.create(config)
+    for override in overrides:
+        key, _, given = override.lstrip("+~").partition("=")
+        if not key.startswith(("hydra", "corpus", "threads", "force")):
+            value = OmegaConf.select(whole, key)
+            plain = isinstance(value, str | int | float | bool)
+            shown.setdefault(key, value if plain else given)
+    return shown
 
 
 def write_translations(path: Path, pairs: list[tuple[str, str]], translations: list[str]) -> None:

@@ -197,7 +197,7 @@ def draw(part: Map, title: str, scale: float | None = None) -> Image.Image:
     pen.text((10, 36), WHAT[part.name], font=font(13), fill=MUTED)
     scale = max(float(part.weights.max()) if scale is None else scale, 1e-9)
     entropy, distance = part.entropy(), part.distance()
-    table = colours((part.weights / scale).clamp(0, 1).numpy())
+    table = colours((part.weights / scale).clamp(0, 1).nan_to_num(0).numpy())
     table[:, :, ~part.seen.numpy()] = HIDDEN
     y = 66
     for layer in range(L):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from speechformer.cores.decoder import Decoder
+from speechformer.refusals import UserError
 
 
 def kept(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) -> Tensor:
@@ -54,12 +55,17 @@ def sample(
         words: the rows of the embedding table that are words; the rest, and the padding, is never drawn.
         cache: whether keys and values of what was read are kept; without, all is read again for each next word,
             which gives the same and is for comparison.
+
+    Raises:
+        UserError: the model has diverged.
     """
     device = core.output.weight.device
     past = core.decoder.new_cache() if cache else None
     ids = torch.tensor([list(prompt)], device=device)
     while True:
         logits_V = core.output(core.hidden(ids, past)[0, -1]).float().cpu()
+        if not logits_V.isfinite().all():
+            raise UserError("The model's figures are NaN or infinite: it has diverged, and knows no next word.")
         logits_V[0] = float("-inf")
         logits_V[len(logits_V) if words is None else words :] = float("-inf")
         index = int(torch.multinomial(kept(logits_V, temperature, top_k, top_p), 1, generator=generator))

@@ -88,6 +88,8 @@ def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) ->
         raise UserError(
             f"{directory} is a run of task={task.name}, which {DOES[task.name]}; this needs one of task={wanted}."
         )
+    if task.diverged():
+        raise UserError(f"{directory}: weights of {names[0]} are NaN or infinite, and mean nothing.")
     kind = Subwords if isinstance(task, Translate) else Tokenizer
     tokenizer = kind.load(directory / "tokenizer.json")
     task.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hydra
 import pytest

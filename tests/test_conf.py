@@ -20,7 +20,7 @@ from speechformer.fit import core_arguments, fit
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.report import published
-from speechformer.tasks import OPTIMIZERS, SCHEDULES, TASKS
+from speechformer.tasks import OPTIMIZERS, SCHEDULES, TASKS, Classify
 
 DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
@@ -100,7 +100,7 @@ def test_marsols_encoder_does_not_have_the_parameters_that_he_gives() -> None:
     """857,208 is the decoder's 864,011 less the head's 6,803; the encoder that the text describes has fewer."""
     cfg = plain("marsol_classify", "corpus=sample")
     data = SpeechData(load_corpus(cfg["corpus"]), **{key: cfg[key] for key in DATA})
-    total = count_parameters(TASKS["classify"](core=core_arguments(cfg, data), recipe=cfg["recipe"]).core)
+    total = count_parameters(Classify(core_arguments(cfg, data), cfg["recipe"], ["a", "b", "c"]).core)
     assert total["total"] - total["head"] == 570_304 != 864_011 - total["head"] == 857_208
 
 

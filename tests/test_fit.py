@@ -17,7 +17,8 @@ from conftest import TINY, compose
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speechformer import callbacks, devices, runs
-from speechformer.fit import fit
+from speechformer.config import as_plain
+from speechformer.fit import fit, hyperparameters
 from speechformer.refusals import UserError
 from speechformer.tasks import Classify, LanguageModel, Task, Translate
 
@@ -385,3 +386,23 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
         ]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
         assert done.stdout.count("Parameters: ") == 1  # one of them speaks
+
+
+def test_tensorboards_table_shows_what_a_command_line_sets() -> None:
+    overrides = [
+        "model=alibi",
+        "model.scale=2",
+        "recipe=cosine",
+        "+trainer.benchmark=true",
+        "seed=3",
+        "corpus=sample",
+    ]
+    config = as_plain(compose(*overrides))
+    assert hyperparameters(config, overrides) == {
+        "model": "alibi",
+        "pattern": "full",
+        "seed": 3,
+        "model.scale": 2,
+        "recipe": "cosine",
+        "trainer.benchmark": True,
+    }

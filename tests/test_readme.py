@@ -68,8 +68,8 @@ def test_every_choice_is_named() -> None:
 def test_what_was_trained_can_be_used_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     fit(compose(*TINY, "trainer.max_steps=2"), tmp_path / "run")
     capsys.readouterr()
-    (block,) = [block for block in blocks("python") if "load_task" in block]
+    (block,) = [block for block in blocks("python") if "load_trained" in block]
     exec(block.replace('"outputs/runs/..."', repr(str(tmp_path / "run"))), {})
-    shares = ast.literal_eval(capsys.readouterr().out)
-    assert list(shares) == ["marlowe", "okafor", "vance"]
+    shares, words, weights = ast.literal_eval(capsys.readouterr().out.replace("} [", "}, [").replace("] [", "], ["))
+    assert list(shares) == ["marlowe", "okafor", "vance"] and len(words) == len(weights) == 7
     assert sum(shares.values()) == pytest.approx(1)

@@ -9,6 +9,7 @@ import torch
 from conftest import MODELS, PATTERNS, group
 from test_cores import decoder
 
+from speechformer.refusals import UserError
 from speechformer.sampling import kept, sample
 
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
@@ -76,3 +77,10 @@ def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
     core.output.bias.data[1:3] -= 200
     drawn = list(itertools.islice(sample(core, [5], words=40, generator=torch.Generator().manual_seed(0)), 9))
     assert all(3 <= index < 40 for index in drawn)
+
+
+def test_a_model_that_has_diverged_knows_no_next_word() -> None:
+    core = decoder()
+    core.output.bias.data[7] = float("nan")
+    with pytest.raises(UserError, match="it has diverged, and knows no next word"):
+        next(sample(core, [5]))

@@ -39,7 +39,7 @@ def language_model(**recipe: Any) -> LanguageModel:
 def classifier(**recipe: Any) -> Classify:
     torch.manual_seed(0)
     core = {**stack_arguments(), "classes": 3, "pool": "mean", "classifier_width": 10}
-    return Classify(core=core, recipe={**ADAM, **recipe})
+    return Classify(core=core, recipe={**ADAM, **recipe}, classes=["a", "b", "c"])
 
 
 def figures(task: Any, parts: dict) -> dict[str, float]:
@@ -106,7 +106,7 @@ def test_training_loss_is_the_loss_of_the_next_token() -> None:
     assert task.tokens == 80
 
 
-def test_accuracy_is_counted_and_split_into_seen_and_unseen() -> None:
+def test_accuracy_is_counted_and_split_into_seen_and_unseen_and_by_speaker() -> None:
     task = classifier()
     ids = torch.randint(2, 50, (200, 20))
     ids[torch.arange(200) % 3 == 0, 11:] = 0
@@ -118,6 +118,9 @@ def test_accuracy_is_counted_and_split_into_seen_and_unseen() -> None:
         "test_accuracy": pytest.approx(right.float().mean().item()),
         "test_accuracy_seen": pytest.approx(right[seen].float().mean().item()),
         "test_accuracy_unseen": pytest.approx(right[~seen].float().mean().item()),
+        "test_accuracy_of_a": pytest.approx(right[labels == 0].float().mean().item()),
+        "test_accuracy_of_b": pytest.approx(right[labels == 1].float().mean().item()),
+        "test_accuracy_of_c": pytest.approx(right[labels == 2].float().mean().item()),
     }
     nothing_seen = {"ids": ids, "labels": labels, "seen": torch.zeros(200, dtype=torch.bool)}
     assert "test_accuracy_seen" not in figures(task, {("test", ""): nothing_seen})

@@ -72,6 +72,11 @@ def test_refusals(a_classifier: Path, tmp_path: Path) -> None:
     (run / "last.ckpt").write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match="is not a checkpoint of speechformer"):
         load_trained(run)
+    content = torch.load(a_classifier / "last.ckpt", weights_only=True)
+    content["state_dict"]["core.head.2.bias"][0] = float("nan")
+    torch.save(content, run / "last.ckpt")
+    with pytest.raises(UserError, match="weights of last.ckpt are NaN or infinite"):
+        load_trained(run)
     shutil.copy(a_classifier / "last.ckpt", run / "last.ckpt")
     (run / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="is not a tokenizer of speechformer"):

@@ -98,7 +98,7 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     assert weights.shape == (len(target), len(source)) == (len(written) + 1, len(ids))
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
     assert "".join(target[:-1]) == f" {row[2]}" and source[-1] == target[-1] == "<eos>"
-    expected = model.task.core.cross_attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))[-1]
+    expected = model.task.core.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
     torch.testing.assert_close(weights, expected[0].mean(dim=0))
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
     main()
@@ -154,8 +154,11 @@ def test_a_run_of_mixed_precision_translates_as_it_was_tested(
         (["RUN", "x", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10"),
         (["RUN", "x", "y", "--attention", "a.png"], "--attention draws one sentence, and there are 2"),
         (["RUN", " ", "--attention", "a.png"], "--attention draws one sentence, and there are 0"),
-        (["RUN", "x", "--attention", "a.xyz"], "name a .png, .pdf or .svg file"),
-        (["CLASSIFIER", "x"], "is a run of task=classify; translating needs one of task=translate"),
+        (["RUN", "x", "--attention", "a.xyz"], "name a .png file"),
+        (
+            ["CLASSIFIER", "x"],
+            "is a run of task=classify, which tells speakers apart; this needs one of task=translate",
+        ),
     ],
 )
 def test_refusals(
