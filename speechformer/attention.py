@@ -20,11 +20,12 @@ from torch import Tensor
 
 from speechformer import screen
 from speechformer.corpora.subwords import BEGIN, END, Subwords
+from speechformer.corpora.tokenizer import UNKNOWN
 from speechformer.decoding import translate_ids
 from speechformer.maps import WHAT, Check, Map, checks, draw, maps_of
 from speechformer.refusals import UserError, run_or_refuse
 from speechformer.tasks import Translate
-from speechformer.trained import Trained, given_texts, load_trained, no_empty, note_unknown, say_if_unfinished
+from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
 
 MOST = 128  # tokens on a side: of more nothing is seen in a picture
 PAGE = Path(__file__).with_name("attention.html")
@@ -39,8 +40,8 @@ def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list
         (ids,) = run.tokenizer.encode_all([text.strip()])
         source = [*ids, END]
         if len(source) > most:
-            notes.append(f"shown are the first {most} of its {len(source)} tokens")
-        source = source[:most]
+            notes.append(f"read are the first {most - 1} of its {len(ids)} tokens")
+            source = [*ids[: most - 1], END]
         options = {"beam": task.decoding["beam"], "alpha": task.decoding["length_penalty"]}
         (found,) = translate_ids(task.core, [source], longest=task.core.longest, **options)
         if len(found) + 1 > most:
@@ -56,9 +57,13 @@ def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list
     if len(ids) > most:
         why = ", as in training" if most == run.block_size and task.name == "classify" else ""
         notes.append(f"read are the first {most} of its {len(ids)} words{why}")
-    if note := note_unknown(words_of[:most], ids[:most]):
+    words_of, ids = words_of[:most], ids[:most]
+    if task.name == "lm" and len(ids) > run.block_size:
+        notes.append(f"it was trained on {run.block_size} words at once")
+    if note := note_unknown(words_of, ids):
         notes.append(note)
-    return [torch.tensor(ids[:most])], [words_of[:most]], notes
+    labels = [word if index != 1 else f"{word} {UNKNOWN}" for word, index in zip(words_of, ids)]
+    return [torch.tensor(ids)], [labels], notes
 
 
 def look(run: Trained, text: str) -> tuple[list[Map], list[Check], list[str]]:
@@ -80,15 +85,15 @@ def packed(weights: Tensor) -> str:
     return base64.b64encode(whole.tobytes()).decode()
 
 
-def page(text: str, runs: Sequence[tuple[str, list[Map]]]) -> str:
-    """The page: a text, and the label and the maps of each run.
+def page(text: str, runs: Sequence[tuple[str, list[Map], list[str]]]) -> str:
+    """The page: a text, and of each run its label, its maps, and what there is to say of it.
 
     All that comes from outside is one JSON object in it, in which no character can end the element that holds it, and
     the page's code puts words on the screen as text alone.
     """
     content: dict[str, Any] = {"text": text, "runs": []}
-    content["scale"] = max(float(part.weights.max()) for _, maps in runs for part in maps)
-    for label, maps in runs:
+    content["scale"] = max(float(part.weights.max()) for _, maps, _ in runs for part in maps)
+    for label, maps, notes in runs:
         shown = []
         for part in maps:
             distance = part.distance()
@@ -108,7 +113,7 @@ def page(text: str, runs: Sequence[tuple[str, list[Map]]]) -> str:
                     else [[round(value, 4) for value in row] for row in distance.tolist()],
                 }
             )
-        content["runs"].append({"label": label, "maps": shown})
+        content["runs"].append({"label": label, "maps": shown, "notes": notes})
     data = json.dumps(content, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -147,24 +152,40 @@ def main() -> None:
     given = parser.parse_intermixed_args()
 
     def command() -> None:
+        for folder in given.beside:
+            if not folder.is_dir() and not given.text:
+                raise UserError(f"--beside {folder}: there is no such folder; the sentence goes before --beside.")
         runs = [load_trained(folder, checkpoint=given.checkpoint) for folder in (given.run, *given.beside)]
         if len({run.task.name for run in runs}) > 1:
             raise UserError(
                 f"The runs are of task={', task='.join(run.task.name for run in runs)}; compare like ones."
             )
-        texts = no_empty(given_texts(given.text))
+        texts = given_sentences(given.text)
+        labels = [run.label for run in runs]
+        labels = [
+            f"{label} ({run.directory.resolve().name})" if labels.count(label) > 1 else label
+            for label, run in zip(labels, runs)
+        ]
         if len(texts) != 1:
             raise UserError(f"A map is of one sentence, and there are {len(texts)}; put it in quotes.")
         shown, failed, pictures = [], False, []
-        for number, run in enumerate(runs, start=1):
+        for number, (run, label) in enumerate(zip(runs, labels), start=1):
             say_if_unfinished(run)
-            maps, found, notes = look(run, texts[0])
+            try:
+                maps, found, notes = look(run, texts[0])
+            except UserError as error:
+                if number == 1:
+                    raise
+                maps, found, notes = [], [], [str(error)]
             screen.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
-            screen.say(said(found))
+            if found:
+                screen.say(said(found))
             failed |= not all(check.passed for check in found)
-            shown.append((run.label, maps))
+            if not run.finished:
+                notes = [f"not finished; weights of {run.checkpoint}", *notes]
+            shown.append((label, maps, notes))
             prefix = f"{number}_" if len(runs) > 1 else ""
-            pictures += [(f"{prefix}{part.name}.png", part, run.label) for part in maps]
+            pictures += [(f"{prefix}{part.name}.png", part, label) for part in maps]
         darkest = max(float(part.weights.max()) for _, part, _ in pictures)
         given.output.mkdir(parents=True, exist_ok=True)
         for name, part, label in pictures:

@@ -12,14 +12,16 @@ and compared with the run before the command says that it is done.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -58,8 +60,8 @@ def about(run: Trained) -> dict[str, Any]:
     }
 
 
-def save_safetensors(run: Trained, path: Path) -> None:
-    """The weights; of tables that are shared one, as `state_dict` names it first."""
+def as_safetensors(run: Trained) -> bytes:
+    """The weights as a file; of tables that are shared one, as `state_dict` names it first."""
     kept: dict[str, Tensor] = {}
     pointers: dict[int, str] = {}
     shared: dict[str, str] = {}
@@ -70,11 +72,11 @@ def save_safetensors(run: Trained, path: Path) -> None:
         else:
             shared[name] = first
     header = {"speechformer": json.dumps(about(run)), "shared": json.dumps(shared)}
-    save_file(kept, path, metadata=header)
+    return save(kept, metadata=header)
 
 
 def load_safetensors(path: Path) -> Classify | LanguageModel | Translate:
-    """The task that `save_safetensors` wrote, on the CPU and in evaluation mode.
+    """The task that `as_safetensors` made, on the CPU and in evaluation mode.
 
     Raises:
         UserError: the file is not one of ours.
@@ -109,8 +111,8 @@ class OfTwo(Exported):
         return self.core(source, target)
 
 
-def save_program(run: Trained, path: Path) -> None:
-    """The computation, by torch.export.
+def as_program(run: Trained) -> bytes:
+    """The computation as a file, by torch.export.
 
     Raises:
         UserError: torch cannot export this model.
@@ -135,7 +137,9 @@ def save_program(run: Trained, path: Path) -> None:
             f"torch.export cannot export model={run.label} ({type(error).__name__}: {first}); "
             "take --format safetensors."
         ) from error
-    torch.export.save(program, path)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
 
 
 def inputs_for(run: Trained, rows: int, tokens: int) -> list[Tensor]:
@@ -158,21 +162,24 @@ def export(run: Trained, kind: str, folder: Path) -> tuple[Path, float]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILES[kind]
+    partial = path.with_name(f"partial_{path.name}")
     run.task.cpu()
     read: Any
     if kind == "safetensors":
-        save_safetensors(run, path)
-        read = load_safetensors(path).core
+        partial.write_bytes(as_safetensors(run))
+        read = load_safetensors(partial).core
     else:
-        save_program(run, path)
-        read = torch.export.load(path).module()
+        partial.write_bytes(as_program(run))
+        read = torch.export.load(partial).module()
     worst = 0.0
     with torch.no_grad():
         for rows, tokens in ((1, 1), (2, 7), (5, 12)):
             ids = inputs_for(run, rows, tokens)
             worst = max(worst, float((read(*ids) - run.task.core(*ids)).abs().max()))
     if not worst <= 1e-4:
-        raise UserError(f"{path} computes something else: a logit differs by {worst:.1e}. Please report this.")
+        partial.unlink()
+        raise UserError(f"The export computes something else: a logit differs by {worst:.1e}. Please report this.")
+    os.replace(partial, path)
     shutil.copy(run.directory / "tokenizer.json", folder / "tokenizer.json")
     (folder / "export.json").write_text(json.dumps(about(run), indent=2) + "\n", encoding="utf-8")
     return path, worst

@@ -17,7 +17,7 @@ import torch
 from speechformer.refusals import UserError, run_or_refuse
 from speechformer.sampling import sample
 from speechformer.tasks import LanguageModel
-from speechformer.trained import Trained, given_texts, load_trained, no_empty, note_unknown, say_if_unfinished
+from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
 
 TOKENS = 40
 MOST = 4096  # words of a prompt; the scores of all of them with all others are held at once
@@ -89,11 +89,10 @@ def say(run: Trained, prompt: str, n: int, seed: int, **options: Any) -> None:
     found = [continuation(run, prompt, seed=seed + k, **options) for k in range(n)]
     if note := note_unknown(words, ids):
         print(f"({note})", file=sys.stderr)
-    known = [word if index != 1 else run.tokenizer.decode([1])[0] for word, index in zip(words, ids)]
     for k, following in enumerate(found):
         if n > 1:
             print(f"--- {k + 1}, seed {seed + k}")
-        for piece in pieces(itertools.chain(known, following)):
+        for piece in pieces(itertools.chain(run.tokenizer.decode(ids), following)):
             print(piece, end="", flush=True)
         print(flush=True)
 
@@ -110,7 +109,7 @@ def talk(run: Trained, n: int, seed: int, **options: Any) -> None:
         if not prompt:
             return
         try:
-            say(run, no_empty([prompt])[0], n, seed + turn * n, **options)
+            say(run, given_sentences([prompt])[0], n, seed + turn * n, **options)
         except UserError as error:
             print(error, file=sys.stderr)
 
@@ -135,6 +134,8 @@ def main() -> None:
                 raise UserError(f"--{name} must be at least {least}, not {value}.")
         if not 0 <= given.temperature < float("inf"):
             raise UserError(f"--temperature must be 0 or above, not {given.temperature}.")
+        if not 0 <= given.seed < 2**63 - given.n:
+            raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}.")
         if not 0 < given.top_p <= 1:
             raise UserError(f"--top-p must be above 0 and at most 1, not {given.top_p}.")
         run = load_trained(given.run, "lm", checkpoint=given.checkpoint)
@@ -143,7 +144,7 @@ def main() -> None:
         if not given.prompt and sys.stdin.isatty():
             talk(run, **options)
             return
-        for prompt in no_empty(given_texts(given.prompt)):
+        for prompt in given_sentences(given.prompt):
             say(run, prompt, **options)
 
     run_or_refuse(command)

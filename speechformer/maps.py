@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +184,17 @@ def draw(part: Map, title: str, scale: float | None = None) -> Image.Image:
     `scale` is the weight that is darkest, None for the greatest of the map. What a query may not see is grey.
     """
     L, N, T, S = part.weights.shape
+    part = replace(part, weights=part.weights.detach())
     cell = max(3, min(22, 420 // max(T, S)))
     size = max(11, min(15, cell))
     every = -(-(size + 1) // cell)  # where the cells are too small, every so manieth token is named
     names = [[short(word) for word in words] for words in (part.queries, part.keys)]
     wide, high = (max((int(font(size).getlength(name)) for name in words), default=0) + 10 for words in names)
+    titles = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
     gap, head = 18, 46
-    width = max(wide + N * (S * cell + gap) + 10, int(font(17).getlength(title)) + 20)
+    column = max(S * cell, *(int(font(13).getlength(text)) for row in titles for text in row)) + gap
+    texts = ((17, title), (13, WHAT[part.name]))
+    width = max(wide + N * column + 10, 480, *(int(font(points).getlength(text)) + 20 for points, text in texts))
     image = Image.new("RGB", (width, 70 + L * (T * cell + head) + high + 52), PAPER)
     pen = ImageDraw.Draw(image)
     pen.text((10, 10), title, font=font(17), fill=INK)
@@ -202,13 +206,12 @@ def draw(part: Map, title: str, scale: float | None = None) -> Image.Image:
     y = 66
     for layer in range(L):
         for n in range(N):
-            x = wide + n * (S * cell + gap)
-            heading = part.heading or f"layer {layer + 1}, head {n + 1}"
-            pen.text((x, y), heading, font=font(13), fill=INK)
+            x = wide + n * column
+            pen.text((x, y), titles[layer][n], font=font(13), fill=INK)
             said = f"entropy {entropy[layer, n]:.2f}"
             if distance is not None:
                 said += f", distance {distance[layer, n]:.1f}"
-            if font(11).getlength(said) <= S * cell + gap - 4:
+            if font(11).getlength(said) <= column - 4:
                 pen.text((x, y + 18), said, font=font(11), fill=MUTED)
             panel = Image.fromarray(table[layer, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
             image.paste(panel, (x, y + 36))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from speechformer import screen
 from speechformer.refusals import run_or_refuse
-from speechformer.trained import Trained, given_texts, load_trained, no_empty, note_unknown, say_if_unfinished
+from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
 
 ROWS_AT_ONCE = 256
 
@@ -111,6 +111,8 @@ def in_words(prediction: Prediction, most: int = 5) -> str:
             chosen = [f"{word} {weight:+.2f}" for weight, word in ranked if sign * weight >= 0.005][:most]
             if chosen:
                 lines.append(f"  {label} {prediction.speaker}: {', '.join(chosen)}")
+        if all(abs(weight) < 0.005 for weight in prediction.weights):
+            lines.append("  no word changes it by 0.005 or more")
     ids = [0 if known else 1 for known in prediction.known]
     if note := note_unknown(prediction.words, ids):
         lines.append(f"  {note}")
@@ -135,7 +137,7 @@ def main() -> None:
 
     def command() -> None:
         run = load_trained(given.run, "classify", checkpoint=given.checkpoint)
-        texts = no_empty(given_texts(given.text))
+        texts = given_sentences(given.text)
         say_if_unfinished(run)
         for text in texts:
             found = predict(run, text)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -20,11 +22,18 @@ class UserError(ValueError):
 
 
 def run_or_refuse(command: Callable[[], object]) -> None:
-    """Run a command; end it with one sentence on a `UserError` or a file that cannot be used."""
+    """Run a command; end it with one sentence on a `UserError` or a file that cannot be used, and in silence if
+    nobody reads any more (`| head`). What a terminal cannot show becomes a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         command()
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(f"Error: {error}")
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         sys.exit(f"Error: {error.filename}: {error.strerror}.")
     except KeyboardInterrupt:

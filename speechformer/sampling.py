@@ -22,9 +22,8 @@ def kept(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) 
     """The probabilities to draw from, [V]: 0 for words that are not kept."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits_V.argmax(), len(logits_V)).to(logits_V.dtype)
-    probabilities, order = (
-        ((logits_V - logits_V.max()) / temperature).softmax(dim=-1).sort(descending=True, stable=True)
-    )
+    wide_V = (logits_V - logits_V.max()).double()  # for any temperature that is a number
+    probabilities, order = (wide_V / temperature).softmax(dim=-1).sort(descending=True, stable=True)
     chosen = torch.ones_like(probabilities, dtype=torch.bool)
     if top_k is not None:
         chosen[top_k:] = False
@@ -32,7 +31,8 @@ def kept(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) 
     if top_p < 1:
         chosen &= probabilities.cumsum(dim=0) - probabilities < top_p  # those before it do not suffice
     probabilities = probabilities * chosen
-    return torch.zeros_like(logits_V).scatter(0, order, probabilities / probabilities.sum())
+    found_V = torch.zeros_like(wide_V).scatter(0, order, probabilities / probabilities.sum())
+    return found_V.to(logits_V.dtype)
 
 
 @torch.no_grad()

@@ -7,11 +7,14 @@ import shutil
 import sys
 from typing import Any
 
+STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 def say(text: str) -> None:
-    """Print a line; if nobody reads any more (`| head`), the run goes on in silence."""
+    """Print a line; if nobody reads any more (`| head`), the run goes on in silence. What would steer a terminal is
+    left out."""
     try:
-        print(text, flush=True)
+        print(text.translate(STEERING), flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 

@@ -108,7 +108,8 @@ def main() -> None:
             time.sleep(AGAIN)
             again, under_way = look(given.folder)
             if again != text:
-                screen.say(screen.above(text) + again)
+                print(screen.above(text), end="")
+                screen.say(again)
             text = again
 
     run_or_refuse(command)

@@ -519,5 +519,7 @@ def load_task(path: Path) -> Classify | LanguageModel | Translate:
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is not a checkpoint of speechformer ({type(error).__name__}).") from None
+        raise UserError(
+            f"{path} is not a checkpoint of speechformer, or one of an older version ({type(error).__name__})."
+        ) from None
     return task.eval()

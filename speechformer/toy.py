@@ -84,10 +84,11 @@ def main() -> None:
     def command() -> None:
         if not 1 <= given.width <= 16:
             raise UserError(f"--width must be between 1 and 16, to be read, not {given.width}.")
-        for sentence in given.sentence:
-            if not split_words(sentence):
-                raise UserError("A sentence is empty; give it some words.")
-        screen.say(show(given.sentence or SENTENCES, given.width, given.seed))
+        if not 0 <= given.seed < 2**63:
+            raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}.")
+        from speechformer.trained import given_sentences  # it imports the training
+
+        screen.say(show(given_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
 
     run_or_refuse(command)
 

@@ -60,7 +60,7 @@ class Trained:
 
 def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) -> Trained:
     """The model of a run's folder, with the weights that its figures are of: the average if the run made one, the
-    best if it was chosen on a held-out part, otherwise the last.
+    best if it was chosen on a held-out part, otherwise the last; and the last of a run that is not finished.
 
     Args:
         tasks: the tasks that it may be of; none for any.
@@ -77,9 +77,11 @@ def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) ->
     if result.get("status") == "diverged":
         raise UserError(f"{directory} diverged: its weights mean nothing; train it again with a lower recipe.lr.")
     best = result.get("best") or {}
-    order = CHECKPOINTS[::-1] if best.get("chosen_on") == "test" else CHECKPOINTS
+    order = CHECKPOINTS if best.get("chosen_on") == "validation" else CHECKPOINTS[::-1]
     names = [name for name in ([checkpoint] if checkpoint else order) if (directory / name).exists()]
     if not names:
+        if checkpoint is not None and result:
+            raise UserError(f"{directory} has no {checkpoint}; leave --checkpoint away.")
         wanted = checkpoint or ", ".join(CHECKPOINTS)
         raise UserError(f"{directory} has no {wanted}: it is no run, or one that has just begun.")
     task = load_task(directory / names[0])
@@ -109,6 +111,8 @@ def given_texts(arguments: Sequence[str]) -> list[str]:
         UserError: they are not UTF-8.
     """
     if not arguments:
+        if sys.stdin.isatty():
+            print("One sentence a line; Ctrl-D ends.", file=sys.stderr)
         return read_lines()
     for text in arguments:
         try:
@@ -132,18 +136,21 @@ def read_lines() -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def no_empty(texts: Sequence[str]) -> list[str]:
-    """The texts.
+def given_sentences(arguments: Sequence[str]) -> list[str]:
+    """As `given_texts`, at least one and all with words: empty lines of standard input are no sentences.
 
     Raises:
-        UserError: there is none, or one without a word.
+        UserError: there is none, one is empty, or not UTF-8.
     """
-    for number, text in enumerate(texts, start=1):
-        if not split_words(text):
-            raise UserError(f"Sentence {number} is empty; give it some words.")
+    texts = given_texts(arguments)
+    if arguments:
+        for number, text in enumerate(texts, start=1):
+            if not split_words(text):
+                raise UserError(f"Sentence {number} is empty; give it some words.")
+    texts = [text for text in texts if split_words(text)]
     if not texts:
         raise UserError("There is no sentence; give one behind the run, or lines on standard input.")
-    return list(texts)
+    return texts
 
 
 def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
@@ -151,4 +158,6 @@ def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
     unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == 1))
     if not unknown:
         return None
-    return f"not in the vocabulary, read as {UNKNOWN}: {', '.join(unknown)}"
+    named = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]
+    more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
+    return f"not in the vocabulary, read as {UNKNOWN}: {', '.join(named)}{more}"

@@ -36,7 +36,7 @@ ALLOWED = {
     "generate": {"refusals", "sampling", "tasks", "trained"},
     "attention": {"corpora", "decoding", "maps", "refusals", "screen", "tasks", "trained"},
     "export": {"layers", "refusals", "tasks", "trained"},
-    "toy": {"corpora", "layers", "refusals", "screen"},
+    "toy": {"corpora", "layers", "refusals", "screen", "trained"},
     "dashboard": {"callbacks", "data", "maps", "refusals", "sampling", "tasks"},
     "callbacks": {"refusals", "runs", "screen"},
     "download": {"corpora", "refusals"},

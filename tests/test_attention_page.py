@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import shutil
@@ -66,13 +67,14 @@ def test_the_page_holds_the_weights_and_figures(a_classifier: Path) -> None:
     raw = base64.b64decode(packed(part.weights))
     values = torch.tensor(struct.unpack(f"<{len(raw) // 2}H", raw)).view(part.weights.shape) / 65535
     torch.testing.assert_close(values, part.weights, atol=1e-5, rtol=0)
-    assert packed(part.weights) in page("text", [("a", maps)])
+    assert packed(part.weights) in page("text", [("a", maps, [])])
 
 
 def test_every_word_is_escaped(a_classifier: Path, tmp_path: Path) -> None:
     weights = torch.ones(1, 1, 1, 1)
     text = page(
-        HARMFUL, [(HARMFUL, [Map("encoder", [HARMFUL], [HARMFUL], weights, torch.ones(1, 1, dtype=torch.bool))])]
+        HARMFUL,
+        [(HARMFUL, [Map("encoder", [HARMFUL], [HARMFUL], weights, torch.ones(1, 1, dtype=torch.bool))], [HARMFUL])],
     )
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     assert content_of(tmp_path / "page.html")["text"] == HARMFUL
@@ -99,6 +101,7 @@ def test_a_check_that_fails_is_said_and_ends_the_command(
         (["CLASSIFIER", "x", "y"], "A map is of one sentence, and there are 2"),
         (["CLASSIFIER", " "], "Sentence 1 is empty"),
         (["CLASSIFIER", "x", "--beside", "LM"], "The runs are of task=classify, task=lm; compare like ones"),
+        (["CLASSIFIER", "--beside", "LM", "We will"], "the sentence goes before --beside"),
         (["RNN", "x"], "is a run of model=rnn, cell gru, which attends to nothing"),
     ],
 )
@@ -123,8 +126,35 @@ def test_a_long_text_is_cut_and_that_is_said(a_classifier: Path, a_language_mode
     for run, most in ((a_classifier, 32), (a_language_model, 128)):
         maps, _, notes = look(load_trained(run), text)
         assert maps[0].weights.shape[-1] == most and f"the first {most} of its 18000 words" in notes[0]
+    assert "it was trained on 32 words at once" in look(load_trained(a_language_model), text)[2]
     maps, _, notes = look(load_trained(a_translator), "the people " * 100)
-    assert maps[0].weights.shape[-1] == 128 and "shown are the first 128 of its" in notes[0]
+    assert (
+        maps[0].weights.shape[-1] == 128
+        and "read are the first 127 of its" in notes[0]
+        and maps[0].keys[-1] == "<eos>"
+    )
+
+
+def test_runs_stand_beside_one_another(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Of runs that are called alike the folders are named; one without attention says so; unknown words
+    are marked."""
+    fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
+    again = shutil.copytree(a_classifier, tmp_path / "again")
+    arguments = [str(a_classifier), f"{SENTENCE} 😀", "--beside", str(again), str(tmp_path / "rnn")]
+    monkeypatch.setattr(sys, "argv", ["attention", *arguments, "--output", str(tmp_path / "out")])
+    main()
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+    assert names == ["1_encoder.png", "2_encoder.png"]
+    shown = content_of(tmp_path / "out" / "attention.html")["runs"]
+    assert [run["label"] for run in shown] == [
+        f"alibi, scale 1 ({a_classifier.name})",
+        "alibi, scale 1 (again)",
+        "rnn, cell gru",
+    ]
+    assert "which attends to nothing" in shown[2]["notes"][0] and shown[2]["maps"] == []
+    assert shown[0]["maps"][0]["keys"][-1] == "😀 <unk>" and shown[0]["notes"][0].endswith(", 😀")
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +186,10 @@ def test_the_page_works_in_a_browser(
     """It renders, choosing and pointing change what is shown, figures are those of the maps; no error, no request."""
     run = load_trained(a_classifier)
     maps, _, _ = look(run, SENTENCE)
-    (tmp_path / "page.html").write_text(page(SENTENCE, [("one", maps), ("two", maps)]), encoding="utf-8")
+    other = dataclasses.replace(maps[0], weights=maps[0].weights.flip(-1))
+    (tmp_path / "page.html").write_text(
+        page(SENTENCE, [("one", maps, []), ("two", [other], ["a note"])]), encoding="utf-8"
+    )
     shown, said = opened(browser, tmp_path / "page.html")
     assert shown.text_content("#text") == SENTENCE and shown.locator("canvas.map").count() == 2
     at_first = shown.screenshot()
@@ -172,17 +205,21 @@ def test_the_page_works_in_a_browser(
     first.locator(".words").nth(1).locator("span").nth(2).hover()  # "mend", as the one that looks
     first.locator(".words").nth(0).locator("span").nth(4).hover()  # "harbours", as what is looked at
     assert first.locator(".cell").text_content() == f"mend → harbours: {maps[0].weights[1, 1, 2, 4]:.3f}"
+    beside = shown.locator(".run").nth(1)
+    assert beside.locator(".cell").text_content() == f"mend → harbours: {other.weights[1, 1, 2, 4]:.3f}"
+    assert f"{other.distance()[1, 1]:.1f}" == beside.locator("tbody tr.on td").nth(4).text_content()
+    assert beside.locator("p", has_text="a note").count() == 1
     words = first.locator(".words").nth(0).locator("span")
     assert [float(words.nth(k).get_attribute("title")) for k in range(words.count())] == pytest.approx(
         maps[0].weights[1, 1, 2].tolist(), abs=6e-4
     )
     assert shown.screenshot() != chosen and said == []
-    box = shown.locator("canvas.map").first.bounding_box()
+    box, we = shown.locator("canvas.map").first.bounding_box(), maps[0].queries[0].replace(" ", "·")
     shown.mouse.move(box["x"] + box["width"] - 4, box["y"] + 4)
-    assert first.locator(".cell").text_content() == f"We → .: {maps[0].weights[1, 1, 0, -1]:.3f}"
+    assert first.locator(".cell").text_content() == f"{we} → .: {maps[0].weights[1, 1, 0, -1]:.3f}"
     shown.click("button[data-choice='head:-1']")
     shown.mouse.move(box["x"] + box["width"] - 6, box["y"] + 6)
-    assert first.locator(".cell").text_content() == f"We → .: {maps[0].weights[1, :, 0, -1].mean():.3f}"
+    assert first.locator(".cell").text_content() == f"{we} → .: {maps[0].weights[1, :, 0, -1].mean():.3f}"
     assert said == []
 
 
@@ -190,7 +227,7 @@ def test_a_browser_executes_no_word(browser: Any, tmp_path: Path) -> None:
     part = Map(
         "encoder", [HARMFUL] * 2, [HARMFUL] * 2, torch.full((1, 1, 2, 2), 0.5), torch.ones(2, 2, dtype=torch.bool)
     )
-    (tmp_path / "page.html").write_text(page(HARMFUL, [(HARMFUL, [part])]), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page(HARMFUL, [(HARMFUL, [part], [HARMFUL])]), encoding="utf-8")
     shown, said = opened(browser, tmp_path / "page.html")
     shown.locator(".words span").first.hover()
     assert shown.title() == "Attention" and shown.text_content("#text") == HARMFUL and said == []

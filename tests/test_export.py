@@ -13,7 +13,7 @@ from conftest import TINY, compose
 from safetensors.torch import save_file
 
 from speechformer.corpora.tokenizer import Tokenizer
-from speechformer.export import export, inputs_for, load_safetensors, main
+from speechformer.export import FILES, export, inputs_for, load_safetensors, main
 from speechformer.fit import fit
 from speechformer.refusals import UserError
 from speechformer.trained import load_trained
@@ -91,3 +91,13 @@ def test_the_command_line(
     main()
     assert "read again, no logit differs by more than 0e+00" in capsys.readouterr().out
     assert len(Tokenizer.load(tmp_path / "new" / "folder" / "tokenizer.json")) > 100
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch.export"])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    kind: str, a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / FILES[kind]).mkdir()
+    monkeypatch.setattr(sys, "argv", ["export", str(a_classifier), "--format", kind, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"Error: .*{FILES[kind]}: Is a directory"):
+        main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def test_learned_positions_end(learned: Path) -> None:
         (["x", "--tokens", "0"], "--tokens must be at least 1"),
         (["x", "--top-k", "0"], "--top-k must be at least 1"),
         (["x", "--n", "0"], "--n must be at least 1"),
+        (["x", "--seed", "-1"], "--seed must be at least 0"),
+        (["x", "--seed", str(2**63 - 1), "--n", "2"], "--seed must be at least 0 and below 2.63"),
         (["x", "--temperature", "-1"], "--temperature must be 0 or above"),
         (["x", "--top-p", "0"], "--top-p must be above 0 and at most 1"),
         ([" "], "Sentence 1 is empty"),
@@ -98,3 +101,12 @@ def test_refusals(
     monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), *arguments])
     with pytest.raises(SystemExit, match=sentence):
         main()
+
+
+def test_when_nobody_reads_it_ends_in_silence(a_language_model: Path) -> None:
+    command = [sys.executable, "-m", "speechformer.generate", str(a_language_model), "the people", "--n", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0

@@ -144,4 +144,14 @@ def test_a_picture_of_any_size_can_be_looked_at(tokens: int) -> None:
     weights = torch.full((6, 8, tokens, tokens), 1 / tokens)
     words = [f"😀 שלום {k}" for k in range(tokens)]
     seen = torch.ones(tokens, tokens, dtype=torch.bool)
-    assert max(draw(Map("encoder", words, words, weights, seen), "title").size) < 5000
+    size = draw(Map("encoder", words, words, weights, seen), "title").size
+    assert max(size) < 5000 and size[0] >= 480
+
+
+def test_a_map_of_one_word_has_room_for_its_headings() -> None:
+    """No heading reaches into the next one's column: between them is a column of paper alone."""
+    weights = torch.ones(1, 4, 1, 1)
+    image = draw(Map("encoder", ["We"], ["We"], weights, torch.ones(1, 1, dtype=torch.bool)), "").convert("L")
+    band = torch.tensor(list(image.crop((0, 66, image.width, 82)).tobytes())).view(16, image.width)
+    inked = (band < 200).any(dim=0).nonzero().flatten()
+    assert int((inked.diff() > 12).sum()) == 3

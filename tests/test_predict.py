@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechformer.predict import erasure, main, predict
+from speechformer.predict import erasure, in_words, main, predict
 from speechformer.refusals import UserError
 from speechformer.trained import load_trained
 
@@ -40,6 +41,8 @@ def test_a_prediction_names_what_was_read(a_classifier: Path) -> None:
     known = dict(zip(found.words, found.known))
     assert not known["Zyzzyva"] and not known["😀"] and not known["שלום"] and known["the"]
     assert predict(run, "harbours").weights is None
+    nothing = dataclasses.replace(found, weights=[0.001] * len(found.words))
+    assert "no word changes it by 0.005 or more" in in_words(nothing)
     assert predict(run, "harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
 
 

@@ -21,6 +21,20 @@ def test_the_temperature_divides_the_logits() -> None:
     torch.testing.assert_close(kept(LOGITS, 1e-30, None, 1.0), torch.tensor([0, 1.0, 0, 0, 0, 0]))
 
 
+@pytest.mark.parametrize("temperature", [1e-310, 1e300])
+def test_any_temperature_that_is_a_number_will_do(temperature: float) -> None:
+    """Towards 0 the most probable alone, towards infinity all alike."""
+    expected = kept(LOGITS, 0, None, 1.0) if temperature < 1 else torch.full((6,), 1 / 6)
+    torch.testing.assert_close(kept(LOGITS, temperature, None, 1.0), expected)
+
+
+def test_top_p_is_of_what_top_k_has_kept() -> None:
+    """Of two words with 55 and 45 % of what is left, the first has half of it alone; of all words it has a third."""
+    logits = torch.tensor([2.0, 1.8, 1.6, 0.1])
+    assert kept(logits, 1.0, 2, 0.5).nonzero().flatten().tolist() == [0]
+    assert kept(logits, 1.0, None, 0.5).nonzero().flatten().tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("k", [1, 3, 6, 100])
 def test_top_k_keeps_the_k_most_probable(k: int) -> None:
     best = LOGITS.argsort(descending=True)[:k]

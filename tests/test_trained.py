@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from speechformer.refusals import UserError
-from speechformer.trained import given_texts, load_trained, no_empty
+from speechformer.trained import given_sentences, given_texts, load_trained, note_unknown
 
 
 def copy_of(run: Path, to: Path, *left_out: str) -> Path:
@@ -38,6 +39,7 @@ def test_the_names_of_the_classes_are_in_the_checkpoint(a_classifier: Path) -> N
 def test_an_unfinished_run_can_be_used(a_classifier: Path, tmp_path: Path) -> None:
     run = copy_of(a_classifier, tmp_path / "run", "result.json", "config.yaml", "run.json")
     assert not load_trained(run).finished and load_trained(a_classifier).finished
+    assert load_trained(run).checkpoint == "last.ckpt"  # what its best was chosen on cannot be known
 
 
 def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_refusals(a_classifier: Path, tmp_path: Path) -> None:
         UserError, match="is a run of task=classify, which tells speakers apart; this needs .*task=lm"
     ):
         load_trained(a_classifier, "lm")
-    with pytest.raises(UserError, match="has no average.ckpt: "):
+    with pytest.raises(UserError, match="has no average.ckpt; leave --checkpoint away"):
         load_trained(a_classifier, checkpoint="average.ckpt")
     with pytest.raises(UserError, match="it is one of average.ckpt, best.ckpt, last.ckpt"):
         load_trained(a_classifier, checkpoint="bset.ckpt")
@@ -91,6 +93,19 @@ def test_texts_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(UserError, match="is not UTF-8"):
         given_texts(["caf\udce9"])
     with pytest.raises(UserError, match="Sentence 2 is empty"):
-        no_empty(["one", "  \u2028 "])
+        given_sentences(["one", "  \u2028 "])
+
+
+def test_an_empty_line_of_standard_input_is_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\ntwo\n\n")))
+    assert given_sentences([]) == ["one", "two"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     with pytest.raises(UserError, match="There is no sentence"):
-        no_empty([])
+        given_sentences([])
+
+
+def test_unknown_words_are_named_shortly() -> None:
+    words = ["the", "x" * 100_000, *(f"w{k}" for k in range(30))]
+    note = note_unknown(words, [7, *[1] * 31])
+    assert note is not None and len(note) < 250 and note.endswith("w18 and 11 more") and "the," not in note
+    assert note_unknown(["the"], [7]) is None
