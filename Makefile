@@ -62,7 +62,7 @@ reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.report $(TRANSLATED) --output $(TRANSLATED)/report
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once: a minute or more, 1.3 GB or more (torch)."
+	@echo "Setting up $(VENV), once: a minute or more, 1.8 GB or more (torch)."
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
