@@ -20,7 +20,7 @@ from speechformer.decoding import translate_ids
 from speechformer.maps import Map, draw
 from speechformer.refusals import UserError, run_or_refuse
 from speechformer.tasks import Translate
-from speechformer.trained import given_texts, load_trained
+from speechformer.trained import given_texts, load_trained, say_if_unfinished
 
 
 @dataclass
@@ -77,12 +77,13 @@ class Model:
 
 
 def load_model(run: Path) -> Model:
-    """The model of a run's folder, on the CPU, or on a GPU where there is one.
+    """The model of a run's folder, on the CPU, or on a GPU where there is one; of an unfinished run that is said.
 
     Raises:
         UserError: as for `load_trained`; also for a run of another task.
     """
     trained = load_trained(run, "translate")
+    say_if_unfinished(trained)
     return Model(trained.task, trained.tokenizer)  # type: ignore[arg-type]
 
 
@@ -105,8 +106,6 @@ def main() -> None:
         texts = given_texts(given.text)
         if given.attention and (len(texts) != 1 or not texts[0].strip()):
             raise UserError(f"--attention draws one sentence, and there are {sum(map(bool, map(str.strip, texts)))}.")
-        if not (given.run / "result.json").exists():
-            print("This run is not finished: its best weights so far.", file=sys.stderr)
         sources, longest = model.encode(texts), model.task.core.longest
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:
