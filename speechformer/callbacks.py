@@ -248,10 +248,14 @@ class WholeFiles(TorchCheckpointIO):
 
 class Progress(pl.Callback):
     """One bar over the whole run, on stderr; above it, on stdout, one line for each evaluation. For onlookers
-    (`python -m speechformer.status`) it says in `run.json` now and then how far the run is."""
+    (`python -m speechformer.status`) it says in `run.json` now and then how far the run is.
 
-    def __init__(self, directory: Path, claim: dict[str, Any]) -> None:
-        self.directory, self.claim = directory, claim
+    Args:
+        claims: the folder and the content of `run.json`, of each run that is trained.
+    """
+
+    def __init__(self, claims: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+        self.claims = list(claims)
         self.said = 0.0
         self.bar: tqdm | None = None
         self.columns: list[str] = []
@@ -282,11 +286,12 @@ class Progress(pl.Callback):
             self.said, total = now, trainer.estimated_stepping_batches
             so_far = {"step": trainer.global_step, "steps": int(total) if math.isfinite(total) else None}
             with contextlib.suppress(OSError):  # it is a courtesy
-                runs.write_json(self.directory / runs.CLAIM, {**self.claim, **so_far})
+                for directory, claim in self.claims:
+                    runs.write_json(directory / runs.CLAIM, {**claim, **so_far})
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self.bar.set_postfix_str(f"loss {float(outputs['loss']):.3f}", refresh=False)
+            self.bar.set_postfix_str(f"loss {float(outputs['loss']) / len(self.claims):.3f}", refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -318,6 +323,7 @@ class Progress(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            kept = (self.directory / "last.ckpt").exists()
-            then = f"goes on from {self.directory}" if kept else "begins anew: there is no checkpoint yet"
+            directory = self.claims[0][0]
+            kept = (directory / "last.ckpt").exists()
+            then = f"goes on from {directory}" if kept else "begins anew: there is no checkpoint yet"
             screen.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

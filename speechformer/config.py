@@ -271,8 +271,9 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
 
 def top_level_keys() -> list[str]:
     """The keys and groups that stand at the top of the config."""
-    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
-    return sorted(keys | {folder.name for folder in CONF.iterdir() if folder.is_dir()})
+    keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")}
+    keys |= {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+    return sorted(keys - {"defaults", "hydra"})
 
 
 def check_overrides(overrides: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,9 @@ from speechformer.refusals import UserError, one_sentence, pick
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from speechformer.callbacks import Checkpoints, Record, Stopwatch
+    from speechformer.callbacks import Stopwatch
     from speechformer.data import SpeechData
+    from speechformer.pack import Pack, PackedData
     from speechformer.pair_data import PairData
     from speechformer.tasks import Task
 
@@ -105,7 +107,7 @@ def fit(
     about: dict[str, Any] = {"identity": fingerprint, "overrides": None if overrides is None else list(overrides)}
     if int(os.environ.get("LOCAL_RANK", 0)):  # a helper of a run on several devices; the first process has the claim
         own = {**about, "attempts": 1, "threads": devices.share_of_threads()}
-        return train(config, directory, corpus, own, started)
+        return train([(config, directory, own)], corpus, started)[0]
 
     begun = directory.exists() and any(directory.iterdir())
     try:
@@ -139,7 +141,7 @@ def fit(
                 claim = runs.sign(directory, about)
                 clear(directory, runs.RESULT)  # of an attempt that failed
                 (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
-                result = train(config, directory, corpus, claim, started, launcher)
+                result = train([(config, directory, claim)], corpus, started, launcher)[0]
                 runs.write_result(directory, result)
                 shutil.rmtree(directory / "weights", ignore_errors=True)  # see callbacks.WEIGHTS
                 return result
@@ -162,6 +164,44 @@ def fit(
                 clear(directory, runs.LOCK)
                 directory.rmdir()
         raise
+
+
+def fit_as_one(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]], launcher: str) -> list[Path]:
+    """Train runs of the same shapes together (see `pack`), those of them whose folders are new.
+
+    Args:
+        jobs: config, folder and overrides of each, that `together` groups.
+
+    Returns:
+        The folders of those that have their result now: none if there were fewer than two.
+    """
+    started = time.perf_counter()
+    members = []
+    with contextlib.ExitStack() as claims:
+        for cfg, directory, overrides in jobs:
+            config = as_plain(cfg)
+            config.pop("force")
+            corpus = load(config)
+            try:
+                earlier = claims.enter_context(runs.claim(directory, wait=False))
+            except runs.OccupiedError:
+                continue
+            if earlier or runs.result_or_none(directory) or any((directory / name).exists() for name in STRANGE):
+                continue
+            fingerprint = runs.identity(config, corpus.sha256, corpus.identity)
+            members.append(
+                (config, directory, {"identity": fingerprint, "overrides": list(overrides), "attempts": 1})
+            )
+        if len(members) < 2:
+            return []
+        threads = devices.share_of_threads()
+        signed = []
+        for config, directory, about in members:
+            signed.append((config, directory, runs.sign(directory, {**about, "threads": threads})))
+            (directory / "config.yaml").write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+        for (_, directory, _), result in zip(signed, train(signed, corpus, started, launcher)):
+            runs.write_result(directory, result)
+    return [directory for _, directory, _ in signed]
 
 
 def clear(directory: Path, *names: str) -> None:
@@ -191,50 +231,102 @@ def failure(
     }
 
 
-def build_trainer(
+@dataclass
+class Attempt:
+    """A run that is being made: its config, its folder, what `run.json` says, and what trains it."""
+
+    config: dict[str, Any]
+    directory: Path
+    claim: dict[str, Any]
+    task: Task
+    data: SpeechData | PairData
+    parameters: dict[str, int]
+
+    def __post_init__(self) -> None:
+        from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+        from speechformer.callbacks import Checkpoints, Record
+        from speechformer.dashboard import Dashboard
+
+        averaged = self.config["task"].get("average", 1)
+        self.monitor = self.task.figure_of(self.data.chosen_on)
+        self.keep = Checkpoints(
+            self.directory, self.monitor, self.config["checkpoint_every"], averaged if averaged > 1 else 0
+        )
+        tensorboard = TensorBoardLogger(self.directory, name="", version="tensorboard", default_hp_metric=False)
+        self.record = Record([tensorboard, CSVLogger(self.directory, name="", version="")])
+        self.callbacks = [Dashboard(self.record, self.data.examples(), self.data.tokenizer), self.keep]
+        self.metrics: dict[str, float | None] = {}
+
+
+def prepare(
     config: dict[str, Any],
     directory: Path,
-    monitor: str,
-    device: Any,
+    corpus: Corpus | Pairs,
     claim: dict[str, Any],
-    started: float,
     data: SpeechData | PairData,
-) -> tuple[Trainer, Checkpoints, Stopwatch, Record]:
-    """Lightning's Trainer with what accompanies a training.
+) -> Attempt:
+    """A run with its seed and its new task."""
+    from lightning.pytorch import seed_everything
+
+    from speechformer.cores.stack import count_parameters
+    from speechformer.pair_data import PairData
+    from speechformer.tasks import TASKS, Translate
+
+    seed_everything(config["seed"], workers=True, verbose=False)
+    arguments = {"core": core_arguments(config, data), "recipe": config["recipe"]}
+    if isinstance(corpus, Corpus) and config["task"]["name"] == "classify":
+        arguments["classes"] = list(corpus.classes)
+    if config["task"]["name"] == "translate":
+        arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
+    task: Task = TASKS[config["task"]["name"]](**arguments)
+    if isinstance(task, Translate) and isinstance(data, PairData):
+        task.tokenizer, task.texts = data.tokenizer, data.texts
+    return Attempt(config, directory, claim, task, data, count_parameters(task.core))
+
+
+def build_trainer(
+    attempts: Sequence[Attempt], device: Any, started: float
+) -> tuple[Trainer, Task | Pack, SpeechData | PairData | PackedData, Stopwatch]:
+    """Lightning's Trainer, with what accompanies a training, and what it is to train on what: a task, or several in
+    one.
 
     Raises:
         UserError: `trainer.*` has an argument or value that Lightning does not take.
     """
     import lightning.pytorch as pl
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from speechformer.callbacks import Checkpoints, Progress, Record, Stopwatch, WholeFiles
-    from speechformer.dashboard import Dashboard
+    from speechformer.callbacks import Progress, Stopwatch, WholeFiles
+    from speechformer.data import SpeechData
 
-    averaged = config["task"].get("average", 1)
-    stopwatch = Stopwatch(started)
-    keep = Checkpoints(directory, monitor, config["checkpoint_every"], averaged if averaged > 1 else 0)
-    tensorboard = TensorBoardLogger(directory, name="", version="tensorboard", default_hp_metric=False)
-    record = Record([tensorboard, CSVLogger(directory, name="", version="")])
+    config, first, stopwatch = attempts[0].config, attempts[0], Stopwatch(started)
+    module: Task | Pack = first.task
+    data: SpeechData | PairData | PackedData = first.data
+    own: dict[str, Any] = {"logger": first.record, "callbacks": [first.record], "plugins": [WholeFiles()]}
+    last: list[Any] = first.callbacks
+    if len(attempts) > 1:
+        from speechformer.pack import Forward, Member, Pack, PackedData, PackedFiles
+
+        assert isinstance(data, SpeechData)
+        module = Pack([Member(run.task, run.directory, run.record, run.keep, run.callbacks) for run in attempts])
+        data = PackedData(data, [run.config["seed"] for run in attempts])
+        own = {"logger": False, "callbacks": [], "plugins": [PackedFiles(module, stopwatch)]}
+        last = [Forward(module)]
+    progress = Progress([(run.directory, run.claim) for run in attempts])
     arguments = {**config["trainer"], "devices": device}
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
         arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
     try:
         trainer = pl.Trainer(
-            default_root_dir=directory,
-            logger=record,
-            callbacks=[
-                record,
-                stopwatch,
-                Progress(directory, claim),
-                Dashboard(record, data.examples(), data.tokenizer),
-                keep,
-            ],
+            default_root_dir=first.directory,
+            logger=own["logger"],
+            callbacks=[*own["callbacks"], stopwatch, progress, *last],
             # Inside a SLURM job Lightning would settle devices and requeueing by itself; both are settled here.
-            plugins=[WholeFiles(), LightningEnvironment()],
+            plugins=[*own["plugins"], LightningEnvironment()],
+            enable_checkpointing=len(attempts) == 1,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
@@ -242,7 +334,7 @@ def build_trainer(
         )
     except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"trainer: {one_sentence(error)}") from error
-    return trainer, keep, stopwatch, record
+    return trainer, module, data, stopwatch
 
 
 @contextlib.contextmanager
@@ -279,41 +371,34 @@ def set_threads(config: dict[str, Any], claim: dict[str, Any]) -> int:
 
 
 def train(
-    config: dict[str, Any],
-    directory: Path,
+    members: Sequence[tuple[dict[str, Any], Path, dict[str, Any]]],
     corpus: Corpus | Pairs,
-    claim: dict[str, Any],
     started: float,
     launcher: str | None = None,
-) -> dict[str, Any]:
-    """The run itself, in a folder that is ours; returns its result."""
-    import torch
-    from lightning.pytorch import seed_everything
+) -> list[dict[str, Any]]:
+    """Runs themselves, in folders that are ours; returns their results.
 
-    from speechformer.callbacks import WEIGHTS, average
-    from speechformer.cores.stack import count_parameters
+    Args:
+        members: config, folder and claim of each; several are trained as one, see `pack`.
+        started: when, by `time.perf_counter`.
+    """
+    import torch
+
     from speechformer.data import EvaluationBatches, SpeechData
-    from speechformer.pair_data import PairData
-    from speechformer.quality import signatures
-    from speechformer.tasks import TASKS, Translate
 
     quieten()
     spare_memory_management()
+    config, _, claim = members[0]
     threads = set_threads(config, claim)
-    seed_everything(config["seed"], workers=True, verbose=False)
     data = build_data(config, corpus)
-    arguments = {"core": core_arguments(config, data), "recipe": config["recipe"]}
-    if isinstance(corpus, Corpus) and config["task"]["name"] == "classify":
-        arguments["classes"] = list(corpus.classes)
-    if config["task"]["name"] == "translate":
-        arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
-    task: Task = TASKS[config["task"]["name"]](**arguments)
-    if isinstance(task, Translate) and isinstance(data, PairData):
-        task.tokenizer, task.texts = data.tokenizer, data.texts
-    parameters = count_parameters(task.core)
-    chosen_on, averaged = data.chosen_on, config["task"].get("average", 1)
-    monitor = task.figure_of(chosen_on)
-    data.reach(getattr(task.core, "longest", None))
+    attempts = []
+    for config, directory, claim in members:
+        attempts.append(prepare(config, directory, corpus, claim, data))
+        if len(members) > 1:  # each goes on from where its seed has come to
+            attempts[-1].task.generator = torch.Generator()
+            attempts[-1].task.generator.set_state(torch.get_rng_state())
+    first, config = attempts[0], attempts[0].config
+    data.reach(getattr(first.task.core, "longest", None))
 
     rank = int(os.environ.get("LOCAL_RANK", 0))
     if rank:
@@ -321,91 +406,125 @@ def train(
     waiting = time.perf_counter()
     with device_of(config["trainer"], threads, launcher) as device:
         started += time.perf_counter() - waiting
-        goes_on_from = checkpoint_in(directory)
-        trainer, keep, stopwatch, record = build_trainer(config, directory, monitor, device, claim, started, data)
+        goes_on_from = checkpoint_in(first.directory) if len(attempts) == 1 else None
+        trainer, module, batches, stopwatch = build_trainer(attempts, device, started)
         if rank == 0:
-            runs.write_json(directory / runs.CLAIM, {**claim, "threads": threads})
-            claim["threads"] = threads
-            clear_for_start(directory, anew=goes_on_from is None)
-            data.tokenizer.save(directory / "tokenizer.json")
+            for run in attempts:
+                runs.write_json(run.directory / runs.CLAIM, {**run.claim, "threads": threads})
+                run.claim["threads"] = threads
+                clear_for_start(run.directory, anew=goes_on_from is None)
+                data.tokenizer.save(run.directory / "tokenizer.json")
             screen.say(screen.corpus_line(data.description))
-            screen.say(screen.parameters_line(parameters))
-            screen.say(f"Folder: {directory}")
+            screen.say(screen.parameters_line(first.parameters))
+            screen.say(f"Folder: {first.directory}" + (f", and {len(attempts) - 1} more" if attempts[1:] else ""))
             if goes_on_from:
                 screen.say("It was interrupted, and goes on from its last checkpoint.")
 
-        trainer.fit(task, datamodule=data, ckpt_path=goes_on_from)
+        trainer.fit(module, datamodule=batches, ckpt_path=goes_on_from)
         stopwatch.turn("evaluation")
-        diverged = task.diverged()
-        if not diverged and (not task.curve or task.curve[-1]["step"] != trainer.global_step):
-            trainer.validate(task, datamodule=data, verbose=False)  # the last step, wherever the interval ends
-        trainer.save_checkpoint(directory / "last.ckpt")
-        metrics: dict[str, float | None] = {}
-        constant: dict[str, float | None] = {}  # of the corpus alone
-        if not diverged:
-            constant = data.reference_figures()
-            metrics |= constant
-            metrics |= {name: value for name, value in task.curve[-1].items() if name != "step"}
-            if chosen_on == "validation" and keep.best is not None:
-                if averaged > 1:
-                    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
-                    files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
-                    if (directory / "average.ckpt").exists() and not all(file.exists() for file in files):
-                        load_weights(task, directory / "average.ckpt")  # of this run, whose result was lost
-                    else:
-                        task.load_state_dict(average(files))
-                        trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
-                else:
-                    load_weights(task, directory / "best.ckpt")
-                trainer.test(task, datamodule=data, verbose=False)
-                metrics |= task.figures()
-            elif isinstance(data, SpeechData) and data.tested_at_lengths:  # the rest was measured at the last step
-                trainer.test(task, EvaluationBatches(data.tested_at_lengths), verbose=False)
-                metrics |= task.figures()
-            diverged = not all(value is None or math.isfinite(value) for value in metrics.values())
-        device_name = torch.cuda.get_device_name(task.device) if task.device.type == "cuda" else task.device.type
-    # TensorBoard's table of hyperparameters, to sort a sweep by
-    final = {f"final/{name}": value for name, value in metrics.items() if value not in (None, constant.get(name))}
-    record.loggers[0].log_hyperparams(hyperparameters(config, claim["overrides"] or ()), final)
-    record.finalize("success")
+        sound = [run for run in attempts if not run.task.diverged()]
+        if any(not run.task.curve or run.task.curve[-1]["step"] != trainer.global_step for run in sound):
+            trainer.validate(module, datamodule=batches, verbose=False)  # the last step, wherever the interval ends
+        if len(attempts) > 1:
+            module.tie()  # type: ignore[operator]  # Lightning has moved it back from its device
+        for run in attempts:
+            run.task.trainer.save_checkpoint(run.directory / "last.ckpt")
+        for run in sound:
+            run.metrics |= data.reference_figures()
+            run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
+        if data.chosen_on == "validation" and (chosen := [run for run in sound if run.keep.best is not None]):
+            for run in chosen:
+                load_chosen(run)
+            trainer.test(module, datamodule=batches, verbose=False)
+            for run in chosen:
+                run.metrics |= run.task.figures()
+        elif (
+            isinstance(data, SpeechData) and data.tested_at_lengths and sound
+        ):  # the rest was measured at the last step
+            trainer.test(module, EvaluationBatches(data.tested_at_lengths), verbose=False)
+            for run in sound:
+                run.metrics |= run.task.figures()
+        device = trainer.strategy.root_device
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stopwatch.turn("evaluation")
+    about = {
+        "host": socket.gethostname(),
+        "device": device_name,
+        "threads": threads,
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+    results = []
+    for run in attempts:
+        results.append(conclude(run, stopwatch.seconds, {**about, "runs_in_one": len(attempts)}))
+        if rank == 0:
+            screen.say(screen.summary(results[-1]))
+    return results
+
+
+def load_chosen(run: Attempt) -> None:
+    """Give a task the weights to test: the best, or the mean of the last few evaluations'."""
+    from speechformer.callbacks import WEIGHTS, average
+
+    task, directory, averaged = run.task, run.directory, run.config["task"].get("average", 1)
+    if averaged == 1:
+        load_weights(task, directory / "best.ckpt")
+        return
+    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
+    files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
+    if (directory / "average.ckpt").exists() and not all(file.exists() for file in files):
+        load_weights(task, directory / "average.ckpt")  # of this run, whose result was lost
+    else:
+        task.load_state_dict(average(files))
+        task.trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
+
+
+def conclude(run: Attempt, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
+    """The result of a run that came to its end, and what else it leaves."""
+    from speechformer.quality import signatures
+    from speechformer.tasks import Translate
+
+    config, task, metrics = run.config, run.task, run.metrics
+    diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
+    # TensorBoard's table of hyperparameters, to sort a sweep by
+    constant = run.data.reference_figures()
+    final = {f"final/{name}": value for name, value in metrics.items() if value not in (None, constant.get(name))}
+    run.record.loggers[0].log_hyperparams(hyperparameters(config, run.claim["overrides"] or ()), final)
+    run.record.finalize("success")
     result = {
         "status": "diverged" if diverged else "finished",
         "task": config["task"]["name"],
         "metrics": metrics,
-        "best": {"metric": monitor, "value": keep.best, "step": keep.best_step, "chosen_on": chosen_on},
-        "curve": task.curve,
-        "parameters": parameters,
-        "corpus": data.description,
-        "config": config,
-        "overrides": claim["overrides"],
-        "identity": claim["identity"],
-        "seed": config["seed"],
-        "steps": trainer.global_step,
-        "attempts": claim["attempts"],
-        "seconds": sum(stopwatch.seconds.values()),
-        "seconds_by_phase": stopwatch.seconds,
-        "tokens_per_second": int(task.tokens) / max(stopwatch.seconds["training"], 1e-9),
-        "machine": {
-            "host": socket.gethostname(),
-            "device": device_name,
-            "threads": threads,
-            "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "best": {
+            "metric": run.monitor,
+            "value": run.keep.best,
+            "step": run.keep.best_step,
+            "chosen_on": run.data.chosen_on,
         },
+        "curve": task.curve,
+        "parameters": run.parameters,
+        "corpus": run.data.description,
+        "config": config,
+        "overrides": run.claim["overrides"],
+        "identity": run.claim["identity"],
+        "seed": config["seed"],
+        "steps": task.trainer.global_step,
+        "attempts": run.claim["attempts"],
+        "seconds": sum(seconds.values()),
+        "seconds_by_phase": dict(seconds),
+        "tokens_per_second": int(task.tokens) / max(seconds["training"], 1e-9),
+        "machine": machine,
         "commit": runs.commit(),
         "versions": runs.versions(),
     }
     if isinstance(task, Translate):
         result["scoring"] = signatures()
+        if (found := task.translations.get("test")) and not int(os.environ.get("LOCAL_RANK", 0)):
+            write_translations(run.directory / "translations.tsv", task.texts["test"], found)
     if task.diverged_at is not None:
         result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
     elif diverged:
         result["error"] = "Weights or figures were NaN or infinite at the end."
-    if rank == 0:
-        if isinstance(task, Translate) and (found := task.translations.get("test")):
-            write_translations(directory / "translations.tsv", task.texts["test"], found)
-        screen.say(screen.summary(result))
     return result
 
 

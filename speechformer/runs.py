@@ -44,6 +44,7 @@ CODE = (
     "decoding.py",
     "fit.py",
     "layers",
+    "pack.py",
     "pair_data.py",
     "quality.py",
     "tasks.py",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +82,11 @@ def all_gathered(value: Any) -> list[Any]:
     return values
 
 
-def random_state(device: torch.device) -> list[Tensor]:
-    """Where torch's random numbers stand, on the CPU and on the device."""
-    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-
-
-def set_random_state(state: list[Tensor], device: torch.device) -> None:
-    """Go back to where `random_state` was; a device that had none goes on with its own."""
-    torch.set_rng_state(state[0].cpu())
-    if device.type == "cuda" and len(state) > 1:
-        torch.cuda.set_rng_state(state[1].cpu(), device)
+def logs_after(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether this batch ends an optimiser step that is logged."""
+    batches = batch_idx + 1
+    ends_step = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
+    return ends_step and (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
 
 class Task(pl.LightningModule):
@@ -101,7 +97,8 @@ class Task(pl.LightningModule):
 
     Attributes: `name` in the config; `metric`, the word for its figure, and `mode`, the direction that is better;
     `tokens`, the real (not padded) tokens trained on so far; `curve`, step and figures of each evaluation;
-    `diverged_at`, the step whose loss was NaN or infinite, with which training stops.
+    `diverged_at`, the step whose loss was NaN or infinite, with which training stops; `generator`, of the random
+    numbers that it draws on the CPU.
     """
 
     name: str
@@ -118,11 +115,15 @@ class Task(pl.LightningModule):
         self.measured: dict[str, Metric] = {}
         self.curve: list[dict[str, float]] = []
         self.diverged_at: int | None = None
+        self.generator = torch.default_generator
         self.random: list[Tensor] | None = None  # this and the next, of a checkpoint that training goes on from
         self.batches: dict[str, int] = {}
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def configure_optimizers(self) -> Any:
+        return self.optimizers_of(self.core.parameters())
+
+    def optimizers_of(self, parameters: Iterable[torch.nn.Parameter]) -> Any:
         """The optimiser over all parameters alike (the reports decay norms and biases too), and its schedule:
         a linear warm-up over `warmup_steps`, then `schedule` down to the last step.
 
@@ -140,7 +141,7 @@ class Task(pl.LightningModule):
         options["fused"] = not self.trainer.gradient_clip_val or "mixed" not in str(self.trainer.precision)
         if recipe["optimizer"] != "sgd":
             options["betas"] = tuple(recipe["betas"])
-        optimizer = OPTIMIZERS[recipe["optimizer"]](self.core.parameters(), **options)
+        optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
         warmup, shape = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]]
         if warmup == 0 and shape is constant:
             return optimizer
@@ -178,7 +179,7 @@ class Task(pl.LightningModule):
         if "optimizer_states" in checkpoint:  # not of weights alone
             checkpoint["progress"] = {
                 "tokens": all_gathered(int(self.tokens)),
-                "random": all_gathered(random_state(self.device)),
+                "random": all_gathered(self.random_state()),
                 "curve": self.curve,
                 "diverged_at": self.diverged_at,
                 "batches": getattr(self.trainer.train_dataloader, "state_dict", dict)(),
@@ -193,9 +194,20 @@ class Task(pl.LightningModule):
             self.tokens.fill_(progress["tokens"][rank])
             self.random = progress["random"][rank]
 
+    def random_state(self) -> list[Tensor]:
+        """Where the random numbers stand, on the CPU and on the device."""
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [self.generator.get_state(), *on_device]
+
+    def set_random_state(self, state: list[Tensor]) -> None:
+        """Go back to where `random_state` was; a device that had none goes on with its own."""
+        self.generator.set_state(state[0].cpu())
+        if self.device.type == "cuda" and len(state) > 1:
+            torch.cuda.set_rng_state(state[1].cpu(), self.device)
+
     def on_train_start(self) -> None:
         if self.random is not None:  # as late as this: building a run draws random numbers
-            set_random_state(self.random, self.device)
+            self.set_random_state(self.random)
             self.random = None
         if self.batches:  # Lightning does so too, but not where it had to count the steps for a schedule before
             self.trainer.train_dataloader.load_state_dict(self.batches)  # type: ignore[union-attr]
@@ -216,20 +228,22 @@ class Task(pl.LightningModule):
         A CPU is asked at each step whether it is finite; an accelerator, which would have to wait for the answer, at
         the steps that are logged. Over several devices each share of a batch counts as its rows.
         """
-        trainer, step = self.trainer, self.global_step + 1
-        ends_step = (
-            batch_idx + 1
-        ) % trainer.accumulate_grad_batches == 0 or batch_idx + 1 == trainer.num_training_batches
-        logged = ends_step and step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if (logged or loss.device.type == "cpu") and self.diverged_at is None and not loss.isfinite():
+        logged = logs_after(self.trainer, batch_idx)
+        looked_at = loss.detach()
+        if logged and "weight" in batch:
+            looked_at = self.trainer.strategy.reduce(looked_at * batch["weight"], reduce_op="mean")
+        if logged or loss.device.type == "cpu":
+            self.look_at(float(looked_at), self.global_step + 1, logged)
+        return loss * batch["weight"] if "weight" in batch else loss
+
+    def look_at(self, loss: float, step: int, logged: bool, part: float = 1.0) -> None:
+        """See whether a loss is finite, and log it if it is to be; the learning rate is `part` of the optimiser's."""
+        if self.diverged_at is None and not math.isfinite(loss):
             self.diverged_at = step
-        loss = loss * batch["weight"] if "weight" in batch else loss
         # not by `self.log`, which costs as much as a layer, and is written after the checkpoint of its step
-        if logged and trainer.logger is not None:
-            mean = trainer.strategy.reduce(loss.detach(), reduce_op="mean")
-            lr = trainer.optimizers[0].param_groups[0]["lr"]
-            trainer.logger.log_metrics({"train_loss": float(mean), "lr": lr}, step)
-        return loss
+        if logged and self.trainer.logger is not None:
+            lr = part * self.trainer.optimizers[0].param_groups[0]["lr"]
+            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr}, step)
 
     def on_validation_epoch_start(self) -> None:
         self.measured = defaultdict(self.new_metric)
@@ -237,14 +251,15 @@ class Task(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         figures = self.figures()
         self.curve.append({"step": self.global_step, **figures})
-        self.log_figures(figures)
+        self.write(figures)
 
-    def log_figures(self, figures: dict[str, float]) -> None:
-        # Lightning takes "step" as the place on the axis: steps done, as on the screen, and not the last one's index
-        self.log_dict({**figures, "step": float(self.global_step)})
+    def write(self, figures: dict[str, float]) -> None:
+        """Hand figures to the loggers, at the step that was done."""
+        if self.trainer.logger is not None:
+            self.trainer.logger.log_metrics(figures, self.global_step)
 
     def on_test_epoch_end(self) -> None:
-        self.log_figures(self.figures())
+        self.write(self.figures())
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -257,6 +272,15 @@ class Task(pl.LightningModule):
         raise NotImplementedError
 
     def measure(self, batch: Batch) -> None:
+        """Add what a batch of an evaluation shows to `measured`."""
+        self.add(self.seen(self.core, batch), batch)
+
+    def seen(self, core: Any, batch: Batch) -> Tensor:
+        """What the core makes of a batch of an evaluation, a row for each of the batch."""
+        raise NotImplementedError
+
+    def add(self, output: Tensor, batch: Batch) -> None:
+        """Add what `seen` returned to `measured`."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:
@@ -293,9 +317,11 @@ class Classify(Task):
             self.device
         )
 
-    def measure(self, batch: Batch) -> None:
+    def seen(self, core: EncoderClassifier, batch: Batch) -> Tensor:
+        return core(batch["ids"])
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
-        logits = self.core(batch["ids"])
         self.measured[f"{split}_accuracy"].update(logits, labels)
         if "seen" in batch:
             for name, chosen in (("seen", batch["seen"]), ("unseen", ~batch["seen"])):
@@ -381,10 +407,13 @@ class LanguageModel(Task):
     def new_metric(self) -> Metric:
         return MeanPerplexity(sync_on_compute=False).to(self.device)
 
-    def measure(self, batch: Batch) -> None:
+    def seen(self, core: Decoder, batch: Batch) -> Tensor:
+        return core.hidden(batch["ids"])
+
+    def add(self, hidden_BTD: Tensor, batch: Batch) -> None:
         split, name = batch["part"]
         scored = batch["targets"] != IGNORE
-        hidden, targets = self.core.hidden(batch["ids"])[scored], batch["targets"][scored]
+        hidden, targets = hidden_BTD[scored], batch["targets"][scored]
         loss = next_token_loss(self.core.output, hidden, targets)
         self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, len(targets))
 

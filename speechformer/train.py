@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer import runs, screen, sweeps
+from speechformer import launcher, runs, screen, sweeps
 from speechformer.config import CONF, check_overrides, check_sweep, explain
 from speechformer.corpora.load import load
 from speechformer.fit import failure, fit
@@ -43,6 +43,7 @@ def run_name(*, _root_: DictConfig) -> str:
     return runs.folder_name(config, fingerprint)
 
 
+launcher.register()
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)
 OmegaConf.register_new_resolver("sweep_name", sweeps.sweep_name, replace=True)
 
@@ -76,12 +77,12 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
     What runs side by side with others talks to `log.txt` in its folder, and says one line.
     """
     sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
-    launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
+    launched_by, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
     name = sweeps.names(plan["jobs"])[number] if plan.get("jobs") else " ".join(overrides)
     if number in plan.get("given_up", []):
         print(f"Given up: {name}", flush=True)
         return float("nan")
-    if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
+    if launched_by == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     begun = time.time()
     if cfg.get("force") and (runs.read_json(directory / runs.CLAIM) or {}).get("since", 0) >= plan.get("begun", 0):
@@ -91,11 +92,11 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
         check_overrides(overrides)
         check_sweep(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
         with contextlib.ExitStack() as stack:
-            if launcher != "basic":
+            if launched_by != "basic":
                 log = stack.enter_context(open(directory / "log.txt", "a", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stdout(log))
                 stack.enter_context(contextlib.redirect_stderr(log))
-            result: dict[str, Any] | None = fit(cfg, directory, overrides, launcher)
+            result: dict[str, Any] | None = fit(cfg, directory, overrides, launched_by)
     except runs.OccupiedError as error:
         print(f"Left to another: {name}: {error}", flush=True)
         return float("nan")
@@ -106,9 +107,13 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
     if result is None:
         forget()
         return float("nan")
-    if not runs.worked_here(directory, begun):
+    if not runs.worked_here(directory, plan.get("begun", begun)):
         print(f"Done before: {name}", flush=True)
-    elif launcher != "basic":
+    elif not runs.worked_here(directory, begun):
+        print(
+            f"{result['status'].capitalize()} in one of {result['machine']['runs_in_one']} runs: {name}", flush=True
+        )
+    elif launched_by != "basic":
         print(f"{result['status'].capitalize()} in {result['seconds']:.0f} s: {name}", flush=True)
     value = result["best"]["value"]
     return float("nan") if value is None else value

@@ -39,6 +39,8 @@ ALLOWED = {
     "toy": {"corpora", "layers", "refusals", "screen", "trained"},
     "dashboard": {"callbacks", "data", "maps", "refusals", "sampling", "tasks"},
     "callbacks": {"refusals", "runs", "screen"},
+    "pack": {"callbacks", "data", "layers", "tasks"},
+    "launcher": {"config", "fit", "layers", "refusals", "runs", "sweeps"},
     "download": {"corpora", "refusals"},
     "positions": {"layers", "refusals", "trained"},
     "audit": {"config", "corpora", "refusals", "screen"},
@@ -65,6 +67,7 @@ ALLOWED = {
         "data",
         "devices",
         "layers",
+        "pack",
         "pair_data",
         "quality",
         "refusals",
@@ -72,7 +75,7 @@ ALLOWED = {
         "screen",
         "tasks",
     },
-    "train": {"config", "corpora", "fit", "refusals", "runs", "screen", "sweeps"},
+    "train": {"config", "corpora", "fit", "launcher", "refusals", "runs", "screen", "sweeps"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

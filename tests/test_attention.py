@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 
 from speechformer.layers.attention import SelfAttention, attend, score_bias
-from speechformer.layers.dropout import dropout
+from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -64,7 +64,7 @@ def test_dropout_drops_the_rate_and_keeps_the_mean(rate: float) -> None:
     """Oracle: the binomial's standard deviation, times five."""
     n = 400_001  # not a multiple of four
     x = torch.ones(n, requires_grad=True)
-    y = dropout(x, rate)
+    y = Dropout(rate)(x)
     assert abs((y == 0).float().mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
     torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - rate)))
     y.sum().backward()
@@ -73,18 +73,18 @@ def test_dropout_drops_the_rate_and_keeps_the_mean(rate: float) -> None:
 
 def test_dropout_elements_are_independent() -> None:
     """Oracle: the correlation of n independent pairs is within 5 / sqrt(n); four elements share one draw."""
-    y = dropout(torch.ones(400_000), 0.5) - 1
+    y = Dropout(0.5)(torch.ones(400_000)) - 1
     for lag in (1, 2, 3, 4):
         assert abs((y[:-lag] * y[lag:]).mean()) < 5 / math.sqrt(len(y))
 
 
 def test_dropout_of_nothing_is_nothing_and_repeats_with_the_seed() -> None:
     x = torch.randn(100)
-    assert torch.equal(dropout(x, 0.0), x)
+    assert torch.equal(Dropout(0.0)(x), x)
     torch.manual_seed(3)
-    first = dropout(x, 0.3)
+    first = Dropout(0.3)(x)
     torch.manual_seed(3)
-    assert torch.equal(dropout(x, 0.3), first)
+    assert torch.equal(Dropout(0.3)(x), first)
 
 
 @pytest.mark.cuda

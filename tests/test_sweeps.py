@@ -222,9 +222,9 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
         "    while 'speechformer.fit' not in sys.modules: time.sleep(0.01)\n"
         "    import speechformer.fit as module\n"
         "    train = module.train\n"
-        "    def kill(config, *rest):\n"
-        "        if config['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return train(config, *rest)\n"
+        "    def kill(members, *rest):\n"
+        "        if members[0][0]['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return train(members, *rest)\n"
         "    module.train = kill\n"
         "threading.Thread(target=deadly, daemon=True).start()\n"
     )
@@ -280,11 +280,12 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
 def start(cfg: Any, folder: Path, told: Any) -> None:
     """One of many starts of the same run; `train` is replaced by something that takes as long as nothing."""
 
-    def trained(config: dict, directory: Path, corpus: Any, claim: dict, started: float, launcher: Any) -> dict:
+    def trained(members: Any, corpus: Any, started: float, launcher: Any) -> list[dict]:
+        ((_, directory, claim),) = members
         with open(directory / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)
-        return {"status": "finished", "identity": claim["identity"], "pid": os.getpid()}
+        return [{"status": "finished", "identity": claim["identity"], "pid": os.getpid()}]
 
     fit_module.train = trained  # type: ignore[assignment]
     told.put(fit(cfg, folder)["pid"])
@@ -334,7 +335,7 @@ def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
 
 def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
     """Oracle: the modules that fit.py imports, directly or not, but for those that only say, find or refuse."""
-    names = ", ".join(f"speechformer.{name}" for name in ("fit", "data", "pair_data", "tasks", "callbacks"))
+    names = ", ".join(f"speechformer.{name}" for name in ("fit", "pack", "pair_data", "callbacks"))
     code = f"import sys, {names}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {name.removeprefix("speechformer.").split(".")[0] for name in loaded if name.startswith("speechformer.")}
@@ -344,7 +345,7 @@ def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
 
 
 def deadly(folder: Path, code: str) -> dict[str, str]:
-    """An environment in which `train` of speechformer.fit is wrapped: `code` runs before it, with its `config`."""
+    """An environment in which `train` of speechformer.fit is wrapped: `code` runs before it, with its `members`."""
     (folder / "sitecustomize.py").write_text(
         "import threading, time\n"
         "def wrap():\n"
@@ -376,11 +377,11 @@ def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, 
     assert sweep(*LM, "seed=range(4)", "hydra.sweep.dir=sweep")[0] == 0
     before = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
     code = (
-        "    def kill(config, *rest):\n"
-        "        if config['seed'] == 1 and not os.path.exists('killed'):\n"
+        "    def kill(members, *rest):\n"
+        "        if members[0][0]['seed'] == 1 and not os.path.exists('killed'):\n"
         "            open('killed', 'w').close()\n"
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return train(config, *rest)\n"
+        "        return train(members, *rest)\n"
         "    module.train = kill\n"
     )
     arguments = [*own(little), *LM, "seed=range(4)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]

@@ -65,6 +65,7 @@ class Stack(nn.Module):
         if width % heads:
             raise UserError(f"width must be a multiple of heads, and {width} is not one of {heads}.")
         self.causal = causal
+        self.kinds = (model, pattern)
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
@@ -112,13 +113,13 @@ class Stack(nn.Module):
             x_BTD = x_BTD * self.scale
         if self.first_token is not None:
             B = ids_BT.shape[0]
-            x_BTD = torch.cat((self.first_token.weight.expand(B, 1, -1), x_BTD), dim=1)
+            x_BTD = torch.cat((self.first_token(ids_BT.new_zeros(B, 1)), x_BTD), dim=1)
             if real_BT is not None:
                 real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
         before = cache[0]["k"].shape[2] if cache and cache[0] else 0
         x_BTD = self.dropout(self.positions.embed(x_BTD, before))
-        T = x_BTD.shape[1]
-        bias = score_bias(self.positions, self.pattern, T, before + T, self.causal, real_BT, x_BTD.device)
+        B, T, _ = x_BTD.shape
+        bias = self.score_bias(B, T, before + T, real_BT)
         layers, cross_layers = [], []
         for k, block in enumerate(self.blocks):
             x_BTD, weights, cross_weights = block(
@@ -129,6 +130,11 @@ class Stack(nn.Module):
             if cross_weights is not None:
                 cross_layers.append(cross_weights)
         return self.final_norm(x_BTD), layers, cross_layers
+
+    def score_bias(self, B: int, T: int, S: int, real_BS: Tensor | None) -> Tensor:
+        """What is added to the scores of B sequences, [1 or B, 1 or N, T, S]."""
+        device = self.embedding.weight.device
+        return score_bias(self.positions, self.pattern, T, S, self.causal, real_BS, device)
 
     def new_cache(self) -> Cache:
         """That of a sequence of which nothing was seen yet."""

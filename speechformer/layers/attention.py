@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechformer.layers.dropout import dropout
+from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
@@ -62,22 +62,25 @@ def score_bias(
     return torch.where(seen, bias_NTS, -math.inf)
 
 
-def attend(q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, rate: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Attention written out: the output [B, N, T, H] and the weights [B, N, T, S] before dropout at `rate`."""
+def attend(
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, dropout: Dropout | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention written out: the output [B, N, T, H] and the weights [B, N, T, S] before `dropout`."""
     scores = q_BNTH @ k_BNSH.transpose(-2, -1) / math.sqrt(q_BNTH.shape[-1]) + bias
     weights = scores.softmax(dim=-1)
-    return dropout(weights, rate) @ v_BNSH, weights
+    return (weights if dropout is None else dropout(weights)) @ v_BNSH, weights
 
 
 def mix(
-    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, rate: float, with_weights: bool
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, dropout: Dropout, with_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`attend`, by torch's fused kernel where it is the quicker way; the weights if they are asked for."""
+    rate = dropout.rate if dropout.training else 0.0
     # on the CPU it has no kernel with dropout, and its fallback is slower than `attend`
     if not with_weights and (rate == 0 or q_BNTH.is_cuda):
         bias = bias.to(q_BNTH.dtype)
         return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=rate), None
-    return attend(q_BNTH, k_BNSH, v_BNSH, bias, rate)
+    return attend(q_BNTH, k_BNSH, v_BNSH, bias, dropout)
 
 
 class SelfAttention(nn.Module):
@@ -93,7 +96,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, rate: float, qkv_bias: bool, bias: bool) -> None:
         super().__init__()
-        self.heads, self.rate = heads, rate
+        self.heads, self.dropout = heads, Dropout(rate)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.output = nn.Linear(width, width, bias=bias)
 
@@ -116,7 +119,7 @@ class SelfAttention(nn.Module):
             if cache:
                 k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
-        mixed, weights = mix(q, k, v, bias, self.rate if self.training else 0.0, with_weights)
+        mixed, weights = mix(q, k, v, bias, self.dropout, with_weights)
         return self.output(mixed.transpose(1, 2).flatten(2)), weights
 
 
@@ -132,7 +135,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, rate: float, qkv_bias: bool, bias: bool) -> None:
         super().__init__()
-        self.heads, self.rate = heads, rate
+        self.heads, self.dropout = heads, Dropout(rate)
         self.q = nn.Linear(width, width, bias=qkv_bias)
         self.kv = nn.Linear(width, 2 * width, bias=qkv_bias)
         self.output = nn.Linear(width, width, bias=bias)
@@ -153,7 +156,7 @@ class CrossAttention(nn.Module):
         R, T, _ = x_RTD.shape
         B = k_BNSH.shape[0]  # not len(), which torch.export takes for a constant
         q = self.q(x_RTD).view(B, R // B * T, self.heads, -1).transpose(1, 2)
-        mixed, weights = mix(q, k_BNSH, v_BNSH, bias_B11S, self.rate if self.training else 0.0, with_weights)
+        mixed, weights = mix(q, k_BNSH, v_BNSH, bias_B11S, self.dropout, with_weights)
         if weights is not None:
             weights = weights.unflatten(2, (R // B, T)).transpose(1, 2).flatten(0, 1)
         return self.output(mixed.transpose(1, 2).reshape(R, T, -1)), weights

@@ -9,27 +9,35 @@ Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from O
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def dropout(x: Tensor, rate: float) -> Tensor:
-    """x with each element set to 0 with probability `rate` and the others divided by 1 - rate; same shape."""
-    if rate == 0 or x.device.type != "cpu":
-        return F.dropout(x, rate)
-    draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    sixteen_bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-    mask = (sixteen_bits >= round(rate * 65536) - 32768).to(x.dtype).mul_(1 / (1 - rate))
-    return x * mask
+def mask(shape: Sequence[int], rate: float, dtype: torch.dtype, generator: torch.Generator | None = None) -> Tensor:
+    """A CPU tensor of 0 with probability `rate` and else of 1 / (1 - rate), each element for itself."""
+    count = math.prod(shape)
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    sixteen_bits = draws.view(torch.int16)[:count].view(shape)
+    return (sixteen_bits >= round(rate * 65536) - 32768).to(dtype).mul_(1 / (1 - rate))
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, nothing in evaluation."""
+    """In training each element is set to 0 with probability `rate`, and the others are divided by 1 - rate. In
+    evaluation nothing is done."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.rate) if self.training else x
+        if not self.training or self.rate == 0:
+            return x
+        return x * self.mask(x) if x.device.type == "cpu" else F.dropout(x, self.rate)
+
+    def mask(self, x: Tensor) -> Tensor:
+        """The factor of each element of a tensor on the CPU."""
+        return mask(x.shape, self.rate, x.dtype)
