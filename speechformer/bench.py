@@ -132,7 +132,9 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
         def loss(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
             scored = (targets != PAD).flatten().nonzero().flatten()
             hidden = model.hidden(source, inputs).flatten(0, 1)[scored]
-            return next_token_loss(model.output, hidden, targets.flatten()[scored], smoothing)
+            return next_token_loss(
+                model.output.weight, model.output.bias, hidden, targets.flatten()[scored], smoothing
+            )
 
         return loss
 

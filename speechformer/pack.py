@@ -147,7 +147,9 @@ class Pack(pl.LightningModule):
         hidden = core.hidden(ids)
         if hidden.device.type == "cpu":  # a member's logits fit into the cache
             each = zip(core.output.members(), hidden.chunk(K), targets.chunk(K))
-            return torch.stack([next_token_loss(out, h.flatten(0, 1), t.flatten(), smoothing) for out, h, t in each])
+            return torch.stack(
+                [next_token_loss(w, b, h.flatten(0, 1), t.flatten(), smoothing) for (w, b), h, t in each]
+            )
         logits = core.output(hidden).float().flatten(0, 1)
         losses = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="none")
         return losses.view(K, -1).mean(dim=1)

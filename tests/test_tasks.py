@@ -90,7 +90,7 @@ def test_loss_in_chunks_is_the_loss_at_once(rows: int) -> None:
     hidden, targets = torch.randn(rows, 8, requires_grad=True), torch.randint(0, 40, (rows,))
     at_once = F.cross_entropy(output(hidden), targets)
     expected = torch.autograd.grad(at_once, [hidden, output.weight])
-    loss = next_token_loss(output, hidden, targets)
+    loss = next_token_loss(output.weight, output.bias, hidden, targets)
     torch.testing.assert_close(loss, at_once)
     torch.testing.assert_close(torch.autograd.grad(loss, [hidden, output.weight]), expected)
 
@@ -246,8 +246,8 @@ def test_label_smoothing_is_its_formula() -> None:
     log = output(hidden).log_softmax(dim=-1)
     own = log[torch.arange(700), targets]
     expected = -(0.9 * own + 0.1 * log.mean(dim=-1)).mean()
-    torch.testing.assert_close(next_token_loss(output, hidden, targets, 0.1), expected)
-    torch.testing.assert_close(next_token_loss(output, hidden, targets), -own.mean())
+    torch.testing.assert_close(next_token_loss(output.weight, output.bias, hidden, targets, 0.1), expected)
+    torch.testing.assert_close(next_token_loss(output.weight, output.bias, hidden, targets), -own.mean())
 
 
 def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> None:

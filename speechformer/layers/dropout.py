@@ -22,7 +22,8 @@ def mask(shape: Sequence[int], rate: float, dtype: torch.dtype, generator: torch
     count = math.prod(shape)
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
     sixteen_bits = draws.view(torch.int16)[:count].view(shape)
-    return (sixteen_bits >= round(rate * 65536) - 32768).to(dtype).mul_(1 / (1 - rate))
+    kept = torch.empty(shape, dtype=dtype)
+    return torch.ge(sixteen_bits, round(rate * 65536) - 32768, out=kept).mul_(1 / (1 - rate))
 
 
 class Dropout(nn.Module):

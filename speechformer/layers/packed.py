@@ -13,8 +13,7 @@ Shapes: K members, B rows of each, T tokens, D width, V rows of an embedding tab
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,11 +38,11 @@ class PackedLinear(nn.Module):
         y = x_KRD @ weight_KDO if self.bias is None else torch.baddbmm(self.bias[:, None], x_KRD, weight_KDO)
         return y.view(*x.shape[:-1], O)
 
-    def members(self) -> list[Callable[[Tensor], Tensor]]:
-        """The layer of each member, as a function."""
+    def members(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of each member."""
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
         # not weight[k], whose gradients would be K tensors of the size of all
-        return [functools.partial(F.linear, weight=w, bias=b) for w, b in zip(self.weight.unbind(), biases)]
+        return list(zip(self.weight.unbind(), biases))
 
 
 class PackedLayerNorm(nn.Module):
