@@ -32,7 +32,7 @@ SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / 
 OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "singhal", "marsol"))]
 
 
-NOT_YET_RUN = ("sharma", "positions_translate", "bottleneck")  # studies without figures
+NOT_YET_RUN = ("sharma", "positions_translate")  # studies without figures
 
 SPEECHES = published.content()["corpus"]["sha256"]
 
