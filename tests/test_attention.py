@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 
-from speechformer.layers.attention import SelfAttention, attend, score_bias
+from speechformer.layers.attention import FLEX_FROM, Scores, SelfAttention, attend, flex, score_bias
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
@@ -85,6 +85,63 @@ def test_dropout_of_nothing_is_nothing_and_repeats_with_the_seed() -> None:
     first = Dropout(0.3)(x)
     torch.manual_seed(3)
     assert torch.equal(Dropout(0.3)(x), first)
+
+
+def scores_of(model: str, pattern: str, causal: bool, padded: bool, T: int, device: str = "cpu") -> Scores:
+    positions = build_positions(group("model", model), width=32, heads=2, length=T, causal=causal).to(device)
+    real = torch.arange(T, device=device) < torch.tensor([[T], [T // 2 + 3]], device=device) if padded else None
+    made = build_pattern(group("pattern", pattern))
+    return Scores(positions, made, causal, T, T, real, torch.device(device), everything=pattern == "full")
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("model", MODELS)
+def test_flex_attention_is_attention_written_out(model: str, pattern: str, causal: bool, padded: bool) -> None:
+    torch.manual_seed(0)
+    scores = scores_of(model, pattern, causal, padded, T=150)  # not a multiple of a block
+    assert scores.by_blocks
+    q, k, v = torch.randn(3, 2, 2, 150, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(flex(q, k, v, scores), attend(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_without_a_mask_where_there_is_nothing_to_mask(model: str, causal: bool) -> None:
+    """Oracle: attention written out; and a bias, padding or pattern is never left out."""
+    torch.manual_seed(0)
+    scores = scores_of(model, "full", causal, padded=False, T=12)
+    assert scores.causality_alone == (model not in ("alibi", "relative"))
+    attention = SelfAttention(32, 2, rate=0.0, qkv_bias=True, bias=True).eval()
+    x = torch.randn(2, 12, 32)
+    fast, written_out = (attention(x, scores.positions, scores, with_weights=w)[0] for w in (False, True))
+    torch.testing.assert_close(fast, written_out)
+    assert not scores_of(model, "full", causal, padded=True, T=12).causality_alone
+    assert not scores_of(model, "window", causal, padded=False, T=12).causality_alone
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [*((model, "window") for model in MODELS), *(("alibi", pattern) for pattern in PATTERNS if pattern != "window")],
+)
+def test_flex_attention_on_cuda_has_the_gradients_of_attention_written_out(model: str, pattern: str) -> None:
+    torch.manual_seed(0)
+    scores = scores_of(model, pattern, causal=True, padded=False, T=FLEX_FROM, device="cuda")
+    found = []
+    for run in (lambda *qkv: flex(*qkv, scores), lambda *qkv: attend(*qkv, scores.dense)[0]):
+        torch.manual_seed(1)
+        qkv = [torch.randn(1, 2, FLEX_FROM, 16, device="cuda", requires_grad=True) for _ in range(3)]
+        scores.positions.zero_grad()
+        mixed = run(*qkv)
+        mixed.square().sum().backward()
+        found.append([mixed.detach(), *(x.grad for x in qkv), *(p.grad for p in scores.positions.parameters())])
+    for fast, written_out in zip(*found):
+        if written_out is not None:
+            torch.testing.assert_close(fast, written_out, atol=5e-3, rtol=5e-3)
 
 
 @pytest.mark.cuda

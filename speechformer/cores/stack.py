@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer.layers.attention import score_bias
+from speechformer.layers.attention import Scores
 from speechformer.layers.block import Block
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern, with_first_token
@@ -119,11 +119,11 @@ class Stack(nn.Module):
         before = cache[0]["k"].shape[2] if cache and cache[0] else 0
         x_BTD = self.dropout(self.positions.embed(x_BTD, before))
         B, T, _ = x_BTD.shape
-        bias = self.score_bias(B, T, before + T, real_BT)
+        scores = self.scores(B, T, before + T, real_BT)
         layers, cross_layers = [], []
         for k, block in enumerate(self.blocks):
             x_BTD, weights, cross_weights = block(
-                x_BTD, self.positions, bias, with_weights, memory and memory[k], None if cache is None else cache[k]
+                x_BTD, self.positions, scores, with_weights, memory and memory[k], None if cache is None else cache[k]
             )
             if weights is not None:
                 layers.append(weights)
@@ -131,10 +131,10 @@ class Stack(nn.Module):
                 cross_layers.append(cross_weights)
         return self.final_norm(x_BTD), layers, cross_layers
 
-    def score_bias(self, B: int, T: int, S: int, real_BS: Tensor | None) -> Tensor:
-        """What is added to the scores of B sequences, [1 or B, 1 or N, T, S]."""
-        device = self.embedding.weight.device
-        return score_bias(self.positions, self.pattern, T, S, self.causal, real_BS, device)
+    def scores(self, B: int, T: int, S: int, real_BS: Tensor | None) -> Scores | Tensor:
+        """What is added to the scores of B sequences."""
+        everything, device = self.kinds[1]["name"] == "full", self.embedding.weight.device
+        return Scores(self.positions, self.pattern, self.causal, T, S, real_BS, device, everything)
 
     def new_cache(self) -> Cache:
         """That of a sequence of which nothing was seen yet."""

@@ -3,15 +3,23 @@
     weights = softmax(q k^T / sqrt(H) + bias),  output = weights v
 
 Vaswani et al. 2017, "Attention Is All You Need", equation 1. The bias is the positions' (ALiBi, relative)
-where a key may be seen, and minus infinity where not; it is the same for all layers, so a core builds it
-once for each forward pass. Attention from one sequence to another (`CrossAttention`) has padding alone.
+where a key may be seen, and minus infinity where not; it is the same for all layers, so a core describes it
+once for each forward pass (`Scores`). Attention from one sequence to another (`CrossAttention`) has padding alone.
+
+`attend` is attention written out, which works everywhere and is what the others are tested against. `mix` takes a
+kernel of torch's where that is quicker: `scaled_dot_product_attention`, and on a GPU FlexAttention, which makes mask
+and bias block by block, and leaves out the blocks that nobody sees.
 
 Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,16 +79,119 @@ def attend(
     return (weights if dropout is None else dropout(weights)) @ v_BNSH, weights
 
 
+FLEX_FROM = 1024  # queries; below, a mask is small, and compiling takes longer than it saves
+
+
+@dataclass
+class Scores:
+    """What is added to the scores of self-attention, in the form that a kernel takes.
+
+    Args:
+        positions, pattern, causal: of the stack.
+        T, S: queries and keys; the queries are the last T of S positions.
+        real_BS: False on padding; None for none.
+        everything: whether the pattern is "full".
+    """
+
+    positions: Positions
+    pattern: Pattern
+    causal: bool
+    T: int
+    S: int
+    real_BS: Tensor | None = None
+    device: torch.device | None = None
+    everything: bool = False
+
+    @functools.cached_property
+    def dense(self) -> Tensor:
+        """Added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
+        return score_bias(self.positions, self.pattern, self.T, self.S, self.causal, self.real_BS, self.device)
+
+    @property
+    def causality_alone(self) -> bool:
+        """Whether nothing is added, and nothing hidden but what comes later."""
+        plain = type(self.positions).bias is Positions.bias
+        return plain and self.everything and self.real_BS is None and self.T == self.S
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether FlexAttention can make them: the positions say what they do to a score."""
+        kind = type(self.positions)
+        known = kind.bias is Positions.bias or kind.score_of is not Positions.score_of
+        return known and self.T == self.S
+
+    @functools.cached_property
+    def blocks(self) -> Any:
+        """FlexAttention's `BlockMask`; without padding it is made once for each length."""
+        if self.real_BS is None:
+            return block_mask(self.pattern, self.causal, self.T, self.device)
+        return make_block_mask(self.pattern, self.causal, self.T, self.device, self.real_BS)
+
+
+def make_block_mask(
+    pattern: Pattern, causal: bool, T: int, device: torch.device | None, real_BT: Tensor | None = None
+) -> Any:
+    """What `visible` says, block by block of 128 x 128; no tensor of T x T is made on a GPU."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        found = pattern(i, j)
+        if causal:
+            found = found & (j <= i)
+        return found if real_BT is None else found & (real_BT[b, j] | (i == j))
+
+    on_gpu = device is not None and device.type == "cuda"
+    B = None if real_BT is None else len(real_BT)
+    return create_block_mask(seen, B, None, T, T, device=device or "cpu", _compile=on_gpu)
+
+
+@functools.lru_cache(maxsize=16)
+def block_mask(pattern: Pattern, causal: bool, T: int, device: torch.device | None) -> Any:
+    """`make_block_mask`, kept."""
+    return make_block_mask(pattern, causal, T, device)
+
+
+@functools.cache
+def compiled_flex_attention() -> Any:
+    """FlexAttention is quick when compiled alone."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scores: Scores) -> Tensor:
+    """Attention by FlexAttention (Dong et al. 2024); on a CPU by its slow reference, forward only."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run = compiled_flex_attention() if q_BNTH.is_cuda else flex_attention
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return run(q_BNTH, k_BNTH, v_BNTH, score_mod=scores.positions.score_of(), block_mask=scores.blocks)
+
+
+def dense(scores: Scores | Tensor) -> Tensor:
+    """What is added to the scores, as a tensor."""
+    return scores.dense if isinstance(scores, Scores) else scores
+
+
 def mix(
-    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, dropout: Dropout, with_weights: bool
+    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, scores: Scores | Tensor, dropout: Dropout, with_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`attend`, by torch's fused kernel where it is the quicker way; the weights if they are asked for."""
+    """`attend`, by a kernel of torch's where that is the quicker way; the weights if they are asked for.
+
+    `scores` may be what is added, as a tensor.
+    """
     rate = dropout.rate if dropout.training else 0.0
-    # on the CPU it has no kernel with dropout, and its fallback is slower than `attend`
-    if not with_weights and (rate == 0 or q_BNTH.is_cuda):
-        bias = bias.to(q_BNTH.dtype)
-        return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=rate), None
-    return attend(q_BNTH, k_BNSH, v_BNSH, bias, dropout)
+    # on the CPU torch has no kernel with dropout, and its fallback is slower than `attend`
+    if with_weights or (rate and not q_BNTH.is_cuda):
+        return attend(q_BNTH, k_BNSH, v_BNSH, dense(scores), dropout)
+    if isinstance(scores, Scores):
+        if scores.causality_alone:
+            return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, scores.causal), None
+        if q_BNTH.is_cuda and not rate and scores.by_blocks and scores.T >= FLEX_FROM:
+            return flex(q_BNTH, k_BNSH, v_BNSH, scores), None
+    bias = dense(scores).to(q_BNTH.dtype)
+    return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=rate), None
 
 
 class SelfAttention(nn.Module):
@@ -104,11 +215,11 @@ class SelfAttention(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Positions,
-        bias: Tensor,
+        scores: Scores | Tensor,
         with_weights: bool = False,
         cache: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended x, [B, T, D], and the weights, [B, N, T, S], if they are asked for.
+        """The attended x, [B, T, D], and the weights, [B, N, T, S], if they are asked for; `scores` as in `mix`.
 
         `cache` holds the keys and values of what stands before x, [B, N, S - T, H], already with their positions; it
         may be empty, and is added to.
@@ -119,7 +230,7 @@ class SelfAttention(nn.Module):
             if cache:
                 k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
-        mixed, weights = mix(q, k, v, bias, self.dropout, with_weights)
+        mixed, weights = mix(q, k, v, scores, self.dropout, with_weights)
         return self.output(mixed.transpose(1, 2).flatten(2)), weights
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from speechformer.layers.attention import CrossAttention, SelfAttention
+from speechformer.layers.attention import CrossAttention, Scores, SelfAttention
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.positions import Positions
 from speechformer.refusals import pick
@@ -66,7 +66,7 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Positions,
-        bias: Tensor,
+        scores: Scores | Tensor,
         with_weights: bool = False,
         memory: tuple[Tensor, Tensor, Tensor] | None = None,
         cache: dict[str, Tensor] | None = None,
@@ -77,7 +77,7 @@ class Block(nn.Module):
         `memory` holds keys, values and bias for `CrossAttention`, `cache` what `SelfAttention` has seen before.
         """
         x_BTD, weights = self.branch(
-            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, bias, with_weights, cache)
+            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, scores, with_weights, cache)
         )
         cross_weights = None
         if memory is not None:

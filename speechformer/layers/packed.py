@@ -207,4 +207,4 @@ def pack_positions(stack: Any, stacks: Sequence[Any], leaf: Positions, of: dict[
         heads = max(bias.shape[1] for bias in biases)
         return biases[0] if n == 1 else torch.cat([bias.expand(B // n, heads, T, S) for bias in biases])
 
-    stack.score_bias = bias_of_all
+    stack.scores = bias_of_all

@@ -16,12 +16,14 @@ what generation with a key-value cache needs; in training T == S and the offset 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.refusals import UserError, build
+
+ScoreOf = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -63,6 +65,11 @@ class Positions(nn.Module):
 
     def bias(self, T: int, S: int) -> Tensor | None:
         """What is added to the scores before the softmax, [N, T, S], or None for nothing."""
+        return None
+
+    def score_of(self) -> ScoreOf | None:
+        """The same for FlexAttention: a function of a score, its sequence b, head n, query i and key j that adds to
+        it; None for nothing. Encodings with a `bias` and without this work too, by a slower way."""
         return None
 
 
@@ -186,6 +193,10 @@ class ALiBi(Positions):
         i, j = query_and_key_indices(T, S, self.fixed_slopes.device)
         return -self.slopes()[:, None, None] * (i - j).abs()
 
+    def score_of(self) -> ScoreOf:
+        slopes = self.slopes()
+        return lambda score, b, n, i, j: score - slopes[n] * (i - j).abs()
+
 
 class RoPE(Positions):
     """Turn the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
@@ -270,6 +281,10 @@ class Relative(Positions):
     def bias(self, T: int, S: int) -> Tensor:
         i, j = query_and_key_indices(T, S, self.table.weight.device)
         return self.table(self.bucket(i - j)).permute(2, 0, 1)
+
+    def score_of(self) -> ScoreOf:
+        buckets, table, m = self.buckets, self.table.weight, self.max_distance
+        return lambda score, b, n, i, j: score + table[buckets[(i - j).clamp(-m, m) + m], n]
 
 
 POSITIONS: dict[str, type[Positions]] = {
