@@ -11,7 +11,13 @@ import torch
 from test_cores import stack_arguments
 from test_encoder_decoder import pairs, translator
 
-from speechformer.bench import Peer, main, turns
+from speechformer.bench import __main__ as bench
+from speechformer.bench.attention import kept, kernels, scores_of
+from speechformer.bench.peers import TorchPeer, XPeer
+from speechformer.bench.plots import draw
+from speechformer.bench.steps import SIZES
+from speechformer.bench.timing import Comparison, turns
+from speechformer.bench.translation import Peer, main
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -59,3 +65,98 @@ def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, c
         with pytest.raises(SystemExit) as refused:
             main()
         assert sentence in str(refused.value)
+
+
+# The other parts
+
+SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "block_size": 12}
+
+
+@pytest.mark.parametrize("peer", [TorchPeer, XPeer])
+def test_a_peer_sees_no_future_and_no_padding(peer: type) -> None:
+    """Oracle: what comes later, or more padding, changes nothing."""
+    if peer is XPeer:
+        pytest.importorskip("x_transformers")
+    torch.manual_seed(0)
+    ids = torch.randint(1, 50, (3, 12))
+    model = peer("lm", SMALL, 0.0).eval()
+    changed = ids.clone()
+    changed[:, 8:] = 7
+    torch.testing.assert_close(model(changed)[:, :8], model(ids)[:, :8], atol=1e-5, rtol=1e-5)
+    assert model(ids).shape == (3, 12, 50)
+    classifier = peer("classify", SMALL, 0.0).eval()
+    ids[:, 9:] = 0
+    torch.testing.assert_close(classifier(ids), classifier(ids[:, :9]), atol=1e-5, rtol=1e-5)
+
+
+def test_a_peers_loss_is_the_cross_entropy_of_its_logits() -> None:
+    model, ids = TorchPeer("lm", SMALL, 0.0).eval(), torch.randint(1, 50, (3, 13))
+    expected = -model(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None]).mean()
+    torch.testing.assert_close(model.loss(ids[:, :-1], ids[:, 1:]), expected)
+
+
+def test_the_ratio_is_of_the_fastest_other_side() -> None:
+    seconds = {"ours": 2.0, "theirs": 6.0, "others": 5.0}
+    assert Comparison("part", "what", "step", seconds).ratio == 2.5
+    assert Comparison("part", "what", "step", {"ours": 2.0}).ratio is None
+
+
+@pytest.mark.parametrize(("model", "pattern"), [("nope", "full"), ("alibi", "full"), ("rope", "window")])
+def test_the_kernels_that_are_timed_agree(model: str, pattern: str) -> None:
+    scores = scores_of(model, pattern, 40)
+    qkv = [torch.randn(1, 8, 40, 64) for _ in range(3)]
+    found = {name: run(*qkv) for name, run in kernels(scores, torch.float32).items()}
+    assert set(found) >= {"dense mask", "written out"} and ("no mask" in found) == (
+        pattern == "full" and model == "nope"
+    )
+    for mixed in found.values():
+        torch.testing.assert_close(mixed, found["written out"], atol=1e-5, rtol=1e-5)
+
+
+def test_memory_is_that_of_the_weights_where_they_are_kept() -> None:
+    """Oracle: written out, softmax keeps its T x T weights for each head; no kernel keeps fewer than q, k, v and the
+    output's."""
+    T, scores = 64, scores_of("nope", "full", 64)
+    qkv = [torch.randn(1, 8, T, 64, requires_grad=True) for _ in range(3)]
+    bytes_of = {name: kept(run, qkv) for name, run in kernels(scores, torch.float32).items()}
+    assert bytes_of["written out"] >= 8 * T * T * 4 > bytes_of["no mask"] - 8 * T * 64 * 4 - 8 * T * 4
+
+
+def test_pictures_and_table_of_what_was_measured(tmp_path: Path) -> None:
+    more = {"flops": 1e9, "size": SIZES["report"]}
+    rows = [
+        Comparison("steps, report", f"{task}, training step", "step", {"speechformer": 0.01, "torch.nn": 0.015}, more)
+        for task in ("classify", "lm")
+    ]
+    for T in (256, 512):
+        memory = {"bytes": {"dense mask": T, "written out": T * T}, "tokens": T}
+        rows.append(
+            Comparison(
+                f"attention, {T} tokens", "nope, full", "pass", {"dense mask": 1.0, "written out": 2.0}, memory
+            )
+        )
+    lines = bench.table(rows).splitlines()
+    assert lines[0].split()[-1] == "ratio"
+    assert lines[1].split() == [
+        *["classify,", "training", "step"],
+        "10",
+        "ms",
+        "15",
+        "ms",
+        "1.50",
+    ]
+    drawn = draw(rows, {"flops_float32": 1e11}, tmp_path)
+    assert [path.name for path in drawn] == ["steps.png", "attention.png"]
+    assert all(path.stat().st_size > 10_000 for path in drawn)
+    assert draw([], {}, tmp_path) == []
+
+
+def test_a_part_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    for words, sentence in (
+        (["stops"], "there is no part stops"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["bench", *words])
+        with pytest.raises(SystemExit) as refused:
+            bench.main()
+        assert sentence in str(refused.value.code) + capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""How fast translation is, as ratios measured side by side in one process: `python -m speechformer.bench OVERRIDES`.
+"""How fast translation is, side by side in one process: `python -m speechformer.bench translation OVERRIDES`.
 
     model      training steps of our encoder-decoder against the same size built from torch.nn.Transformer, the same
                batches, loss (the same function) and optimiser: seconds of theirs / seconds of ours
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 import time
 import warnings
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer import screen
+from speechformer.bench.timing import turns
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.subwords import END, PAD
@@ -103,19 +103,6 @@ def stepper(
         return tokens
 
     return run
-
-
-def turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median seconds for each unit of work (target token, or the whole) of each side, which take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for side in sides.values():
-        side()  # the first is slower
-    for _ in range(rounds):
-        for name, side in sides.items():
-            started = time.perf_counter()
-            work = side()
-            seconds[name].append((time.perf_counter() - started) / work)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tuple[str, ...]]:
@@ -205,7 +192,9 @@ def bench_cache(config: dict[str, Any], run: Path) -> tuple[str, ...]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m speechformer.bench", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m speechformer.bench translation", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("overrides", nargs="*", help="of a run with task=translate, as experiment=ted")
     parser.add_argument("--run", type=Path, help="a trained run, to measure the cache with")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side (9)")
@@ -234,7 +223,3 @@ def main() -> None:
         screen.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")
 
     run_or_refuse(command)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,93 @@
+"""The bench's pictures: a step against the peers and the machine's limit; attention over its length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from speechformer.bench.timing import Comparison
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
+LIMIT = "#332288"
+STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+
+
+def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> list[Path]:
+    """Write what there is to draw; returns the files."""
+    found = []
+    with plt.rc_context(STYLE):
+        steps = [row for row in rows if row.part.startswith("steps") and "training" in row.what]
+        if steps:
+            found.append(draw_steps(steps, machine, folder / "steps.png"))
+        attention = [row for row in rows if row.part.startswith("attention")]
+        if len({row.more["tokens"] for row in attention}) > 1:
+            found.append(draw_attention(attention, folder / "attention.png"))
+    return found
+
+
+def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
+    """Bars of milliseconds a step; a line for the time of its products at the machine's measured rate."""
+    figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
+    for axis, row in zip(axes[0], rows):
+        names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
+        bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)
+        axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2)
+        limit = 1000 * row.more["flops"] / machine["flops_float32"]
+        axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
+        axis.text(
+            len(names) - 0.55, limit, f"products\nalone {limit:.2g}", color=LIMIT, va="bottom", ha="right", fontsize=8
+        )
+        axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8)
+        axis.set_title(f"{row.what.partition(',')[0]}, {row.part.removeprefix('steps, ')}", fontsize=10)
+        axis.set_ylim(0, 1.15 * max(values))
+    axes[0][0].set_ylabel("ms a training step")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
+    """Time and memory over the length, all axes logarithmic; a column for each position or pattern, at most five in a
+    row."""
+    kinds = list(dict.fromkeys(row.what for row in rows))
+    kernels = list(dict.fromkeys(name for row in rows for name in row.seconds))
+    across = min(5, len(kinds))
+    down = -(-len(kinds) // across)
+    figure, axes = plt.subplots(
+        2 * down, across, figsize=(1.2 + 2.4 * across, 4.6 * down), layout="constrained", sharex=True, squeeze=False
+    )
+    for k, kind in enumerate(kinds):
+        column = axes[2 * (k // across) : 2 * (k // across) + 2, k % across]
+        own = [row for row in rows if row.what == kind]
+        for name in kernels:
+            measured = [row for row in own if name in row.seconds]
+            tokens = [row.more["tokens"] for row in measured]
+            style = {"color": COLOURS[kernels.index(name)], "marker": "o", "markersize": 3, "label": name}
+            column[0].plot(tokens, [1000 * row.seconds[name] for row in measured], **style)
+            column[1].plot(tokens, [max(row.more["bytes"][name], 1) / 2**20 for row in measured], **style)
+        column[0].set_title(kind.replace("nope, ", ""), fontsize=10)
+        column[1].set_xlabel("tokens")
+        if k % across == 0:
+            column[0].set_ylabel("ms, forward and backward")
+            column[1].set_ylabel("MiB kept or allocated")
+        for axis in column:
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.grid(True, color="#e3e8ed")
+    for first in range(2 * down):  # one scale for all times, one for all memory
+        limits = [axis.get_ylim() for axis in axes[first % 2 :: 2].flat if axis.has_data()]
+        for axis in axes[first]:
+            axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    for axis in axes.flat:
+        axis.set_visible(axis.has_data())
+    handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(kernels), frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
