@@ -236,3 +236,26 @@ def test_refusals() -> None:
         classifier(pool="max")
     with pytest.raises(UserError, match=r"recipe\.init"):
         initialise(decoder(), "kaiming", 0.1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_kept_between_passes_is_what_would_be_made_anew(model: str) -> None:
+    """Oracle: a stack that keeps nothing, through lengths, double precision, inference mode and training."""
+    torch.manual_seed(0)
+    core = decoder(model=group("model", model), pattern=group("pattern", "bigbird"))
+    ids = torch.randint(0, VOCABULARY, (2, 9))
+    passes = [(9, "float", True), (9, "float", False), (5, "float", False), (9, "double", False)]
+    for length, dtype, inference in passes:
+        core = getattr(core, dtype)()
+        found = []
+        for keep in (True, False):
+            if not keep:
+                core.decoder.kept = None
+            with torch.inference_mode(inference):
+                logits = core(ids[:, :length])
+            core.zero_grad()
+            if not inference:
+                logits.square().sum().backward()
+            found.append([logits.detach(), *(p.grad.clone() for p in core.parameters() if p.grad is not None)])
+        assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert (core.decoder.kept is None) == (model == "relative")

@@ -15,7 +15,7 @@ from speechformer.layers.attention import Scores
 from speechformer.layers.block import Block
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern, with_first_token
-from speechformer.layers.positions import build_positions
+from speechformer.layers.positions import Positions, build_positions
 from speechformer.refusals import UserError, pick
 
 Cache = list[dict[str, Tensor]]  # what a stack has seen so far, a row of each tensor for each sequence
@@ -71,6 +71,8 @@ class Stack(nn.Module):
         self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
+        self.trained_bias = type(self.positions).bias is not Positions.bias and bool([*self.positions.parameters()])
+        self.kept: tuple[tuple, Scores] | None = None
         self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -132,9 +134,16 @@ class Stack(nn.Module):
         return self.final_norm(x_BTD), layers, cross_layers
 
     def scores(self, B: int, T: int, S: int, real_BS: Tensor | None) -> Scores | Tensor:
-        """What is added to the scores of B sequences."""
-        everything, device = self.kinds[1]["name"] == "full", self.embedding.weight.device
-        return Scores(self.positions, self.pattern, self.causal, T, S, real_BS, device, everything)
+        """What is added to the scores of B sequences; where only T decides it, it is kept until another T comes."""
+        weight, everything = self.embedding.weight, self.kinds[1]["name"] == "full"
+        made = Scores(self.positions, self.pattern, self.causal, T, S, real_BS, weight.device, everything)
+        if real_BS is not None or T != S or self.trained_bias:
+            return made
+        # what is made in inference mode cannot be trained with
+        of = (T, weight.device, weight.dtype, torch.is_inference_mode_enabled())
+        if self.kept is None or self.kept[0] != of:
+            self.kept = (of, made)
+        return self.kept[1]
 
     def new_cache(self) -> Cache:
         """That of a sequence of which nothing was seen yet."""
