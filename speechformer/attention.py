@@ -136,6 +136,26 @@ def said(found: Sequence[Check]) -> str:
     )
 
 
+def of_heads(maps: Sequence[Map]) -> str:
+    """What each head does, for the terminal: the token that gets most, in the mean over those that may look at it."""
+    rows: list[tuple[str, ...]] = [("", "entropy", "distance", "looks most at")]
+    for part in maps:
+        entropy, distance = part.entropy(), part.distance()
+        lookers = part.seen.sum(dim=0).clamp(min=1)
+        for layer, weights_NTS in enumerate(part.weights):
+            for n, weights in enumerate(weights_NTS):
+                mean, key = (weights.sum(dim=0) / lookers).max(dim=0)
+                rows.append(
+                    (
+                        f"{part.name}, layer {layer + 1}, head {n + 1}",
+                        f"{entropy[layer, n]:.2f}",
+                        "-" if distance is None else f"{distance[layer, n]:.1f}",
+                        f"{part.keys[int(key)]} ({mean:.2f})",
+                    )
+                )
+    return screen.table(rows)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -146,7 +166,7 @@ def main() -> None:
     parser.add_argument("text", nargs="*", help="one sentence; none: a line from standard input")
     parser.add_argument("--beside", type=Path, nargs="+", default=[], metavar="RUN", help="runs to compare it with")
     parser.add_argument(
-        "--output", type=Path, default=Path("outputs/attention"), metavar="FOLDER", help="%(default)s"
+        "--output", type=Path, metavar="FOLDER", help="outputs/attention/ and the name of the run's folder"
     )
     parser.add_argument("--checkpoint", help="best.ckpt, last.ckpt; else the one that the run's figures are of")
     given = parser.parse_intermixed_args()
@@ -180,6 +200,7 @@ def main() -> None:
             screen.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
             if found:
                 screen.say(said(found))
+                screen.say(of_heads(maps))
             failed |= not all(check.passed for check in found)
             if not run.finished:
                 notes = [f"not finished; weights of {run.checkpoint}", *notes]
@@ -187,14 +208,14 @@ def main() -> None:
             prefix = f"{number}_" if len(runs) > 1 else ""
             pictures += [(f"{prefix}{part.name}.png", part, label) for part in maps]
         darkest = max(float(part.weights.max()) for _, part, _ in pictures)
-        given.output.mkdir(parents=True, exist_ok=True)
+        output = given.output or Path("outputs/attention") / runs[0].directory.resolve().name
+        output.mkdir(parents=True, exist_ok=True)
         for name, part, label in pictures:
-            draw(part, f"{run.task.name}, model={label}", darkest if len(runs) > 1 else None).save(
-                given.output / name
-            )
-            screen.say(f"{given.output / name}")
-        (given.output / "attention.html").write_text(page(texts[0], shown), encoding="utf-8")
-        screen.say(f"{given.output / 'attention.html'}")
+            title = f"{run.task.name}, model={label}"
+            draw(part, title, darkest if len(runs) > 1 else None).save(output / name)
+            screen.say(f"{output / name}")
+        (output / "attention.html").write_text(page(texts[0], shown), encoding="utf-8")
+        screen.say(f"{output / 'attention.html'}")
         if failed:
             sys.exit("Error: the weights are not what attention gives; see FAIL above.")
 

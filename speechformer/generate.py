@@ -140,6 +140,9 @@ def main() -> None:
             raise UserError(f"--top-p must be above 0 and at most 1, not {given.top_p}.")
         run = load_trained(given.run, "lm", checkpoint=given.checkpoint)
         say_if_unfinished(run)
+        if given.temperature == 0 and given.n > 1:
+            print("(at temperature 0 there is one continuation)", file=sys.stderr)
+            given.n = 1
         options = {name: getattr(given, name) for name in ("n", "seed", "tokens", "temperature", "top_k", "top_p")}
         if not given.prompt and sys.stdin.isatty():
             talk(run, **options)

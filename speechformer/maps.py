@@ -185,9 +185,9 @@ def draw(part: Map, title: str, scale: float | None = None) -> Image.Image:
     """
     L, N, T, S = part.weights.shape
     part = replace(part, weights=part.weights.detach())
-    cell = max(3, min(22, 420 // max(T, S)))
-    size = max(11, min(15, cell))
-    every = -(-(size + 1) // cell)  # where the cells are too small, every so manieth token is named
+    cell = max(3, min(34, 420 // max(T, S)))
+    size = max(9, min(15, cell - 2))
+    every = -(-size // cell)  # where the cells are too small, every so manieth token is named
     names = [[short(word) for word in words] for words in (part.queries, part.keys)]
     wide, high = (max((int(font(size).getlength(name)) for name in words), default=0) + 10 for words in names)
     titles = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]

@@ -112,10 +112,12 @@ def in_words(prediction: Prediction, most: int = 5) -> str:
             if chosen:
                 lines.append(f"  {label} {prediction.speaker}: {', '.join(chosen)}")
         if all(abs(weight) < 0.005 for weight in prediction.weights):
-            lines.append("  no word changes it by 0.005 or more")
+            lines.append("  no word alone changes it by 0.005 or more: others say the same, or none matters")
     ids = [0 if known else 1 for known in prediction.known]
     if note := note_unknown(prediction.words, ids):
         lines.append(f"  {note}")
+    if not any(prediction.known):
+        lines.append("  no word of it is known: this is what the model says of <unk>")
     if prediction.left_out:
         read = len(prediction.words)
         lines.append(f"  read were the first {read} words, as in training; {prediction.left_out} were left out")

@@ -69,6 +69,10 @@ def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) ->
     Raises:
         UserError: the folder is no run, or one of another task, has no checkpoint yet, or has diverged.
     """
+    if directory.is_file():
+        raise UserError(
+            f"{directory} is a file; give the run's folder, {directory.parent} (a checkpoint: --checkpoint)."
+        )
     if not directory.is_dir():
         raise UserError(f"{directory}: there is no such folder; give that of a run, as outputs/runs/...")
     if checkpoint is not None and checkpoint not in CHECKPOINTS:

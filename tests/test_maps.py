@@ -11,6 +11,7 @@ from conftest import MODELS, PATTERNS, group
 from test_cores import classifier, decoder, sentences
 from test_encoder_decoder import pairs, translator
 
+from speechformer.attention import of_heads
 from speechformer.maps import CLS, HIDDEN, Map, checks, colours, draw, maps_of
 
 WORDS = [f"w{k}" for k in range(12)]
@@ -125,7 +126,7 @@ def test_the_picture_has_the_colour_of_each_weight() -> None:
     grey = (pixels == torch.tensor(HIDDEN)).all(dim=-1)
     grey[-80:] = False  # the legend
     rows, columns = grey.any(dim=1).nonzero().flatten(), grey.any(dim=0).nonzero().flatten()
-    cell = 22
+    cell = 34
     tops = [int(rows[0]), int(rows[rows > rows[0] + cell][0])]
     rights = [int(column) for column in columns if not grey[:, column - 1].any()]
     assert len(rights) == 3
@@ -155,3 +156,16 @@ def test_a_map_of_one_word_has_room_for_its_headings() -> None:
     band = torch.tensor(list(image.crop((0, 66, image.width, 82)).tobytes())).view(16, image.width)
     inked = (band < 200).any(dim=0).nonzero().flatten()
     assert int((inked.diff() > 12).sum()) == 3
+
+
+def test_a_line_for_each_head_says_where_it_looks_most() -> None:
+    """Oracle: weights written by hand; the mean is over those that may look at a token, so a causal map's last one
+    is not made small by the rows before it."""
+    weights = torch.tensor(
+        [[[[1.0, 0, 0], [0.8, 0.2, 0], [0.1, 0.0, 0.9]], [[1.0, 0, 0], [0.1, 0.9, 0], [0, 0.9, 0.1]]]]
+    )
+    seen = torch.ones(3, 3).tril().bool()
+    words = ["a", "b", "c"]
+    lines = of_heads([Map("decoder", words, words, weights, seen)]).splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["c", "(0.90)"], ["b", "(0.90)"]]
+    assert lines[1].startswith("decoder, layer 1, head 1")

@@ -42,7 +42,7 @@ def test_a_prediction_names_what_was_read(a_classifier: Path) -> None:
     assert not known["Zyzzyva"] and not known["😀"] and not known["שלום"] and known["the"]
     assert predict(run, "harbours").weights is None
     nothing = dataclasses.replace(found, weights=[0.001] * len(found.words))
-    assert "no word changes it by 0.005 or more" in in_words(nothing)
+    assert "no word alone changes it by 0.005 or more" in in_words(nothing)
     assert predict(run, "harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
 
 
