@@ -10,14 +10,17 @@ import pytest
 import torch
 from test_cores import stack_arguments
 from test_encoder_decoder import pairs, translator
+from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
 from speechformer.bench.attention import kept, kernels, scores_of
+from speechformer.bench.gpu import bench_gpu, bench_large, decoder_of
 from speechformer.bench.peers import TorchPeer, XPeer
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, turns
 from speechformer.bench.translation import Peer, main
+from speechformer.refusals import UserError
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -160,3 +163,24 @@ def test_a_part_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
         with pytest.raises(SystemExit) as refused:
             bench.main()
         assert sentence in str(refused.value.code) + capsys.readouterr().err
+
+
+def test_a_large_models_step_is_measured_against_the_rate_and_its_arithmetic_is_counted() -> None:
+    """Oracle: torch's own counter of FLOPs, on a size whose attention and products both matter; it counts attention
+    in full, of which causality spares half."""
+    sizes = {"width": 32, "heads": 2, "layers": 2, "ff": 64, "block_size": 64, "vocab_size": 100}
+    found = bench_large(1e12, sizes, batch=1, steps=1)
+    assert found.more["part_of_the_rate"] == pytest.approx(found.more["flops"] / found.seconds["speechformer"] / 1e12)
+    core, ids = decoder_of(sizes), torch.randint(100, (1, 65))
+    with FlopCounterMode(display=False) as counter:
+        logits = core(ids[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
+    spared = 6 * 2 * 32 * 64 * 64
+    assert counter.get_total_flops() - spared == pytest.approx(found.more["flops"], rel=0.1)
+
+
+def test_without_a_gpu_its_part_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(UserError, match="no CUDA device"):
+        bench_gpu(1, 1e12)

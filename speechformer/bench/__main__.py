@@ -7,10 +7,11 @@
     sweep        what a run costs beside its training
     packed       runs as one, against one after another
     whole        from the command to the last line
+    gpu          what only a GPU shows: 32 runs as one, a window over 16k tokens, a model of 124M parameters
     translation  the encoder-decoder; takes the settings of a run and --run
 
-All but the last without PART. The sides take turns in one process where they can, so that what else the machine does
-falls on all; seconds are medians, and a ratio says how many times as fast the first side is as the fastest other.
+All but the last two without PART. The sides take turns in one process where they can, so that what else the machine
+does falls on all; seconds are medians; a ratio says how many times as fast the first side is as the fastest other.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from speechformer import screen
-from speechformer.bench import attention, runs, steps, translation
+from speechformer.bench import attention, gpu, runs, steps, translation
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine
 from speechformer.fit import quieten, spare_memory_management
@@ -34,7 +36,7 @@ from speechformer.runs import write_json
 PARTS = ("steps", "loop", "attention", "startup", "sweep", "packed", "whole")
 
 
-def measured(part: str, rounds: int) -> list[Comparison]:
+def measured(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
     """The rows of a part."""
     fewer = max(1, rounds // 3)
     parts: dict[str, Callable[[], list[Comparison]]] = {
@@ -45,6 +47,7 @@ def measured(part: str, rounds: int) -> list[Comparison]:
         "sweep": runs.bench_sweep,
         "packed": lambda: runs.bench_packed(32 if torch.cuda.is_available() else 8),
         "whole": runs.bench_whole,
+        "gpu": lambda: gpu.bench_gpu(fewer, about["flops_bfloat16"]),
     }
     return parts[part]()
 
@@ -78,15 +81,15 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, or translation alone")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each side (9)")
     parser.add_argument("--output", type=Path, help="a folder for bench.json and the pictures")
     given = parser.parse_args()
 
     def command() -> None:
-        wrong = [part for part in given.parts if part not in PARTS]
+        wrong = [part for part in given.parts if part not in (*PARTS, "gpu")]
         if wrong:
-            raise UserError(f"there is no part {wrong[0]}; valid are {', '.join(PARTS)}, and translation alone.")
+            raise UserError(f"there is no part {wrong[0]}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
         if given.rounds < 1:
             raise UserError("--rounds must be at least 1.")
         spare_memory_management()
@@ -100,7 +103,7 @@ def main() -> None:
         )
         for part in given.parts or PARTS:
             print(f"Measuring: {part}", file=sys.stderr, flush=True)
-            own = measured(part, given.rounds)
+            own = measured(part, given.rounds, about)
             rows += own
             screen.say(table(own))
             if given.output:  # after each part, so that what was measured is kept

@@ -7,6 +7,7 @@ backward pass; on a GPU the most that was allocated. By blocks (FlexAttention) h
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,12 +75,14 @@ def kept(run: Any, qkv: list[Tensor]) -> int:
     return sum(storages.values())
 
 
-def bench_attention(rounds: int, lengths: tuple[int, ...] | None = None) -> list[Comparison]:
+def bench_attention(
+    rounds: int, lengths: tuple[int, ...] | None = None, variants: Sequence[tuple[str, str]] = VARIANTS
+) -> list[Comparison]:
     """The rows of this part; the first side is what a model of ours takes."""
     dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
     found = []
     for T in lengths or LENGTHS[device().type]:
-        for model, pattern in VARIANTS:
+        for model, pattern in variants:
             scores = scores_of(model, pattern, T)
             qkv = [torch.randn(1, HEADS, T, WIDTH, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
             sides, memory = {}, {}

@@ -1,0 +1,88 @@
+"""What only a GPU can show, in under eight minutes: `python -m speechformer.bench gpu`.
+
+packed      32 seeds of the reports' language model as one, against one after another
+window      attention of a window of 256 over 16,384 tokens by blocks, against a dense mask; forward and backward
+124M        a training step of a language model of GPT-2's size in bfloat16, and the part that it reaches of the rate
+            that products of matrices in bfloat16 have on the same machine
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from speechformer.bench.attention import bench_attention
+from speechformer.bench.runs import bench_packed
+from speechformer.bench.timing import Comparison, device, synchronize
+from speechformer.config import as_plain, compose
+from speechformer.cores.decoder import Decoder
+from speechformer.refusals import UserError
+from speechformer.tasks import next_token_loss
+
+GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
+
+
+def decoder_of(sizes: dict[str, int]) -> Decoder:
+    """A language model with RoPE, GELU and one table for input and output, without dropout."""
+    config = as_plain(compose(["model=rope", "task=lm"]))
+    core = {k: v for k, v in config["core"].items() if k not in ("pool", "classifier_width", "shared_embeddings")}
+    core |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
+    model, pattern = config["model"], config["pattern"]
+    return Decoder(**sizes, **core, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
+
+
+def flops_of_a_token(core: Decoder, sizes: dict[str, int]) -> float:
+    """Of forward and backward: 6 for each parameter, and the two products of attention, half of which is hidden.
+
+    Chowdhery et al. 2022, "PaLM", appendix B, with the half that causality spares.
+    """
+    parameters = sum(parameter.numel() for parameter in core.parameters())
+    return 6 * parameters + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]
+
+
+def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
+    """Seconds of a training step; `rate` is that of products in bfloat16, in FLOP/s."""
+    torch.manual_seed(0)
+    place = device()
+    core = decoder_of(sizes).to(place)
+    if place.type == "cuda":
+        core.decoder.compile()
+    optimizer = torch.optim.AdamW(core.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=place)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(place.type, torch.bfloat16):
+            hidden = core.hidden(ids[:, :-1]).flatten(0, 1)
+            loss = next_token_loss(core.output.weight, core.output.bias, hidden, ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize()
+    seconds = (time.perf_counter() - started) / steps
+    flops = flops_of_a_token(core, sizes) * batch * sizes["block_size"]
+    more: dict[str, Any] = {"parameters": sum(p.numel() for p in core.parameters()), "flops": flops}
+    more |= {"part_of_the_rate": flops / seconds / rate, "tokens_per_second": batch * sizes["block_size"] / seconds}
+    share = 100 * more["part_of_the_rate"]
+    what = f"lm, {more['parameters'] / 1e6:.0f}M parameters, bfloat16, {share:.0f} % of the rate"
+    return Comparison("a large model", what, "step", {"speechformer": seconds}, more)
+
+
+def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
+    """The rows of this part.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    if device().type != "cuda":
+        raise UserError("there is no CUDA device here, and bench gpu measures nothing else.")
+    window = bench_attention(rounds, (16_384,), variants=[("nope", "window")])
+    return [*window, bench_large(rate), *bench_packed(32)]
