@@ -155,7 +155,7 @@ def draw_alibi(heads: int = 8) -> Any:
         image = axis.imshow(shown.numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest")
         label(axis, f"head {head + 1}: slope 1/{1 / float(positions.slopes()[head]):.0f}", "key", "query")
     bar = figure.colorbar(image, ax=axes[0, :3], shrink=0.8, extend="min")
-    bar.set_label("added to the score", fontsize=9, color=MUTED)
+    bar.ax.set_title("added to\nthe score", fontsize=8, color=MUTED)
     for head in range(heads):
         shade = matplotlib.colormaps["viridis"](head / heads)
         axes[0, 3].plot(-positions.slopes()[head].item() * torch.arange(T).numpy(), color=shade, linewidth=1.3)
@@ -163,7 +163,8 @@ def draw_alibi(heads: int = 8) -> Any:
             end = min(T - 1, 8 / positions.slopes()[head].item())
             place = (end, -positions.slopes()[head].item() * end)
             axes[0, 3].annotate(f" {head + 1}", place, fontsize=8, va="center", annotation_clip=False)
-    axes[0, 3].set_ylim(-8.4, 0.3)
+    axes[0, 3].annotate(f" 6-{heads}", (T - 1, 0), fontsize=8, va="center", annotation_clip=False)
+    axes[0, 3].set(xlim=(-1.5, T + 3.5), ylim=(-8.4, 0.3))
     label(axes[0, 3], f"all {heads} heads", "distance in tokens", "added to the score")
     return figure
 
@@ -181,14 +182,15 @@ def draw_rope(width: int = 32, length: int = 64) -> Any:
         for i in range(12):
             x, y = turned[i, 2 * pair].item(), turned[i, 2 * pair + 1].item()
             axis.plot((0, x), (0, y), color=shade(i / 12), linewidth=1.2)
-            axis.annotate(str(i), (1.12 * x, 1.12 * y), fontsize=7.5, ha="center", va="center", color=INK)
+            if i % (1 if pair < 4 else 2) == 0:  # where they are close, every second
+                axis.annotate(str(i), (1.12 * x, 1.12 * y), fontsize=7.5, ha="center", va="center", color=INK)
         axis.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
         bare(axis)
         angle = 10000 ** (-2 * pair / width)
         label(axis, f"pair {pair}: {angle:.2f} rad a token", "where it points at positions 0 to 11")
     products = (turned[:1] @ turned.T)[0] / (width / 2)
     axes[0, 3].plot(products.numpy(), color="#2a6f97")
-    label(axes[0, 3], "query times key, both the same vector", "distance in tokens", "product, 1 unturned")
+    label(axes[0, 3], "query times key, both the same vector", "distance in tokens", "part of that at distance 0")
     return figure
 
 
