@@ -170,7 +170,8 @@ def fit_as_one(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]], launcher:
     """Train runs of the same shapes together (see `pack`), those of them whose folders are new.
 
     Args:
-        jobs: config, folder and overrides of each, that `together` groups.
+        jobs: config, folder and overrides of each; `launcher.grouped` says which can go together.
+        launcher: of the sweep that they are part of.
 
     Returns:
         The folders of those that have their result now: none if there were fewer than two.
@@ -438,9 +439,8 @@ def train(
             trainer.test(module, datamodule=batches, verbose=False)
             for run in chosen:
                 run.metrics |= run.task.figures()
-        elif (
-            isinstance(data, SpeechData) and data.tested_at_lengths and sound
-        ):  # the rest was measured at the last step
+        elif isinstance(data, SpeechData) and data.tested_at_lengths and sound:
+            # the rest was measured at the last step
             trainer.test(module, EvaluationBatches(data.tested_at_lengths), verbose=False)
             for run in sound:
                 run.metrics |= run.task.figures()

@@ -5,7 +5,7 @@ Together go runs that differ in seed, `recipe.lr`, pattern, and positions as lon
 jobs go to Hydra's basic launcher, one after another: those are done already, and whatever was not packed, or failed
 to be, runs as before.
 
-On a GPU that a small model leaves almost idle this is what makes a sweep fast; on a CPU there is nothing to win.
+It is made for a GPU that a small model leaves almost idle; on a CPU it saves what a step costs beside its arithmetic.
 """
 
 from __future__ import annotations
