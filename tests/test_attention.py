@@ -9,8 +9,16 @@ import torch
 import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 
-from speechformer.layers.attention import FLEX_FROM, Scores, SelfAttention, attend, flex, score_bias
-from speechformer.layers.dropout import Dropout
+from speechformer.layers.attention import (
+    FLEX_FROM,
+    DroppedAttention,
+    Scores,
+    SelfAttention,
+    attend,
+    flex,
+    score_bias,
+)
+from speechformer.layers.dropout import Dropout, masks
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -48,6 +56,42 @@ def test_both_paths_of_the_module_agree(model: str) -> None:
     written_out, weights = attention(x, positions, bias, with_weights=True)
     assert none is None and weights.shape == (2, 2, 12, 12)
     torch.testing.assert_close(fast, written_out)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_attention_trained_with_dropout_is_attention_written_out(
+    model: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: autograd's gradients of `attend`, under the same mask; only rotated queries and keys go that way."""
+    used = []
+    fused = DroppedAttention.apply
+    monkeypatch.setattr(DroppedAttention, "apply", lambda *given: used.append(1) or fused(*given))
+    found = []
+    for with_weights in (False, True):
+        torch.manual_seed(0)
+        positions, bias, real = bias_of(model, "window", causal)
+        positions.double()
+        bias = score_bias(positions, build_pattern(group("pattern", "window")), 12, 12, causal, real).double()
+        attention = SelfAttention(16, 2, rate=0.3, qkv_bias=True, bias=True).double()
+        x = torch.randn(2, 12, 16, dtype=torch.float64, requires_grad=True)
+        mixed, _ = attention(x, positions, bias, with_weights)
+        (mixed * torch.randn_like(mixed)).sum().backward()
+        trained = [*attention.parameters(), *(positions.parameters() if model == "relative" else ())]
+        found.append([mixed, x.grad, *(parameter.grad for parameter in trained)])
+    assert len(used) == (model != "rope")
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+
+
+def test_masks_made_at_once_are_those_made_one_by_one() -> None:
+    """Bit for bit."""
+    shapes = [(3, 5, 7), (3, 2, 5, 5), (1, 1), (4, 8)]
+    torch.manual_seed(5)
+    at_once = masks(shapes, 0.3, torch.float64)
+    torch.manual_seed(5)
+    for ours, shape in zip(at_once, shapes):
+        assert torch.equal(ours, masks([shape], 0.3, torch.float64)[0])
 
 
 def test_dropout_of_the_weights_is_on_in_training_alone() -> None:

@@ -13,7 +13,9 @@ from torch import nn
 from speechformer.cores.classifier import EncoderClassifier
 from speechformer.cores.decoder import Decoder
 from speechformer.cores.stack import count_parameters, initialise
+from speechformer.layers import dropout
 from speechformer.layers.attention import visible
+from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.refusals import UserError
 
@@ -58,6 +60,21 @@ def sentences(rows: int = 3) -> torch.Tensor:
 every_model_and_pattern = pytest.mark.parametrize(
     ("model", "pattern"), [(model, pattern) for model in MODELS for pattern in PATTERNS]
 )
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"pool": "cls"}, {"model": {"name": "rope", "base": 10000.0}}], ids=["mean", "cls", "rope"]
+)
+def test_a_pass_draws_its_masks_at_once_and_bit_for_bit_the_same(changes: Any, norm: str) -> None:
+    core, seen = classifier(dropout=0.3, norm=norm, **changes).train(), []
+    for at_once in (dropout.AT_ONCE, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dropout, "AT_ONCE", at_once)
+            torch.manual_seed(6)
+            seen.append((core(sentences()), torch.get_rng_state()))
+    assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
+    assert not any(module.ahead for module in core.modules() if isinstance(module, Dropout))
 
 
 @every_model_and_pattern

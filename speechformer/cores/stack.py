@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, D width, N heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from speechformer.layers.attention import Scores
 from speechformer.layers.block import Block
-from speechformer.layers.dropout import Dropout
+from speechformer.layers.dropout import Dropout, draw_ahead
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import Positions, build_positions
 from speechformer.refusals import UserError, pick
@@ -119,8 +120,10 @@ class Stack(nn.Module):
             if real_BT is not None:
                 real_BT = torch.cat((real_BT.new_ones(B, 1), real_BT), dim=1)
         before = cache[0]["k"].shape[2] if cache and cache[0] else 0
-        x_BTD = self.dropout(self.positions.embed(x_BTD, before))
         B, T, _ = x_BTD.shape
+        if self.dropout.active and memory is None and cache is None:
+            self.draw_ahead(x_BTD)
+        x_BTD = self.dropout(self.positions.embed(x_BTD, before))
         scores = self.scores(B, T, before + T, real_BT)
         layers, cross_layers = [], []
         for k, block in enumerate(self.blocks):
@@ -144,6 +147,16 @@ class Stack(nn.Module):
         if self.kept is None or self.kept[0] != of:
             self.kept = (of, made)
         return self.kept[1]
+
+    def draw_ahead(self, x_BTD: Tensor) -> None:
+        """Have dropout make its masks for this pass, where it makes them itself and all of the type of x."""
+        if x_BTD.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return
+        places: list[tuple[Dropout, Sequence[int]]] = [(self.dropout, x_BTD.shape)]
+        blocks: Iterable[Any] = self.blocks
+        for block in blocks:
+            places += block.places_of_dropout(*x_BTD.shape)
+        draw_ahead(places, x_BTD.dtype)
 
     def new_cache(self) -> Cache:
         """That of a sequence of which nothing was seen yet."""

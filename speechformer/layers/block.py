@@ -6,7 +6,7 @@ pre-norm   x = x + f(norm(x))     Xiong et al. 2020, "On Layer Normalization in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -53,6 +53,11 @@ class Block(nn.Module):
         if cross:
             self.cross_attention = CrossAttention(width, heads, dropout, qkv_bias, bias)
             self.cross_attention_norm = nn.LayerNorm(width)
+
+    def places_of_dropout(self, B: int, T: int, D: int) -> list[tuple[Dropout, Sequence[int]]]:
+        """Where it acts on x of that shape without cross-attention, in order, and on tensors of what shape."""
+        of_weights = self.attention.dropout, (B, self.attention.heads, T, T)
+        return [of_weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]
 
     def branch(
         self, x_BTD: Tensor, norm: nn.Module, function: Callable[[Tensor], tuple[Tensor, Tensor | None]]

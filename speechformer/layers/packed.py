@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.layers.attention import score_bias
-from speechformer.layers.dropout import Dropout, mask
+from speechformer.layers.dropout import Dropout, masks
 from speechformer.layers.positions import Positions
 
 
@@ -92,15 +92,20 @@ class PackedDropout(Dropout):
         super().__init__(rate)
         self.draws = draws
 
-    def mask(self, x: Tensor) -> Tensor:
-        """The factor of each element of x, [KB, T, D] or, of attention weights, [KB, N, T, T]."""
-        masks, generators = [], self.draws.generators
-        for part, generator, padding in zip(x.chunk(len(generators)), generators, self.draws.padding):
-            *rows, T, last = part.shape
-            of_keys = padding if len(rows) == 2 else 0
-            own = mask((*rows, T - padding, last - of_keys), self.rate, x.dtype, generator)
-            masks.append(F.pad(own, (0, of_keys, 0, padding)) if padding else own)
-        return torch.cat(masks)
+    def masks(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
+        """Those of tensors [KB, T, D] or, of attention weights, [KB, N, T, T]."""
+        of_members, K = [], len(self.draws.generators)
+        for generator, padding in zip(self.draws.generators, self.draws.padding):
+            more = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # keys, tokens
+            own_shapes = [
+                (shape[0] // K, *shape[1:-2], shape[-2] - tokens, shape[-1] - keys)
+                for shape, (keys, tokens) in zip(shapes, more)
+            ]
+            own = masks(own_shapes, self.rate, dtype, generator)
+            of_members.append(
+                [F.pad(mask, (0, keys, 0, tokens)) if padding else mask for mask, (keys, tokens) in zip(own, more)]
+            )
+        return [torch.cat(parts) for parts in zip(*of_members)]
 
 
 class PackedPositions(Positions):
@@ -136,8 +141,10 @@ class PackedPositions(Positions):
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         each = self.each()
         n = len(each)
+        if n == 1:
+            return each[0].rotate(q_BNTH, k_BNTH, offset)
         parts = [member.rotate(q, k, offset) for member, q, k in zip(each, q_BNTH.chunk(n), k_BNTH.chunk(n))]
-        q, k = parts[0] if n == 1 else map(torch.cat, zip(*parts))
+        q, k = map(torch.cat, zip(*parts))
         return q, k
 
 
