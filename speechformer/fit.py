@@ -299,7 +299,7 @@ def build_trainer(
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from speechformer.callbacks import Progress, Stopwatch, WholeFiles
+    from speechformer.callbacks import NoProfiler, Progress, Stopwatch, WholeFiles
     from speechformer.data import SpeechData
 
     config, first, stopwatch = attempts[0].config, attempts[0], Stopwatch(started)
@@ -317,6 +317,7 @@ def build_trainer(
         last = [Forward(module)]
     progress = Progress([(run.directory, run.claim) for run in attempts])
     arguments = {**config["trainer"], "devices": device}
+    arguments["profiler"] = arguments.get("profiler") or NoProfiler()
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
         arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
@@ -383,12 +384,12 @@ def train(
         members: config, folder and claim of each; several are trained as one, see `pack`.
         started: when, by `time.perf_counter`.
     """
+    spare_memory_management()
     import torch
 
     from speechformer.data import EvaluationBatches, SpeechData
 
     quieten()
-    spare_memory_management()
     config, _, claim = members[0]
     threads = set_threads(config, claim)
     data = build_data(config, corpus)
@@ -587,14 +588,21 @@ def load_weights(task: Task, path: Path) -> None:
 
 @functools.cache
 def spare_memory_management() -> None:
-    """Two things that cost a short run on a CPU a tenth of its time, once for each process.
+    """Import all that a run does, and two things that cost a short run on a CPU a tenth of its time, once for each
+    process.
 
-    Python's garbage collector is told that what was imported stays: otherwise it looks through it all again, for a
-    fifth of a second, and joblib has it do so after each job. The C library (glibc) is told to keep what is freed:
-    otherwise it hands the memory of each chunk of logits back to the system, and gets it again, zeroed, for the next.
+    Python's garbage collector rests meanwhile, which saves a sixth of the imports, and is told that what was imported
+    stays: otherwise it looks through it all again, for a fifth of a second, and joblib has it do so after each job.
+    The C library (glibc) is told to keep what is freed: otherwise it hands the memory of each chunk of logits back to
+    the system, and gets it again, zeroed, for the next.
     """
-    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    import speechformer.dashboard  # noqa: F401 (it imports the rest)
+
     gc.freeze()
+    if collecting:
+        gc.enable()
     if sys.platform == "linux":
         trim_threshold, mmap_threshold = -1, -3  # malloc.h
         with contextlib.suppress(OSError, AttributeError):  # another C library
