@@ -388,6 +388,7 @@ def train(
     import torch
 
     from speechformer.data import EvaluationBatches, SpeechData
+    from speechformer.layers.block import compile_blocks
 
     quieten()
     config, _, claim = members[0]
@@ -410,6 +411,8 @@ def train(
         started += time.perf_counter() - waiting
         goes_on_from = checkpoint_in(first.directory) if len(attempts) == 1 else None
         trainer, module, batches, stopwatch = build_trainer(attempts, device, started)
+        if config["compile"] is not None:
+            compile_blocks(module, config["compile"], trainer.strategy.root_device)
         if rank == 0:
             for run in attempts:
                 runs.write_json(run.directory / runs.CLAIM, {**run.claim, "threads": threads})
@@ -536,7 +539,7 @@ def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
     whole = OmegaConf.create(config)
     for override in overrides:
         key, _, given = override.lstrip("+~").partition("=")
-        if not key.startswith(("hydra", "corpus", "threads", "force")):
+        if not key.startswith(("hydra", "corpus", "threads", "compile", "force")):
             value = OmegaConf.select(whole, key)
             plain = isinstance(value, str | int | float | bool)
             shown.setdefault(key, value if plain else given)

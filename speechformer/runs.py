@@ -52,6 +52,7 @@ CODE = (
 # The settings that do not decide it: the machine, how often a run is written, whether it is done again.
 NOT_IDENTITY = (
     "checkpoint_every",
+    "compile",
     "force",
     "threads",
     "trainer.accelerator",

@@ -151,6 +151,18 @@ def test_flex_attention_is_attention_written_out(model: str, pattern: str, causa
         torch.testing.assert_close(flex(q, k, v, scores), attend(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
 
 
+def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
+    """One graph (or torch says why not), and the same values."""
+    torch.manual_seed(0)
+    scores = scores_of("alibi", "window", causal=True, padded=False, T=150)
+    scores.prepare(rate=0.0, with_weights=False)
+    _ = scores.blocks  # as on a GPU
+    q, k, v = torch.randn(3, 2, 2, 150, 16)
+    with torch.no_grad():
+        run = torch.compile(lambda q, k, v: flex(q, k, v, scores), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(run(q, k, v), attend(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_without_a_mask_where_there_is_nothing_to_mask(model: str, causal: bool) -> None:

@@ -15,6 +15,7 @@ from speechformer.cores.decoder import Decoder
 from speechformer.cores.stack import count_parameters, initialise
 from speechformer.layers import dropout
 from speechformer.layers.attention import visible
+from speechformer.layers.block import compile_blocks
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.refusals import UserError
@@ -75,6 +76,48 @@ def test_a_pass_draws_its_masks_at_once_and_bit_for_bit_the_same(changes: Any, n
             seen.append((core(sentences()), torch.get_rng_state()))
     assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
     assert not any(module.ahead for module in core.modules() if isinstance(module, Dropout))
+
+
+def traced(block: nn.Module, mode: str, compile: Any = nn.Module.compile) -> None:
+    """`compile`, without a compiler."""
+    compile(block, backend="aot_eager")
+
+
+@pytest.mark.parametrize("pattern", ["full", "window"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("build", [decoder, classifier])
+def test_a_compiled_core_has_the_gradients_of_one_that_is_not(build: Any, model: str, pattern: str) -> None:
+    """By torch's tracing, without a compiler; all blocks are one graph, and it has no break."""
+    core = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.0).train()
+    ids, found = sentences(), []
+    if build is classifier:
+        ids[1, 9:] = 0
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for compiled in (False, True):
+        if compiled:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(nn.Module, "compile", traced)
+                compile_blocks(core, "default", torch.device("cuda"))
+        for _ in range(2):
+            core.zero_grad()
+            logits = core(ids)
+            logits.square().sum().backward()
+        found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
+    core.attention(ids)  # which is not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="compile has no choice 'fast'.* default, reduce-overhead"):
+        compile_blocks(decoder(), "fast", torch.device("cuda"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"compile=default: .* C\+\+ compiler"):
+        compile_blocks(decoder(), "default", torch.device("cpu"))
 
 
 @every_model_and_pattern

@@ -18,6 +18,7 @@ from speechformer.bench.runs import bench_packed
 from speechformer.bench.timing import Comparison, device, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.cores.decoder import Decoder
+from speechformer.layers.block import compile_blocks
 from speechformer.refusals import UserError
 from speechformer.tasks import next_token_loss
 
@@ -48,7 +49,7 @@ def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, step
     place = device()
     core = decoder_of(sizes).to(place)
     if place.type == "cuda":
-        core.decoder.compile()
+        compile_blocks(core, "default", place)
     optimizer = torch.optim.AdamW(core.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=place)
 

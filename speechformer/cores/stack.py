@@ -125,9 +125,13 @@ class Stack(nn.Module):
             self.draw_ahead(x_BTD)
         x_BTD = self.dropout(self.positions.embed(x_BTD, before))
         scores = self.scores(B, T, before + T, real_BT)
+        if isinstance(scores, Scores):
+            scores.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
         layers, cross_layers = [], []
         for k, block in enumerate(self.blocks):
-            x_BTD, weights, cross_weights = block(
+            # a compiled block is for the many passes that are alike, not for looking inside and writing
+            run = block if cache is None and not with_weights else block.forward
+            x_BTD, weights, cross_weights = run(
                 x_BTD, self.positions, scores, with_weights, memory and memory[k], None if cache is None else cache[k]
             )
             if weights is not None:

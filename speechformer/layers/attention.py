@@ -144,6 +144,21 @@ class Scores:
         """Added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
         return score_bias(self.positions, self.pattern, self.T, self.S, self.causal, self.real_BS, self.device)
 
+    def form(self, rate: float, with_weights: bool) -> str:
+        """Which one a pass takes with that rate of dropout: "dense", "causality" (no tensor at all) or "blocks"."""
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        if by_hand(rate, with_weights, on_gpu):
+            return "dense"
+        if self.causality_alone:
+            return "causality"
+        return "blocks" if on_gpu and not rate and self.by_blocks and self.T >= FLEX_FROM else "dense"
+
+    def prepare(self, rate: float, with_weights: bool) -> None:
+        """Make it now, where it is kept: a compiled block would make it anew, or in memory that does not last."""
+        form = self.form(rate, with_weights)
+        if form != "causality":
+            _ = self.dense if form == "dense" else self.blocks
+
     @property
     def causality_alone(self) -> bool:
         """Whether nothing is added, and nothing hidden but what comes later."""
@@ -200,15 +215,24 @@ def flex(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scores: Scores) -> Tens
     """Attention by FlexAttention (Dong et al. 2024); on a CPU by its slow reference, forward only."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    run = compiled_flex_attention() if q_BNTH.is_cuda else flex_attention
+    more = {"score_mod": scores.positions.score_of(), "block_mask": scores.blocks}
+    if torch.compiler.is_compiling():  # as a part of a block
+        return flex_attention(q_BNTH, k_BNTH, v_BNTH, **more)
+    if q_BNTH.is_cuda:
+        return compiled_flex_attention()(q_BNTH, k_BNTH, v_BNTH, **more)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        return run(q_BNTH, k_BNTH, v_BNTH, score_mod=scores.positions.score_of(), block_mask=scores.blocks)
+        return flex_attention(q_BNTH, k_BNTH, v_BNTH, **more)
 
 
 def dense(scores: Scores | Tensor) -> Tensor:
     """What is added to the scores, as a tensor."""
     return scores.dense if isinstance(scores, Scores) else scores
+
+
+def by_hand(rate: float, with_weights: bool, on_gpu: bool) -> bool:
+    """Whether `attend` does it: on the CPU torch has no kernel with dropout, and its fallback is slower."""
+    return with_weights or (rate > 0 and not on_gpu)
 
 
 def mix(
@@ -219,15 +243,16 @@ def mix(
     `scores` may be what is added, as a tensor.
     """
     rate = dropout.rate if dropout.active else 0.0
-    # on the CPU torch has no kernel with dropout, and its fallback is slower than `attend`
-    if with_weights or (rate and not q_BNTH.is_cuda):
-        return attend(q_BNTH, k_BNSH, v_BNSH, dense(scores), dropout)
     if isinstance(scores, Scores):
-        if scores.causality_alone:
+        form = scores.form(rate, with_weights)
+        if form == "causality":
             return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, scores.causal), None
-        if q_BNTH.is_cuda and not rate and scores.by_blocks and scores.T >= FLEX_FROM:
+        if form == "blocks":
             return flex(q_BNTH, k_BNSH, v_BNSH, scores), None
-    bias = dense(scores).to(q_BNTH.dtype)
+    bias = dense(scores)
+    if by_hand(rate, with_weights, q_BNTH.is_cuda):
+        return attend(q_BNTH, k_BNSH, v_BNSH, bias, dropout)
+    bias = bias.to(q_BNTH.dtype)
     return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=rate), None
 
 

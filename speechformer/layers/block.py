@@ -6,17 +6,38 @@ pre-norm   x = x + f(norm(x))     Xiong et al. 2020, "On Layer Normalization in 
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from speechformer.layers.attention import CrossAttention, Scores, SelfAttention
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.positions import Positions
-from speechformer.refusals import pick
+from speechformer.refusals import UserError, pick
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 NORMS = {"pre": True, "post": False}
+
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's own
+
+
+def compile_blocks(module: nn.Module, mode: str, device: torch.device) -> None:
+    """Have torch compile the blocks of a model that will be on `device`, in place: they are alike, so one compilation
+    serves them all, and the names of the parameters stay. "reduce-overhead" replays them as CUDA graphs.
+
+    Raises:
+        UserError: torch has no such mode, or there is no C++ compiler for blocks on a CPU.
+    """
+    pick(dict.fromkeys(COMPILE_MODES), mode, "compile")
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        raise UserError(f"compile={mode}: torch compiles for a CPU by a C++ compiler (g++), and there is none here.")
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.compile(mode=mode)
 
 
 class Block(nn.Module):
