@@ -127,7 +127,7 @@ def test_memory_is_that_of_the_weights_where_they_are_kept() -> None:
 
 
 def test_pictures_and_table_of_what_was_measured(tmp_path: Path) -> None:
-    more = {"flops": 1e9, "size": SIZES["report"]}
+    more = {"flops": 1e9, "bytes": 1e7, "size": SIZES["report"]}
     rows = [
         Comparison("steps, report", f"{task}, training step", "step", {"speechformer": 0.01, "torch.nn": 0.015}, more)
         for task in ("classify", "lm")
@@ -149,7 +149,7 @@ def test_pictures_and_table_of_what_was_measured(tmp_path: Path) -> None:
         "ms",
         "1.50",
     ]
-    drawn = draw(rows, {"flops_float32": 1e11}, tmp_path)
+    drawn = draw(rows, {"flops_float32": 1e11, "bytes_per_second": 1e10}, tmp_path)
     assert [path.name for path in drawn] == ["steps.png", "attention.png"]
     assert all(path.stat().st_size > 10_000 for path in drawn)
     assert draw([], {}, tmp_path) == []

@@ -2,6 +2,7 @@
 
 packed      32 seeds of the reports' language model as one, against one after another
 window      attention of a window of 256 over 16,384 tokens by blocks, against a dense mask; forward and backward
+compiled    a training step of the reports' language model whose blocks are compiled, and replayed as CUDA graphs
 124M        a training step of a language model of GPT-2's size in bfloat16, and the part that it reaches of the rate
             that products of matrices in bfloat16 have on the same machine
 """
@@ -9,13 +10,15 @@ window      attention of a window of 256 over 16,384 tokens by blocks, against a
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from speechformer.bench.attention import bench_attention
 from speechformer.bench.runs import bench_packed
-from speechformer.bench.timing import Comparison, device, synchronize
+from speechformer.bench.steps import batches_of, losses_of
+from speechformer.bench.timing import Comparison, device, synchronize, turns
 from speechformer.config import as_plain, compose
 from speechformer.cores.decoder import Decoder
 from speechformer.layers.block import compile_blocks
@@ -77,6 +80,27 @@ def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, step
     return Comparison("a large model", what, "step", {"speechformer": seconds}, more)
 
 
+def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "default")) -> Comparison:
+    """Seconds of a training step in those modes of `compile`, against one that is not compiled."""
+    sides = {}
+    for mode in (*modes, "not compiled"):
+        models, losses, data = losses_of("lm", "report")
+        core, batches = models["speechformer"], batches_of("lm", "report", data, 10)
+        optimizer = torch.optim.AdamW(core.parameters(), lr=1e-4, fused=True)
+        if mode != "not compiled":
+            compile_blocks(core, mode, device())
+
+        def train(loss: Any = losses["speechformer"], optimizer: Any = optimizer, batches: Any = batches) -> float:
+            for ids, targets in batches:
+                optimizer.zero_grad()
+                loss(ids, targets).backward()
+                optimizer.step()
+            return len(batches)
+
+        sides[mode] = train
+    return Comparison("compiled blocks", "lm, the reports' size", "step", turns(sides, rounds))
+
+
 def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
     """The rows of this part.
 
@@ -86,4 +110,4 @@ def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
     if device().type != "cuda":
         raise UserError("there is no CUDA device here, and bench gpu measures nothing else.")
     window = bench_attention(rounds, (16_384,), variants=[("nope", "window")])
-    return [*window, bench_large(rate), *bench_packed(32)]
+    return [*window, bench_compiled(rounds), bench_large(rate), *bench_packed(32)]

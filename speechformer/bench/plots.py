@@ -32,16 +32,24 @@ def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> l
 
 
 def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
-    """Bars of milliseconds a step; a line for the time of its products at the machine's measured rate."""
+    """Bars of milliseconds a step; a line for the time of its products at the machine's measured rate, and of moving
+    what the update touches at the bandwidth of its memory."""
     figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
     for axis, row in zip(axes[0], rows):
         names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
         bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)
         axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2)
         limit = 1000 * row.more["flops"] / machine["flops_float32"]
+        limit += 1000 * row.more["bytes"] / machine["bytes_per_second"]
         axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
         axis.text(
-            len(names) - 0.55, limit, f"products\nalone {limit:.2g}", color=LIMIT, va="bottom", ha="right", fontsize=8
+            len(names) - 0.55,
+            limit,
+            f"the machine's\nlimit {limit:.2g}",
+            color=LIMIT,
+            va="bottom",
+            ha="right",
+            fontsize=8,
         )
         axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8)
         axis.set_title(f"{row.what.partition(',')[0]}, {row.part.removeprefix('steps, ')}", fontsize=10)

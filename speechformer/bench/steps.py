@@ -106,7 +106,9 @@ def bench_steps(rounds: int, sizes: tuple[str, ...] = ("report", "large")) -> li
             with FlopCounterMode(display=False) as counter:
                 losses["speechformer"](*batches[0]).backward()
             counts = {name: parameters(model) for name, model in models.items()}
-            more = {"parameters": counts, "size": SIZES[size], "flops": counter.get_total_flops()}
+            # the update reads and writes weights, gradients and Adam's two moments
+            moved = 8 * 4 * counts["speechformer"]
+            more = {"parameters": counts, "size": SIZES[size], "flops": counter.get_total_flops(), "bytes": moved}
             for what, side in (("training step", train), ("evaluation", evaluate)):
                 for model in models.values():
                     model.train(side is train)
