@@ -41,7 +41,7 @@ def measured(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
     fewer = max(1, rounds // 3)
     parts: dict[str, Callable[[], list[Comparison]]] = {
         "steps": lambda: steps.bench_steps(rounds),
-        "loop": lambda: runs.bench_loop(fewer),
+        "loop": lambda: runs.bench_loop(rounds),
         "attention": lambda: attention.bench_attention(fewer),
         "startup": lambda: runs.bench_startup(fewer),
         "sweep": runs.bench_sweep,

@@ -60,21 +60,55 @@ def words_of(task: str, steps: int) -> list[str]:
     return [f"task={task}", f"trainer.max_steps={steps}", "trainer.max_epochs=-1", f"eval_interval={NEVER}"]
 
 
-def bench_loop(rounds: int, steps: int = 500) -> list[Comparison]:
+class Laps:
+    """When training steps end: the mean seconds of those between the first few and the last."""
+
+    FIRST = 20
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.done = steps, 0
+        self.moments: list[float] = []
+
+    def lap(self, *_: Any) -> None:
+        """A step has ended."""
+        self.done += 1
+        if self.done in (self.FIRST, self.steps):
+            synchronize()
+            self.moments.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> float:
+        """For each step."""
+        begun, ended = self.moments
+        return (ended - begun) / (self.steps - self.FIRST)
+
+
+def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
     """Seconds a step in the Trainer, with all that a run does, against a loop with nothing but forward, backward and
     update over the same core, data and loss."""
+    from speechformer.callbacks import Progress
+
     found = []
     for task in ("classify", "lm"):
         config = as_plain(compose(words_of(task, steps)))
         data = build_data(config, load(config))
         seconds: dict[str, list[float]] = {"Trainer": [], "bare loop": []}
         for turn in range(rounds + 1):
-            with tempfile.TemporaryDirectory() as folder:
-                result = quietly(fit, compose(words_of(task, steps)), Path(folder) / "run")
-            trained = result["seconds_by_phase"]["training"] / steps
+            laps, own = Laps(steps), Progress.on_train_batch_end
+
+            def note(self: Any, *given: Any, laps: Laps = laps, own: Any = own) -> None:
+                own(self, *given)
+                laps.lap()
+
+            Progress.on_train_batch_end = note  # type: ignore[method-assign, assignment]
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    quietly(fit, compose(words_of(task, steps)), Path(folder) / "run")
+            finally:
+                Progress.on_train_batch_end = own  # type: ignore[method-assign]
             bare = bare_loop(config, data, steps)
             if turn:  # the first is slower
-                seconds["Trainer"].append(trained)
+                seconds["Trainer"].append(laps.seconds)
                 seconds["bare loop"].append(bare)
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         found.append(Comparison("the Trainer's loop", task, "step", medians))
@@ -90,21 +124,17 @@ def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
     task: Any = TASKS[config["task"]["name"]](**arguments).to(device())
     task.watched = lambda loss, batch, batch_idx: loss
     optimizer = torch.optim.Adam(task.core.parameters(), lr=config["recipe"]["lr"], fused=True)
-    loader = data.train_dataloader()
-    done = 0
-    synchronize()
-    started = time.perf_counter()
-    while done < steps:
+    loader, laps = data.train_dataloader(), Laps(steps)
+    while laps.done < steps:
         for batch in loader:
             moved = {name: tensor.to(device()) for name, tensor in batch.items()}
             optimizer.zero_grad()
-            task.training_step(moved, done).backward()
+            task.training_step(moved, laps.done).backward()
             optimizer.step()
-            done += 1
-            if done == steps:
+            laps.lap()
+            if laps.done == steps:
                 break
-    synchronize()
-    return (time.perf_counter() - started) / steps
+    return laps.seconds
 
 
 def bench_packed(members: int, steps: int = 60) -> list[Comparison]:
