@@ -31,6 +31,11 @@ def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> l
     return found
 
 
+def milliseconds(value: float) -> str:
+    """Three digits of it."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
 def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
     """Bars of milliseconds a step; a line for the time of its products at the machine's measured rate, and of moving
     what the update touches at the bandwidth of its memory."""
@@ -38,21 +43,16 @@ def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) 
     for axis, row in zip(axes[0], rows):
         names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
         bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)
-        axis.bar_label(bars, [f"{value:.3g}" for value in values], padding=2)
+        axis.bar_label(bars, [milliseconds(value) for value in values], padding=2)
         limit = 1000 * row.more["flops"] / machine["flops_float32"]
         limit += 1000 * row.more["bytes"] / machine["bytes_per_second"]
         axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
-        axis.text(
-            len(names) - 0.55,
-            limit,
-            f"the machine's\nlimit {limit:.2g}",
-            color=LIMIT,
-            va="bottom",
-            ha="right",
-            fontsize=8,
-        )
+        shade = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5}
+        what = f"limit {milliseconds(limit)}"
+        axis.text(len(names) - 1, limit, what, color=LIMIT, va="center", ha="center", fontsize=8.5, bbox=shade)
         axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8)
-        axis.set_title(f"{row.what.partition(',')[0]}, {row.part.removeprefix('steps, ')}", fontsize=10)
+        size = {"steps, report": "the reports' size", "steps, large": "512 wide, 1,024 tokens"}[row.part]
+        axis.set_title(f"{row.what.partition(',')[0]}, {size}", fontsize=9.5)
         axis.set_ylim(0, 1.15 * max(values))
     axes[0][0].set_ylabel("ms a training step")
     figure.savefig(path, dpi=150)
