@@ -46,6 +46,7 @@ ALLOWED = {
     "audit": {"config", "corpora", "refusals", "screen"},
     "baselines": {"config", "corpora", "data", "pair_data", "quality", "refusals", "runs", "screen"},
     "bench": {
+        "callbacks",
         "config",
         "cores",
         "corpora",
