@@ -104,3 +104,22 @@ def speeches() -> Corpus:
     if folder is None:
         pytest.skip(f"no presidential speeches in {' or in '.join(places)}")
     return load_corpus({"name": "speeches", "root": str(folder), "classes": ["obama", "wbush", "hbush"]})
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """`compile` does all but call a compiler, by torch's tracing; the modes that it was asked for."""
+    import torch
+
+    from speechformer.layers import block
+
+    modes: list[str] = []
+    compile = torch.nn.Module.compile
+
+    def trace(module: torch.nn.Module, mode: str) -> None:
+        modes.append(mode)
+        compile(module, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", trace)
+    monkeypatch.setattr(block.shutil, "which", lambda name: name)
+    return modes

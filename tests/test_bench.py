@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
 from speechformer.bench.attention import kept, kernels, scores_of
-from speechformer.bench.gpu import bench_gpu, bench_large, decoder_of
+from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
 from speechformer.bench.peers import TorchPeer, XPeer
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
@@ -178,6 +178,12 @@ def test_a_large_models_step_is_measured_against_the_rate_and_its_arithmetic_is_
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
     spared = 6 * 2 * 32 * 64 * 64
     assert counter.get_total_flops() - spared == pytest.approx(found.more["flops"], rel=0.1)
+
+
+def test_compiled_blocks_are_timed_beside_others(traced: list[str]) -> None:
+    found = bench_compiled(1, modes=["default"])
+    assert traced == ["default"] * SIZES["report"]["layers"]
+    assert list(found.seconds) == ["default", "not compiled"] and min(found.seconds.values()) > 0
 
 
 def test_without_a_gpu_its_part_says_so() -> None:

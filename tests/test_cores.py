@@ -78,17 +78,15 @@ def test_a_pass_draws_its_masks_at_once_and_bit_for_bit_the_same(changes: Any, n
     assert not any(module.ahead for module in core.modules() if isinstance(module, Dropout))
 
 
-def traced(block: nn.Module, mode: str, compile: Any = nn.Module.compile) -> None:
-    """`compile`, without a compiler."""
-    compile(block, backend="aot_eager")
-
-
 @pytest.mark.parametrize("pattern", ["full", "window"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("build", [decoder, classifier])
-def test_a_compiled_core_has_the_gradients_of_one_that_is_not(build: Any, model: str, pattern: str) -> None:
-    """By torch's tracing, without a compiler; all blocks are one graph, and it has no break."""
-    core = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.0).train()
+def test_a_compiled_core_has_the_gradients_of_one_that_is_not(
+    build: Any, model: str, pattern: str, traced: list[str]
+) -> None:
+    """All blocks are one graph, of any length a second, and neither has a
+    break."""
+    core = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.3).train()
     ids, found = sentences(), []
     if build is classifier:
         ids[1, 9:] = 0
@@ -96,20 +94,20 @@ def test_a_compiled_core_has_the_gradients_of_one_that_is_not(build: Any, model:
     torch._dynamo.utils.counters.clear()
     for compiled in (False, True):
         if compiled:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(nn.Module, "compile", traced)
-                compile_blocks(core, "default", torch.device("cuda"))
-        for _ in range(2):
+            compile_blocks(core, "default", torch.device("cuda"))
+            assert traced == ["default"] * 3
+        torch.manual_seed(4)
+        for length in (T, T, T - 1, T - 2):
             core.zero_grad()
-            logits = core(ids)
+            logits = core(ids[:, :length])
             logits.square().sum().backward()
         found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]
     for plain, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain)
     core.attention(ids)  # which is not compiled
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +171,39 @@ def test_padding_changes_nothing_in_an_encoder(model: str, pattern: str, pool: s
     assert torch.equal(core(ids), logits)
     torch.testing.assert_close(core(ids[1:2, :9]), logits[1:2], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(core(ids[2:3, :1]), logits[2:3], atol=1e-5, rtol=1e-5)
+
+
+@every_model_and_pattern
+@pytest.mark.parametrize("changes", [{}, {"pool": "cls", "norm": "post"}, {"dropout": 0.0}], ids=str)
+def test_padding_left_out_in_training_changes_nothing(
+    model: str, pattern: str, changes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the gradients of the same core over padded sentences, under the same dropout."""
+    kinds = {"model": group("model", model), "pattern": group("pattern", pattern)}
+    core = classifier(**{"dropout": 0.3, **kinds, **changes}).double().train()
+    rows, found = [], []
+    core.encoder.blocks[0].feed_forward.register_forward_hook(lambda _, given, out: rows.append(given[0].shape[:-1]))
+    ids = sentences()
+    ids[1, 9:], ids[2, 1:] = 0, 0
+    for padded in (False, True):
+        monkeypatch.setattr(type(core.encoder), "leaves_out_padding", not padded)
+        torch.manual_seed(2)
+        core.zero_grad()
+        logits = core(ids)
+        logits.square().sum().backward()
+        found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+    first = core.first_token  # of each sentence
+    assert rows == [(T + 9 + 1 + 3 * first,), (3, T + first)]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+
+
+def test_padding_is_left_out_in_training_alone() -> None:
+    core = classifier().train()
+    assert core.encoder.leaves_out_padding
+    assert not core.eval().encoder.leaves_out_padding
+    core.train().encoder.blocks[0].compiled = True
+    assert not core.encoder.leaves_out_padding
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

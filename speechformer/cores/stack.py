@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from speechformer.layers.attention import Scores
 from speechformer.layers.block import Block
 from speechformer.layers.dropout import Dropout, draw_ahead
+from speechformer.layers.padding import without_padding
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import Positions, build_positions
 from speechformer.refusals import UserError, pick
@@ -107,9 +108,9 @@ class Stack(nn.Module):
         """Hidden states [B, T, D], and if asked for the attention weights of each layer, [B, N, T, S], and those of
         its cross-attention.
 
-        `real_BT` is False on padding. With `first_token`, T is one more than that of `ids_BT`. `memory` (what each
-        block's `CrossAttention` takes) is for a stack with `cross`. `cache` holds what each block has seen before,
-        S - T tokens, all real; it begins as `new_cache`, and is added to.
+        `real_BT` is False on padding, whose states are 0 where it is left out. With `first_token`, T is one more than
+        that of `ids_BT`. `memory` (what each block's `CrossAttention` takes) is for a stack with `cross`. `cache`
+        holds what each block has seen before, S - T tokens, all real; it begins as `new_cache`, and is added to.
         """
         x_BTD = self.embedding(ids_BT)
         if self.scale != 1:
@@ -123,10 +124,14 @@ class Stack(nn.Module):
         B, T, _ = x_BTD.shape
         if self.dropout.active and memory is None and cache is None:
             self.draw_ahead(x_BTD)
-        x_BTD = self.dropout(self.positions.embed(x_BTD, before))
+        x_BTD = self.positions.embed(x_BTD, before)
         scores = self.scores(B, T, before + T, real_BT)
+        tokens = None
         if isinstance(scores, Scores):
+            if real_BT is not None and self.leaves_out_padding:
+                tokens = scores.tokens = without_padding(real_BT)
             scores.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
+        x_BTD = self.dropout(x_BTD if tokens is None else tokens.take(x_BTD), tokens)
         layers, cross_layers = [], []
         for k, block in enumerate(self.blocks):
             # a compiled block is for the many passes that are alike, not for looking inside and writing
@@ -138,7 +143,8 @@ class Stack(nn.Module):
                 layers.append(weights)
             if cross_weights is not None:
                 cross_layers.append(cross_weights)
-        return self.final_norm(x_BTD), layers, cross_layers
+        x_BTD = self.final_norm(x_BTD)
+        return x_BTD if tokens is None else tokens.put(x_BTD), layers, cross_layers
 
     def scores(self, B: int, T: int, S: int, real_BS: Tensor | None) -> Scores | Tensor:
         """What is added to the scores of B sequences; where only T decides it, it is kept until another T comes."""
@@ -161,6 +167,14 @@ class Stack(nn.Module):
         for block in blocks:
             places += block.places_of_dropout(*x_BTD.shape)
         draw_ahead(places, x_BTD.dtype)
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        """In training on a CPU: an accelerator would wait to hear how many tokens there are, a compiled block be
+        compiled anew for each number, and in evaluation batches hold little padding."""
+        blocks: Iterable[Any] = self.blocks
+        on_cpu = self.embedding.weight.device.type == "cpu"
+        return self.training and on_cpu and not any(block.compiled for block in blocks)
 
     def new_cache(self) -> Cache:
         """That of a sequence of which nothing was seen yet."""

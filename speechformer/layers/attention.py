@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.layers.dropout import Dropout
+from speechformer.layers.padding import RealTokens, all_real
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
@@ -80,40 +81,44 @@ def attend(
 
 
 class DroppedAttention(torch.autograd.Function):
-    """`attend` with dropout, from queries, keys and values in one tensor: the output, [B, T, D], alone.
+    """`attend` with dropout, from queries, keys and values of real tokens in one tensor, [R, 3 D]: the output,
+    [R, D], alone.
 
     Training a small model on a CPU, a tenth of a step is autograd taking that tensor apart, and putting its gradient
     together again. Here the three parts of the gradient are written where they belong. With S the scores, P their
     softmax, M the mask and O = (P M) v:  dv = (P M)^T dO,  dS = P (dP - sum_j dP P)  with  dP = M (dO v^T).
+
+    Padding holds a row of the first token's: `bias` hides its keys, and its output is not taken.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BTE: Tensor, bias: Tensor, mask_BNTT: Tensor, heads: int) -> Tensor:
-        B, T, E = qkv_BTE.shape
-        # one for each sequence and head, R
-        q, k, v = qkv_BTE.view(B, T, 3, heads, -1).permute(2, 0, 3, 1, 4).reshape(3, B * heads, T, -1)
+    def forward(ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, tokens: RealTokens) -> Tensor:
+        B, heads, T, _ = mask_BNTT.shape
+        to, back, mixed = tokens.by_head(heads)
+        R, E = qkv_RE.shape
+        q, k, v = qkv_RE.view(R * 3 * heads, -1).index_select(0, back).view(3, B * heads, T, -1)
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, heads, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
-        dropped_RTT = (weights * mask_BNTT).view(-1, T, T)
-        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped_RTT)
+        dropped = (weights * mask_BNTT).view(-1, T, T)
+        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to, mixed)
         ctx.bias_shape = bias.shape
-        return torch.bmm(dropped_RTT, v).view(B, heads, T, -1).transpose(1, 2).reshape(B, T, E // 3)
+        return torch.bmm(dropped, v).view(B * heads * T, -1).index_select(0, mixed).view(R, E // 3)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_BTD: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        q, k, v, weights, mask_BNTT, dropped_RTT = ctx.saved_tensors
-        B, heads, T, _ = weights.shape
-        grad = grad_BTD.view(B, T, heads, -1).transpose(1, 2).reshape(q.shape)
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        q, k, v, weights, mask_BNTT, dropped, to, mixed = ctx.saved_tensors
+        T, H = q.shape[1:]
+        grad = grad_RD.new_zeros(q.numel() // H, H).index_copy_(0, mixed, grad_RD.view(-1, H)).view(q.shape)
         into = grad.new_empty(3, *q.shape)
-        torch.bmm(dropped_RTT.transpose(1, 2), grad, out=into[2])
+        torch.bmm(dropped.transpose(1, 2), grad, out=into[2])
         of_weights = torch.bmm(grad, v.transpose(1, 2)).view_as(weights).mul_(mask_BNTT)
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
         of_bias = of_scores.sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
         of_scores = of_scores.view(-1, T, T) / math.sqrt(q.shape[-1])
         torch.bmm(of_scores, k, out=into[0])
         torch.bmm(of_scores.transpose(1, 2), q, out=into[1])
-        return into.view(3, B, heads, T, -1).permute(1, 3, 0, 2, 4).reshape(B, T, -1), of_bias, None, None
+        return into.view(-1, H).index_select(0, to).view(len(grad_RD), -1), of_bias, None, None
 
 
 FLEX_FROM = 1024  # queries; below, a mask is small, and compiling takes longer than it saves
@@ -128,6 +133,7 @@ class Scores:
         T, S: queries and keys; the queries are the last T of S positions.
         real_BS: False on padding; None for none.
         everything: whether the pattern is "full".
+        tokens: where the tokens stand, if padding is left out.
     """
 
     positions: Positions
@@ -138,6 +144,7 @@ class Scores:
     real_BS: Tensor | None = None
     device: torch.device | None = None
     everything: bool = False
+    tokens: RealTokens | None = None
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -230,6 +237,11 @@ def dense(scores: Scores | Tensor) -> Tensor:
     return scores.dense if isinstance(scores, Scores) else scores
 
 
+def tokens_of(scores: Scores | Tensor) -> RealTokens | None:
+    """Where the tokens stand, if padding is left out."""
+    return scores.tokens if isinstance(scores, Scores) else None
+
+
 def by_hand(rate: float, with_weights: bool, on_gpu: bool) -> bool:
     """Whether `attend` does it: on the CPU torch has no kernel with dropout, and its fallback is slower."""
     return with_weights or (rate > 0 and not on_gpu)
@@ -283,16 +295,23 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The attended x, [B, T, D], and the weights, [B, N, T, S], if they are asked for; `scores` as in `mix`.
 
+        x may hold the tokens of `scores` alone, [R, D], and is then returned so.
+
         `cache` holds the keys and values of what stands before x, [B, N, S - T, H], already with their positions; it
         may be empty, and is added to.
         """
         qkv_BTE = self.qkv(x_BTD)
-        B, T, _ = x_BTD.shape
+        tokens = tokens_of(scores)
+        B, T = x_BTD.shape[:2] if tokens is None else (tokens.B, tokens.T)
         on_cpu = x_BTD.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        turned = type(positions).rotate is not Positions.rotate
-        if on_cpu and self.dropout.active and not turned and cache is None and not with_weights:
+        plain = type(positions).rotate is Positions.rotate and cache is None and not with_weights
+        if on_cpu and self.dropout.active and plain and not torch.compiler.is_compiling():
             mask = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
-            return self.output(DroppedAttention.apply(qkv_BTE, dense(scores), mask, self.heads)), None
+            qkv_RE = qkv_BTE if tokens else qkv_BTE.flatten(0, 1)
+            mixed_RD = DroppedAttention.apply(qkv_RE, dense(scores), mask, tokens or all_real(B, T))
+            return self.output(mixed_RD.view(x_BTD.shape)), None
+        if tokens is not None:
+            qkv_BTE = tokens.put(qkv_BTE)
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = positions.rotate(q, k, cache["k"].shape[2] if cache else 0)
         if cache is not None:
@@ -300,7 +319,8 @@ class SelfAttention(nn.Module):
                 k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
         mixed, weights = mix(q, k, v, scores, self.dropout, with_weights)
-        return self.output(mixed.transpose(1, 2).flatten(2)), weights
+        mixed_BTD = mixed.transpose(1, 2).flatten(2)
+        return self.output(mixed_BTD if tokens is None else tokens.take(mixed_BTD)), weights
 
 
 class CrossAttention(nn.Module):

@@ -6,6 +6,7 @@ pre-norm   x = x + f(norm(x))     Xiong et al. 2020, "On Layer Normalization in 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,12 +14,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.layers.attention import CrossAttention, Scores, SelfAttention
+from speechformer.layers.attention import CrossAttention, Scores, SelfAttention, tokens_of
 from speechformer.layers.dropout import Dropout
+from speechformer.layers.padding import RealTokens
 from speechformer.layers.positions import Positions
 from speechformer.refusals import UserError, pick
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": functools.partial(nn.ReLU, inplace=True), "gelu": nn.GELU}
 NORMS = {"pre": True, "post": False}
 
 
@@ -38,6 +40,7 @@ def compile_blocks(module: nn.Module, mode: str, device: torch.device) -> None:
     for block in module.modules():
         if isinstance(block, Block):
             block.compile(mode=mode)
+            block.compiled = True
 
 
 class Block(nn.Module):
@@ -61,6 +64,7 @@ class Block(nn.Module):
         cross: bool = False,
     ) -> None:
         super().__init__()
+        self.compiled = False  # by `compile_blocks`
         self.pre_norm = pick(NORMS, norm, "core.norm")
         self.attention = SelfAttention(width, heads, dropout, qkv_bias, bias)
         self.feed_forward = nn.Sequential(
@@ -81,11 +85,15 @@ class Block(nn.Module):
         return [of_weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]
 
     def branch(
-        self, x_BTD: Tensor, norm: nn.Module, function: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+        self,
+        x_BTD: Tensor,
+        norm: nn.Module,
+        function: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+        tokens: RealTokens | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x with what a function of it adds, normed before or after."""
+        """x with what a function of it adds, normed before or after; x may be `tokens` alone, [R, D]."""
         added, weights = function(norm(x_BTD) if self.pre_norm else x_BTD)
-        x_BTD = x_BTD + self.dropout(added)
+        x_BTD = x_BTD + self.dropout(added, tokens)
         return x_BTD if self.pre_norm else norm(x_BTD), weights
 
     def forward(
@@ -100,15 +108,17 @@ class Block(nn.Module):
         """x after the block, [B, T, D], and if they are asked for the weights of self-attention, [B, N, T, S], and of
         cross-attention.
 
-        `memory` holds keys, values and bias for `CrossAttention`, `cache` what `SelfAttention` has seen before.
+        x may hold the tokens of `scores` alone, [R, D], and is then returned so. `memory` holds keys, values and bias
+        for `CrossAttention`, `cache` what `SelfAttention` has seen before.
         """
+        tokens = tokens_of(scores)
         x_BTD, weights = self.branch(
-            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, scores, with_weights, cache)
+            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, scores, with_weights, cache), tokens
         )
         cross_weights = None
         if memory is not None:
             x_BTD, cross_weights = self.branch(
-                x_BTD, self.cross_attention_norm, lambda x: self.cross_attention(x, *memory, with_weights)
+                x_BTD, self.cross_attention_norm, lambda x: self.cross_attention(x, *memory, with_weights), None
             )
-        x_BTD, _ = self.branch(x_BTD, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
+        x_BTD, _ = self.branch(x_BTD, self.feed_forward_norm, lambda x: (self.feed_forward(x), None), tokens)
         return x_BTD, weights, cross_weights

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechformer.layers.padding import RealTokens
+
 
 def masks(
     shapes: Sequence[Sequence[int]], rate: float, dtype: torch.dtype, generator: torch.Generator | None = None
@@ -45,10 +47,15 @@ class Dropout(nn.Module):
         """Whether anything is done."""
         return self.training and self.rate > 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: RealTokens | None = None) -> Tensor:
+        """x, of which some is dropped; it may be `tokens` alone, [R, D], which meet what they would with padding."""
         if not self.active:
             return x
-        return x * self.mask(x.shape, x.dtype) if x.device.type == "cpu" else F.dropout(x, self.rate)
+        if x.device.type != "cpu":
+            return F.dropout(x, self.rate)
+        if tokens is None:
+            return x * self.mask(x.shape, x.dtype)
+        return x * tokens.take(self.mask((tokens.B, tokens.T, x.shape[1]), x.dtype))
 
     def mask(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The factor of each element of a tensor on the CPU."""
@@ -68,7 +75,7 @@ def draw_ahead(places: Sequence[tuple[Dropout, Sequence[int]]], dtype: torch.dty
     They are those that each would make in its turn; but of a small model, to begin costs more than to do it.
     """
     for dropout, _ in places:
-        dropout.ahead = []
+        dropout.ahead.clear()
     shapes = [shape for _, shape in places]
     if sum(map(math.prod, shapes)) <= AT_ONCE:
         made = places[0][0].masks(shapes, dtype)
