@@ -391,8 +391,6 @@ def train(
     from speechformer.layers.block import compile_blocks
 
     quieten()
-    # Adam's moments of rare words fade, to numbers so small that a CPU takes an update twice as long over them
-    torch.set_flush_denormal(True)
     config, _, claim = members[0]
     threads = set_threads(config, claim)
     data = build_data(config, corpus)

@@ -84,8 +84,7 @@ def test_a_pass_draws_its_masks_at_once_and_bit_for_bit_the_same(changes: Any, n
 def test_a_compiled_core_has_the_gradients_of_one_that_is_not(
     build: Any, model: str, pattern: str, traced: list[str]
 ) -> None:
-    """All blocks are one graph, of any length a second, and neither has a
-    break."""
+    """All blocks are one graph, and a second one of any length; neither has a break."""
     core = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.3).train()
     ids, found = sentences(), []
     if build is classifier:
@@ -97,11 +96,13 @@ def test_a_compiled_core_has_the_gradients_of_one_that_is_not(
             compile_blocks(core, "default", torch.device("cuda"))
             assert traced == ["default"] * 3
         torch.manual_seed(4)
+        passes: list[list[torch.Tensor]] = []
         for length in (T, T, T - 1, T - 2):
             core.zero_grad()
             logits = core(ids[:, :length])
             logits.square().sum().backward()
-        found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+            passes.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+        found.append([tensor for each in passes for tensor in each])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]
     for plain, ours in zip(*found, strict=True):
@@ -204,6 +205,7 @@ def test_padding_is_left_out_in_training_alone() -> None:
     assert not core.eval().encoder.leaves_out_padding
     core.train().encoder.blocks[0].compiled = True
     assert not core.encoder.leaves_out_padding
+    assert not classifier().train().to("meta").encoder.leaves_out_padding  # not the CPU
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -164,6 +164,25 @@ def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_padding_of_the_source_left_out_in_training_changes_nothing(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the gradients over padded sentences, under the same dropout."""
+    core, found = translator(model, dropout=0.3).double().train(), []
+    source, target = pairs()
+    source[1, 3:] = 0
+    for padded in (False, True):
+        monkeypatch.setattr(type(core.encoder), "leaves_out_padding", not padded)
+        torch.manual_seed(2)
+        core.zero_grad()
+        logits = core(source, target)
+        logits.square().sum().backward()
+        found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     """Permuting the encoder's states, and nothing else, changes no output: all that the decoder draws from them is
     weighted by what they are. Even under a window of one token each of them has a weight."""

@@ -128,7 +128,7 @@ class Stack(nn.Module):
         scores = self.scores(B, T, before + T, real_BT)
         tokens = None
         if isinstance(scores, Scores):
-            if real_BT is not None and self.leaves_out_padding:
+            if real_BT is not None and memory is None and self.leaves_out_padding:
                 tokens = scores.tokens = without_padding(real_BT)
             scores.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
         x_BTD = self.dropout(x_BTD if tokens is None else tokens.take(x_BTD), tokens)
@@ -171,7 +171,8 @@ class Stack(nn.Module):
     @property
     def leaves_out_padding(self) -> bool:
         """In training on a CPU: an accelerator would wait to hear how many tokens there are, a compiled block be
-        compiled anew for each number, and in evaluation batches hold little padding."""
+        compiled anew for each number, and in evaluation batches hold little padding. Packed runs keep theirs too, for
+        each member has another number."""
         blocks: Iterable[Any] = self.blocks
         on_cpu = self.embedding.weight.device.type == "cpu"
         return self.training and on_cpu and not any(block.compiled for block in blocks)

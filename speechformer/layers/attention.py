@@ -10,7 +10,8 @@ once for each forward pass (`Scores`). Attention from one sequence to another (`
 kernel of torch's where that is quicker: `scaled_dot_product_attention`, and on a GPU FlexAttention, which makes mask
 and bias block by block, and leaves out the blocks that nobody sees.
 
-Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model.
+Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model, R real tokens (in
+`CrossAttention` rows of a beam search); where padding is left out, [B, T] is [R].
 """
 
 from __future__ import annotations
@@ -94,20 +95,20 @@ class DroppedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, tokens: RealTokens) -> Tensor:
         B, heads, T, _ = mask_BNTT.shape
-        to, back, mixed = tokens.by_head(heads)
+        to_tokens, to_heads, mixed = tokens.by_head(heads)
         R, E = qkv_RE.shape
-        q, k, v = qkv_RE.view(R * 3 * heads, -1).index_select(0, back).view(3, B * heads, T, -1)
+        q, k, v = qkv_RE.view(R * 3 * heads, -1).index_select(0, to_heads).view(3, B * heads, T, -1)
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, heads, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
         dropped = (weights * mask_BNTT).view(-1, T, T)
-        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to, mixed)
+        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to_tokens, mixed)
         ctx.bias_shape = bias.shape
         return torch.bmm(dropped, v).view(B * heads * T, -1).index_select(0, mixed).view(R, E // 3)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        q, k, v, weights, mask_BNTT, dropped, to, mixed = ctx.saved_tensors
+        q, k, v, weights, mask_BNTT, dropped, to_tokens, mixed = ctx.saved_tensors
         T, H = q.shape[1:]
         grad = grad_RD.new_zeros(q.numel() // H, H).index_copy_(0, mixed, grad_RD.view(-1, H)).view(q.shape)
         into = grad.new_empty(3, *q.shape)
@@ -118,7 +119,7 @@ class DroppedAttention(torch.autograd.Function):
         of_scores = of_scores.view(-1, T, T) / math.sqrt(q.shape[-1])
         torch.bmm(of_scores, k, out=into[0])
         torch.bmm(of_scores.transpose(1, 2), q, out=into[1])
-        return into.view(-1, H).index_select(0, to).view(len(grad_RD), -1), of_bias, None, None
+        return into.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), of_bias, None, None
 
 
 FLEX_FROM = 1024  # queries; below, a mask is small, and compiling takes longer than it saves

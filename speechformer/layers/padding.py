@@ -24,6 +24,7 @@ class RealTokens:
 
     def __init__(self, B: int, T: int, places_R: Tensor) -> None:
         self.B, self.T, self.places_R = B, T, places_R
+        self.rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # the layers of a pass ask for the same
 
     def take(self, x_BTD: Tensor) -> Tensor:
         """The real ones of all, [R, D]."""
@@ -34,22 +35,32 @@ class RealTokens:
         x = x_RD.new_zeros(self.B * self.T, x_RD.shape[1]).index_copy(0, self.places_R, x_RD)
         return x.view(self.B, self.T, -1)
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 (one entry for all: the layers of a pass ask one after another)
-    @torch.inference_mode(False)  # what is made in it cannot be trained with
     def by_head(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Which rows of width H to take, from heads, whose tokens stand together, to tokens, whose heads do, and
-        back: those of [3, B, N, T] that are queries, keys and values of tokens, [R, 3, N]; those of [R, 3, N] that
-        are [3, B, N, T], the first one for padding; and those of [B, N, T] that are [R, N]."""
+        """Between tokens, whose heads stand together, and heads, whose tokens do: which rows of width H to take.
+
+        Returns:
+            to_tokens: those of [3, B, N, T] that are the queries, keys and values of tokens, [R, 3, N].
+            to_heads: those of [R, 3, N] that are [3, B, N, T]; the first one where there is padding.
+            mixed: those of [B, N, T] that are [R, N].
+        """
+        if N not in self.rows:
+            with torch.inference_mode(False):  # what is made in it cannot be trained with
+                self.rows[N] = self.rows_by_head(N)
+        return self.rows[N]
+
+    def rows_by_head(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What `by_head` returns, made anew."""
         B, T, R = self.B, self.T, len(self.places_R)
         sequence_R = self.places_R // T
-        first_R = self.places_R + sequence_R * (N - 1) * T  # of the rows of head 0
+        first_R = self.places_R + sequence_R * (N - 1) * T  # of head 0
         mixed_RN = first_R[:, None] + torch.arange(0, N * T, T)
-        to_R3N = mixed_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
-        back = to_R3N.new_zeros(3 * B * N * T).index_copy_(0, to_R3N.flatten(), torch.arange(R * 3 * N))
-        return to_R3N.flatten(), back, mixed_RN.flatten()
+        to_tokens_R3N = mixed_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
+        to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
+        to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
+        return to_tokens_R3N.flatten(), to_heads, mixed_RN.flatten()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def all_real(B: int, T: int) -> RealTokens:
     """Sequences without padding."""
@@ -57,7 +68,7 @@ def all_real(B: int, T: int) -> RealTokens:
 
 
 def without_padding(real_BT: Tensor) -> RealTokens | None:
-    """The real tokens of a batch on the CPU; None where there is no padding."""
+    """The real tokens of a batch on the CPU; None where all are, or none."""
     places_R = real_BT.flatten().nonzero().flatten()
     B, T = real_BT.shape
-    return RealTokens(B, T, places_R) if len(places_R) < B * T else None
+    return RealTokens(B, T, places_R) if 0 < len(places_R) < B * T else None
