@@ -252,10 +252,11 @@ def test_a_compiled_run_is_the_same_run(kind: str, traced: list[str], tmp_path: 
     ours = run(tmp_path / "b", *RUNS[kind], "compile=reduce-overhead")
     assert traced == ["reduce-overhead"] * plain["config"]["layers"]
     assert ours["identity"] == plain["identity"]
-    assert ours["curve"][-1] == pytest.approx(plain["curve"][-1], rel=1e-5)
+    figures = [{name: value for name, value in of["metrics"].items() if value is not None} for of in (ours, plain)]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
     weights = [torch.load(tmp_path / place / "last.ckpt", weights_only=True)["state_dict"] for place in "ab"]
     # of a gradient that is 0, as that of a key's bias, Adam takes the rounding for a direction
-    torch.testing.assert_close(weights[1], weights[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(weights[1], weights[0], atol=1e-4, rtol=0)
 
 
 def test_a_finished_run_is_not_run_again_unless_forced(
