@@ -71,6 +71,32 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cpu_clock() -> tuple[float, float, float] | None:
+    """In seconds: what time it is, for how long somebody has used the cores that this process may use, added up, and
+    for how long itself. None where the system does not tell: Linux does."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    except (OSError, AttributeError):
+        return None
+    ticks = 0
+    for name, *numbers in map(str.split, lines):
+        if name in names:
+            user, nice, system, _idle, _waiting, *taken = map(int, numbers[:8])  # for interrupts, by other machines
+            ticks += user + nice + system + sum(taken)
+    own = os.times()
+    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own.user + own.system
+
+
+def cores_of_others(since: tuple[float, float, float] | None) -> float:
+    """How many cores others have kept busy since a reading of `cpu_clock`; 0 where it is less than a second old."""
+    now = cpu_clock()
+    if since is None or now is None or now[0] - since[0] < 1:
+        return 0.0
+    seconds, used, own = (b - a for a, b in zip(since, now))
+    return max(0.0, used - own) / seconds
+
+
 def share_of_threads() -> int | None:
     """The threads that a launcher gives each of its jobs: joblib's in OMP_NUM_THREADS, SLURM as the CPUs of a task;
     None where nobody says."""

@@ -96,6 +96,13 @@ def parameters_line(parameters: dict[str, int]) -> str:
     return f"Parameters: {parameters['total']:,} = {parts}"
 
 
+def busy_line(threads: int, free: int) -> str:
+    return (
+        f"Others keep the cores busy: {threads} threads will mostly wait for each other, and can take several "
+        f"times as long as threads={free}."
+    )
+
+
 def baselines(results: list[dict[str, Any]]) -> str:
     """The figures of some baselines, side by side."""
     names = [name for name in results[0]["metrics"] if any(result["metrics"][name] is not None for result in results)]

@@ -151,7 +151,7 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:
         # Threads that wait for each other spin, by default so long that beside a busy process a run crawls
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     try:
         sweeps.to_the_end(run, [sys.executable, "-m", "speechformer.train"])
         if sweeps.current is not None:
