@@ -42,11 +42,15 @@ class Example:
     label: int | None = None
 
 
-def take(rows: Rows, chosen: Tensor) -> Rows:
+def lengths_of(rows: Rows) -> Tensor:
+    """How many tokens of each row are not padding, [N]."""
+    return (rows["ids"] != PAD).sum(dim=1)
+
+
+def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
     """The chosen rows, cut to the longest of them: what is padding in all of them is not computed."""
-    batch = {name: tensor[chosen] for name, tensor in rows.items()}
-    T = batch["ids"].shape[1]
-    longest = T - int((batch["ids"] == PAD).sum(dim=1).min())
+    longest = int(lengths_N.index_select(0, chosen).max())
+    batch = {name: tensor.index_select(0, chosen) for name, tensor in rows.items()}
     return {name: tensor[:, :longest] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
 
 
@@ -118,7 +122,8 @@ class TrainingBatches(SeededBatches):
     def __init__(self, rows: Rows, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         super().__init__(seed, share)
         self.rows, self.batch_size = rows, batch_size
-        self.N = len(next(iter(rows.values())))
+        self.lengths_N = lengths_of(rows)
+        self.N = len(self.lengths_N)
 
     def __len__(self) -> int:
         return -(-self.N // self.batch_size)
@@ -127,7 +132,7 @@ class TrainingBatches(SeededBatches):
         return torch.randperm(self.N, generator=self.generator(epoch)).split(self.batch_size)
 
     def batch(self, chosen: Tensor) -> Batch:
-        return take(self.rows, chosen)
+        return take(self.rows, chosen, self.lengths_N)
 
 
 class EvaluationBatches:
@@ -138,11 +143,11 @@ class EvaluationBatches:
 
     @staticmethod
     def cut(part: Part, rows: Rows) -> Iterator[Batch]:
-        lengths = (rows["ids"] != PAD).sum(dim=1)
-        order = lengths.argsort(stable=True)
+        lengths_N = lengths_of(rows)
+        order = lengths_N.argsort(stable=True)
         size = max(1, TOKENS_A_BATCH // rows["ids"].shape[1])
         for chosen in order.split(size):
-            yield {"part": part, **take(rows, chosen)}
+            yield {"part": part, **take(rows, chosen, lengths_N)}
 
     def __len__(self) -> int:
         return len(self.batches)
