@@ -358,7 +358,7 @@ def next_token_loss(
     without smoothing) makes the gradient of each few rows at once, and keeps no logits.
     """
     on_cpu = hidden_RD.device.type == "cpu"
-    rows = 256 if on_cpu else 16384
+    rows = 128 if on_cpu else 16384
     plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     if on_cpu and plain and smoothing == 0 and torch.is_grad_enabled() and hasattr(F, "linear_cross_entropy"):
         chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
