@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; read when torch is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -123,3 +124,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.nn.Module, "compile", trace)
     monkeypatch.setattr(block.shutil, "which", lambda name: name)
     return modes
+
+
+def without_biases_of_keys(weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a model but for those: they add the same to all scores of a query, which a softmax does not see.
+    So their gradient is 0, and Adam takes the rounding of it for a direction."""
+    import torch
+
+    return {
+        name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value
+        for name, value in weights.items()
+    }
