@@ -423,8 +423,9 @@ def train(
             screen.say(screen.corpus_line(data.description))
             screen.say(screen.parameters_line(first.parameters))
             screen.say(f"Folder: {first.directory}" + (f", and {len(attempts) - 1} more" if attempts[1:] else ""))
-            left = devices.cores() - devices.cores_of_others(clock)
-            if 1 < threads > left + 0.5 and trainer.strategy.root_device.type == "cpu":
+            taken = devices.cores_of_others(clock)
+            left = devices.cores() - taken
+            if taken > 0.5 and 1 < threads > left + 0.5 and trainer.strategy.root_device.type == "cpu":
                 screen.say(screen.busy_line(threads, max(1, round(left))))
             if goes_on_from:
                 screen.say("It was interrupted, and goes on from its last checkpoint.")

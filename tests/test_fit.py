@@ -258,6 +258,29 @@ def test_a_compiled_run_is_the_same_run(kind: str, traced: list[str], tmp_path: 
     torch.testing.assert_close(*map(without_biases_of_keys, weights), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "cores, taken, threads, better",
+    [(4, 0, 4, 0), (4, 1.1, 4, 3), (4, 1.1, 2, 0), (4, 0, 8, 0), (2, 2, 2, 1), (2, 1, 1, 0)],
+)
+def test_a_run_on_busy_cores_says_how_many_threads_would_be_better(
+    cores: int,
+    taken: float,
+    threads: int,
+    better: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Where threads and what others take are more than the cores; threads that somebody wants too many of alone are
+    no busy cores. `test_devices` sees to what others take."""
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    monkeypatch.setattr(devices, "cores_of_others", lambda since: taken)
+    run(tmp_path, "task=lm", "trainer.max_steps=1", f"threads={threads}")
+    said = capsys.readouterr().out
+    assert ("Others keep the cores busy" in said) == bool(better)
+    assert (f"threads={better}." in said) == bool(better)
+
+
 def test_a_finished_run_is_not_run_again_unless_forced(
     killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
