@@ -18,23 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechformer import screen
-from speechformer.corpora.subwords import BEGIN, END, Subwords
-from speechformer.corpora.tokenizer import UNKNOWN
-from speechformer.decoding import translate_ids
-from speechformer.maps import WHAT, Check, Map, checks, draw, maps_of
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.tasks import Translate
-from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer import console
+from speechformer.analysis.attention_maps import WHAT, Check, Map, checks, draw, maps_of
+from speechformer.analysis.load import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer.corpora.special_tokens import BEGIN, END
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import UNKNOWN_TOKEN
+from speechformer.errors import UserError, run_command
+from speechformer.generation.beam_search import translate_ids
+from speechformer.tasks.translate import Translate
 
 MOST = 128  # tokens on a side: of more nothing is seen in a picture
 PAGE = Path(__file__).with_name("attention.html")
 
 
 def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list[str]]:
-    """What the core reads of a text, and its tokens, as `maps_of` takes them; and what there is to say of it."""
+    """What the model reads of a text, and its tokens, as `maps_of` takes them; and what there is to say of it."""
     task, notes = run.task, []
-    most = min(MOST, longest) if (longest := task.core.longest) else MOST
+    most = min(MOST, max_length) if (max_length := task.model.max_length) else MOST
     if isinstance(task, Translate):
         assert isinstance(run.tokenizer, Subwords)
         (ids,) = run.tokenizer.encode_all([text.strip()])
@@ -43,7 +44,7 @@ def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list
             notes.append(f"read are the first {most - 1} of its {len(ids)} tokens")
             source = [*ids[: most - 1], END]
         options = {"beam": task.decoding["beam"], "alpha": task.decoding["length_penalty"]}
-        (found,) = translate_ids(task.core, [source], longest=task.core.longest, **options)
+        (found,) = translate_ids(task.model, [source], max_length=task.model.max_length, **options)
         if len(found) + 1 > most:
             notes.append(f"of the translation's {len(found)} tokens the first {most - 1} are shown")
         found = found[: most - 1]
@@ -62,7 +63,7 @@ def inputs(run: Trained, text: str) -> tuple[list[Tensor], list[list[str]], list
         notes.append(f"it was trained on {run.block_size} words at once")
     if note := note_unknown(words_of, ids):
         notes.append(note)
-    labels = [word if index != 1 else f"{word} {UNKNOWN}" for word, index in zip(words_of, ids)]
+    labels = [word if index != 1 else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words_of, ids)]
     return [torch.tensor(ids)], [labels], notes
 
 
@@ -73,13 +74,13 @@ def look(run: Trained, text: str) -> tuple[list[Map], list[Check], list[str]]:
         UserError: the model does not attend.
     """
     ids, words, notes = inputs(run, text)
-    maps = maps_of(run.task.core, ids, words)
+    maps = maps_of(run.task.model, ids, words)
     if not maps:
         raise UserError(f"{run.directory} is a run of model={run.label}, which attends to nothing: there is no map.")
-    return maps, checks(run.task.core, ids, maps), notes
+    return maps, checks(run.task.model, ids, maps), notes
 
 
-def packed(weights: Tensor) -> str:
+def encode_weights(weights: Tensor) -> str:
     """Weights as 16-bit whole numbers, 65535 for 1, in base64."""
     whole = (weights * 65535).round().to(torch.int32).numpy().astype("<u2")
     return base64.b64encode(whole.tobytes()).decode()
@@ -105,8 +106,8 @@ def page(text: str, runs: Sequence[tuple[str, list[Map], list[str]]]) -> str:
                     "keys": part.keys,
                     "layers": part.weights.shape[0],
                     "heads": part.weights.shape[1],
-                    "weights": packed(part.weights),
-                    "seen": None if part.seen.all() else part.seen.int().flatten().tolist(),
+                    "weights": encode_weights(part.weights),
+                    "in_train": None if part.mask.all() else part.mask.int().flatten().tolist(),
                     "entropy": [[round(value, 4) for value in row] for row in part.entropy().tolist()],
                     "distance": None
                     if distance is None
@@ -141,7 +142,7 @@ def of_heads(maps: Sequence[Map]) -> str:
     rows: list[tuple[str, ...]] = [("", "entropy", "distance", "looks most at")]
     for part in maps:
         entropy, distance = part.entropy(), part.distance()
-        lookers = part.seen.sum(dim=0).clamp(min=1)
+        lookers = part.mask.sum(dim=0).clamp(min=1)
         for layer, weights_NTS in enumerate(part.weights):
             for n, weights in enumerate(weights_NTS):
                 mean, key = (weights.sum(dim=0) / lookers).max(dim=0)
@@ -153,7 +154,7 @@ def of_heads(maps: Sequence[Map]) -> str:
                         f"{part.keys[int(key)]} ({mean:.2f})",
                     )
                 )
-    return screen.table(rows)
+    return console.table(rows)
 
 
 def main() -> None:
@@ -197,10 +198,10 @@ def main() -> None:
                 if number == 1:
                     raise
                 maps, found, notes = [], [], [str(error)]
-            screen.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
+            console.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
             if found:
-                screen.say(said(found))
-                screen.say(of_heads(maps))
+                console.say(said(found))
+                console.say(of_heads(maps))
             failed |= not all(check.passed for check in found)
             if not run.finished:
                 notes = [f"not finished; weights of {run.checkpoint}", *notes]
@@ -213,13 +214,13 @@ def main() -> None:
         for name, part, label in pictures:
             title = f"{run.task.name}, model={label}"
             draw(part, title, darkest if len(runs) > 1 else None).save(output / name)
-            screen.say(f"{output / name}")
+            console.say(f"{output / name}")
         (output / "attention.html").write_text(page(texts[0], shown), encoding="utf-8")
-        screen.say(f"{output / 'attention.html'}")
+        console.say(f"{output / 'attention.html'}")
         if failed:
             sys.exit("Error: the weights are not what attention gives; see FAIL above.")
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

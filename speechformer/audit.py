@@ -16,14 +16,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from speechformer import screen
+from speechformer import console
 from speechformer.config import compose
 from speechformer.corpora.duplicates import NEAR, kinds_before, kinds_in
 from speechformer.corpora.load import load
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.refusals import run_or_refuse
+from speechformer.errors import run_command
 
 KINDS = ("exact", "same", "near")
 
@@ -32,7 +32,7 @@ def audit(corpus: Corpus) -> dict[str, Any]:
     """Everything that the audit finds, as plain data.
 
     Returns:
-        `files`: lines, words, longest line, and repeated lines of each kind, of each file;
+        `files`: lines, words, max_length line, and repeated lines of each kind, of each file;
         `between`: for each test file and each training file, the test lines of each kind that stand there;
         `label_conflicts`: texts with more than one label, and their labels;
         `classes`: lines of each class in each labelled file;
@@ -98,7 +98,7 @@ def audit_pairs(corpus: Pairs) -> dict[str, Any]:
 
     Returns:
         `read` and `cleaned`: the pairs in the file of train, and how many each rule of `corpus.clean` leaves out;
-        `files`: lines, words (between spaces) and longest line of each side of each part, train as cleaned;
+        `files`: lines, words (between spaces) and max_length line of each side of each part, train as cleaned;
         `between`: for dev and test, the lines of each kind of each side that stand in train, and the pairs that do.
     """
     parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
@@ -139,10 +139,10 @@ def report_pairs(found: dict[str, Any]) -> str:
     cleaned = ", ".join(f"{rule} {count}" for rule, count in found["cleaned"].items())
     blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
     blocks.append(f"Of {found['read']} pairs of train, corpus.clean leaves out: {cleaned}.")
-    rows: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "longest")]
+    rows: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "max_length")]
     for file, about in found["files"].items():
         rows.append((file, *(str(about[name]) for name in ("lines", "words", "longest_line"))))
-    blocks.append(screen.table(rows))
+    blocks.append(console.table(rows))
     rows = [("lines that stand in train", "exact", "same words", "near", "none of these")]
     for part, sides in found["between"].items():
         for language, kinds in sides.items():
@@ -151,7 +151,7 @@ def report_pairs(found: dict[str, Any]) -> str:
                 continue
             n = found["files"][f"{part}.{language}"]["lines"]
             rows.append((f"{part}.{language}", *(str(kinds[kind]) for kind in KINDS), str(n - sum(kinds.values()))))
-    blocks.append(screen.table(rows))
+    blocks.append(console.table(rows))
     blocks.append(
         "same words: but for case, punctuation and spaces. near: " + found["near_is"] + ".\n"
         "Each line counts once, as the nearest kind. `protocol=clean` takes pairs out of train whose source stands "
@@ -176,11 +176,11 @@ def report(found: dict[str, Any]) -> str:
     corpus = found["corpus"]
     lines = {file: about["lines"] for file, about in found["files"].items()}
     blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
-    rows: list[tuple[str, ...]] = [("file", "lines", "words", "longest", "repeated", "same words", "near")]
+    rows: list[tuple[str, ...]] = [("file", "lines", "words", "max_length", "repeated", "same words", "near")]
     for file, about in found["files"].items():
         repeated = (str(about["repeated"][kind]) for kind in KINDS)
         rows.append((file, str(about["lines"]), str(about["words"]), str(about["longest_line"]), *repeated))
-    blocks.append(screen.table(rows))
+    blocks.append(console.table(rows))
     rows = [("test lines that stand in train", "exact", "", "same words", "near", "none of these")]
     for file, others in found["between"].items():
         for other, kinds in others.items():
@@ -190,14 +190,14 @@ def report(found: dict[str, Any]) -> str:
             rows.append(
                 (f"{file} in {other}", str(kinds["exact"]), share, str(kinds["same"]), str(kinds["near"]), rest)
             )
-    blocks.append(screen.table(rows))
+    blocks.append(console.table(rows))
     if found["classes"]:
         names = list(next(iter(found["classes"].values())))
         rows = [("lines of each class", *names)]
         for file, counts in found["classes"].items():
             n = sum(counts.values())
             rows.append((file, *(f"{count} ({100 * count / n:.1f} %)" for count in counts.values())))
-        blocks.append(screen.table(rows))
+        blocks.append(console.table(rows))
         conflicts = found["label_conflicts"]
         blocks.append(
             f"Texts with more than one label: {len(conflicts)}"
@@ -206,7 +206,7 @@ def report(found: dict[str, Any]) -> str:
     rows = [("words of test that are not in train", "of its task", "of both tasks")]
     for file, shares in found["unknown_words"].items():
         rows.append((file, *(f"{100 * share:.1f} %" for share in shares.values())))
-    blocks.append(screen.table(rows))
+    blocks.append(console.table(rows))
     blocks.append(
         "same words: but for case, punctuation and spaces. near: " + found["near_is"] + ".\n"
         "Each line counts once, as the nearest kind. `protocol=clean` takes exact copies out of train."
@@ -227,12 +227,12 @@ def main() -> None:
             config["task"] = {"name": "translate"}
         corpus = load(config)
         found = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
-        screen.say(report_pairs(found) if isinstance(corpus, Pairs) else report(found))
+        console.say(report_pairs(found) if isinstance(corpus, Pairs) else report(found))
         if given.json:
             given.json.parent.mkdir(parents=True, exist_ok=True)
             given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from speechformer import runs, screen
+from speechformer import console
 from speechformer.config import as_plain, compose
-from speechformer.refusals import UserError, run_or_refuse
+from speechformer.errors import UserError, run_command
+from speechformer.runs import folder as runs
+from speechformer.runs import identity
 
 if TYPE_CHECKING:
     from speechformer.corpora.pairs import Pairs
-    from speechformer.data import SpeechData
+    from speechformer.data.speeches import SpeechData
 
 
 class KneserNey:
@@ -43,7 +45,7 @@ class KneserNey:
 
     Args:
         stream: the ids of the training text.
-        order: n, the longest n-gram.
+        order: n, the max_length n-gram.
         vocabulary: the number of words that may come.
         discounts: D for each order from 1 to n, in [0, 1]; None estimates them.
     """
@@ -147,12 +149,12 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
         split: [data.tokenizer.decode(ids[ids != 0].tolist()) for ids in rows["ids"]] for split, rows in parts.items()
     }
     labels = {split: rows["labels"].numpy() for split, rows in parts.items()}
-    seen = parts["test"]["seen"].numpy()
+    seen = parts["test"]["in_train"].numpy()
 
     def figures(predictions: dict[str, Any]) -> dict[str, float | None]:
         right = {split: predictions[split] == labels[split] for split in parts}
         found: dict[str, float | None] = {f"{split}_accuracy": float(right[split].mean()) for split in parts}
-        for name, chosen in (("seen", seen), ("unseen", ~seen)):
+        for name, chosen in (("in_train", seen), ("not_in_train", ~seen)):
             found[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
         return found
 
@@ -185,7 +187,7 @@ def classifiers(data: SpeechData) -> dict[str, tuple[dict[str, float | None], di
 
 def untranslated(corpus: Pairs) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
     """The test's sources, scored as translations: what names, numbers and signs alone are worth."""
-    from speechformer.quality import figures_of_test
+    from speechformer.metrics.bleu import figures_of_test
 
     sources, references = zip(*corpus.test)
     return {"untranslated": (figures_of_test(sources, sources, references), {"settings": {}, "parameters": 0})}
@@ -208,8 +210,8 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
     from speechformer.corpora.load import load
     from speechformer.corpora.pairs import Pairs
-    from speechformer.data import SpeechData
-    from speechformer.pair_data import PairData
+    from speechformer.data.pairs import PairData
+    from speechformer.data.speeches import SpeechData
 
     corpus, task = load(config), config["task"]["name"]
     arguments = {key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")}
@@ -236,15 +238,15 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
             "overrides": list(overrides),
             "seed": None,
             "seconds": seconds,  # of all baselines of the task
-            "commit": runs.commit(),
-            "versions": runs.versions(),
+            "commit": identity.commit(),
+            "versions": identity.versions(),
         }
         folder = directory / f"{task}_{config['protocol']['name']}_{name}"
         folder.mkdir(parents=True, exist_ok=True)
         runs.write_result(folder, result)
         results.append(result)
-    screen.say(screen.corpus_line(data.description))
-    screen.say(screen.baselines(results))
+    console.say(console.corpus_line(data.description))
+    console.say(console.baselines(results))
     return results
 
 
@@ -274,9 +276,9 @@ def main() -> None:
     def command() -> None:
         for own in tasks(given.overrides):
             measure([*own, *given.overrides], given.output)
-        screen.say(f"Folder: {given.output}")
+        console.say(f"Folder: {given.output}")
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer.refusals import UserError, one_sentence, unknown
+from speechformer.errors import UserError, one_sentence, unknown
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
@@ -41,10 +41,10 @@ WHOLE_NUMBERS = {  # key: the least that makes sense
     "block_size": 1,
     "batch_size": 1,
     "checkpoint_every": 1,
-    "core.classifier_width": 1,
+    "architecture.classifier_width": 1,
     "recipe.warmup_steps": 0,
 }
-OF_A_TASK = {"task.size": 1, "task.beam": 1, "task.average": 1}  # only some tasks have them
+OF_A_TASK = {"task.vocab_size": 1, "task.beam": 1, "task.average_checkpoints": 1}  # only some tasks have them
 OPTIONAL_WHOLE_NUMBERS = {  # these may be null
     "vocab_size": 1,
     "threads": 1,
@@ -77,7 +77,7 @@ KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuse a composed config that cannot be run; what a core or a corpus refuses, it says itself.
+    """Refuse a composed config that cannot be run; what a model or a corpus refuses, it says itself.
 
     Args:
         config: the resolved config as plain data.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speechformer.corpora.files import cache_directory
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 
 @dataclass(frozen=True)

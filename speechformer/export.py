@@ -25,10 +25,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim
 
+from speechformer.analysis.load import Trained, load_trained, say_if_unfinished
+from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import Positions
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.tasks import TASKS, Classify, LanguageModel, Translate
-from speechformer.trained import Trained, load_trained, say_if_unfinished
+from speechformer.tasks.classify import Classify
+from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.registry import TASKS
+from speechformer.tasks.translate import Translate
 
 MOST = 4096  # tokens that an exported computation takes, where the model knows no limit
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
@@ -53,7 +56,7 @@ def about(run: Trained) -> dict[str, Any]:
         "task": run.task.name,
         "inputs": INPUTS[run.task.name],
         "output": OUTPUTS[run.task.name],
-        "longest": run.task.core.longest,
+        "max_length": run.task.model.max_length,
         "classes": run.task.hparams.get("classes"),
         "weights_of": run.checkpoint,
         "hyper_parameters": dict(run.task.hparams),
@@ -65,7 +68,7 @@ def as_safetensors(run: Trained) -> bytes:
     kept: dict[str, Tensor] = {}
     pointers: dict[int, str] = {}
     shared: dict[str, str] = {}
-    for name, value in run.task.core.state_dict().items():
+    for name, value in run.task.model.state_dict().items():
         first = pointers.setdefault(value.data_ptr(), name)
         if first == name:
             kept[name] = value.contiguous().cpu()
@@ -87,28 +90,28 @@ def load_safetensors(path: Path) -> Classify | LanguageModel | Translate:
             described, shared = json.loads(header["speechformer"]), json.loads(header["shared"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         task = TASKS[described["task"]](**described["hyper_parameters"])
-        task.core.load_state_dict(weights | {name: weights[first] for name, first in shared.items()})
+        task.model.load_state_dict(weights | {name: weights[first] for name, first in shared.items()})
     except Exception as error:  # safetensors raises its own, which is not public
         raise UserError(f"{path} is not an export of speechformer ({type(error).__name__}).") from None
     return task.eval()
 
 
 class Exported(nn.Module):
-    """A core under the names of its inputs."""
+    """A model under the names of its inputs."""
 
-    def __init__(self, core: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.core = core
+        self.model = model
 
 
 class OfOne(Exported):
     def forward(self, ids: Tensor) -> Tensor:
-        return self.core(ids)
+        return self.model(ids)
 
 
 class OfTwo(Exported):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.core(source, target)
+        return self.model(source, target)
 
 
 def as_program(run: Trained) -> bytes:
@@ -117,20 +120,20 @@ def as_program(run: Trained) -> bytes:
     Raises:
         UserError: torch cannot export this model.
     """
-    if any(isinstance(module, nn.RNNBase) for module in run.task.core.modules()):
+    if any(isinstance(module, nn.RNNBase) for module in run.task.model.modules()):
         raise UserError(
             f"torch.export does not take packed sequences, and so no model={run.label}; take --format safetensors."
         )
     examples = inputs_for(run, 2, 7)
     kind = OfOne if len(examples) == 1 else OfTwo
-    most = run.task.core.longest or MOST
-    for module in run.task.core.modules():
+    most = run.task.model.max_length or MOST
+    for module in run.task.model.modules():
         if isinstance(module, Positions):
-            module.reach(most + 1)  # a CLS token is one more
+            module.extend_to(most + 1)  # a CLS token is one more
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = {name: {0: batch, 1: Dim(f"{name}_tokens", min=1, max=most)} for name in INPUTS[run.task.name]}
     try:
-        program = torch.export.export(kind(run.task.core), tuple(examples), dynamic_shapes=sizes)
+        program = torch.export.export(kind(run.task.model), tuple(examples), dynamic_shapes=sizes)
     except Exception as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
@@ -145,7 +148,7 @@ def as_program(run: Trained) -> bytes:
 def inputs_for(run: Trained, rows: int, tokens: int) -> list[Tensor]:
     """Ids of words, drawn from a seed, for each input of the run's model; of the last row the end is padding where
     the model knows padding."""
-    most = run.task.core.longest or tokens
+    most = run.task.model.max_length or tokens
     generator = torch.Generator().manual_seed(tokens)
     named = INPUTS[run.task.name]
     drawn = [torch.randint(4, len(run.tokenizer), (rows, min(tokens, most)), generator=generator) for _ in named]
@@ -167,7 +170,7 @@ def export(run: Trained, kind: str, folder: Path) -> tuple[Path, float]:
     read: Any
     if kind == "safetensors":
         partial.write_bytes(as_safetensors(run))
-        read = load_safetensors(partial).core
+        read = load_safetensors(partial).model
     else:
         partial.write_bytes(as_program(run))
         read = torch.export.load(partial).module()
@@ -175,7 +178,7 @@ def export(run: Trained, kind: str, folder: Path) -> tuple[Path, float]:
     with torch.no_grad():
         for rows, tokens in ((1, 1), (2, 7), (5, 12)):
             ids = inputs_for(run, rows, tokens)
-            worst = max(worst, float((read(*ids) - run.task.core(*ids)).abs().max()))
+            worst = max(worst, float((read(*ids) - run.task.model(*ids)).abs().max()))
     if not worst <= 1e-4:
         partial.unlink()
         raise UserError(f"The export computes something else: a logit differs by {worst:.1e}. Please report this.")
@@ -204,7 +207,7 @@ def main() -> None:
             f"{path} ({path.stat().st_size / 2**20:.1f} MB); read again, no logit differs by more than {worst:.0e}."
         )
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.sampling import sample
-from speechformer.tasks import LanguageModel
-from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer.analysis.load import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer.errors import UserError, run_command
+from speechformer.generation.sampling import sample
+from speechformer.tasks.language_model import LanguageModel
 
 TOKENS = 40
 MOST = 4096  # words of a prompt; the scores of all of them with all others are held at once
@@ -57,21 +57,21 @@ def continuation(
     """
     assert isinstance(run.task, LanguageModel)
     ids = run.words(prompt)[1]
-    longest = run.task.core.longest
+    max_length = run.task.model.max_length
     if len(ids) > MOST:
         raise UserError(f"The prompt has {len(ids)} words; give at most its last {MOST}.")
-    if longest is not None:
-        room = longest - len(ids) + 1  # the last one drawn is not read
+    if max_length is not None:
+        room = max_length - len(ids) + 1  # the last one drawn is not read
         if room < 1 or (tokens or 0) > room:
-            model = run.task.hparams["core"]["model"]["name"]
+            model = run.task.hparams["architecture"]["model"]["name"]
             raise UserError(
-                f"model={model} has vectors for {longest} positions and none beyond: behind these {len(ids)} words "
+                f"model={model} has vectors for {max_length} positions and none beyond: behind these {len(ids)} words "
                 f"{f'there is room for {room}, not {tokens}' if room > 0 else 'there is no room'}; give a shorter "
                 "prompt or ask for fewer --tokens, or train with model=rope or alibi, which know any position."
             )
         tokens = min(TOKENS, room) if tokens is None else tokens
     drawn = sample(
-        run.task.core,
+        run.task.model,
         ids,
         temperature=temperature,
         top_k=top_k,
@@ -150,7 +150,7 @@ def main() -> None:
         for prompt in given_sentences(given.prompt):
             say(run, prompt, **options)
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from speechformer.layers.attention import visible
+from speechformer.errors import UserError, run_command
+from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
 from speechformer.layers.positions import ALiBi, Learned, Positions, Relative, RoPE, build_positions, sinusoid
-from speechformer.refusals import UserError, run_or_refuse
 
 T, WIDTH, HEADS = 32, 64, 2
 INK, MUTED, PAPER = "#1f2933", "#66727f", "#ffffff"
@@ -110,18 +110,18 @@ def draw_overview() -> Any:
         axis.set_title(f"model={name}", fontsize=9.5, color=INK, family="monospace")
         axis.set_xlabel(caption, fontsize=8, color=MUTED)
     for axis, name in zip(axes[1], patterns):
-        mask = visible(build_pattern({"name": name}), T, T, causal=True)[0, 0]
+        mask = attention_mask(build_pattern({"name": name}), T, T, causal=True)[0, 0]
         mask_panel(axis, mask, name, T * (T + 1) // 2, "the past")
     for empty in (*axes[0, len(encodings) :], *axes[1, len(patterns) :]):
         empty.remove()
     return figure
 
 
-def likeness(table_TD: Tensor, longest: int) -> Tensor:
-    """The mean cosine of the vectors of two positions that lie k apart, [longest + 1], for k from 0."""
+def likeness(table_TD: Tensor, max_length: int) -> Tensor:
+    """The mean cosine of the vectors of two positions that lie k apart, [max_length + 1], for k from 0."""
     unit = table_TD / table_TD.norm(dim=1, keepdim=True)
     cosines = unit @ unit.T
-    return torch.stack([cosines.diagonal(k).mean() for k in range(longest + 1)])
+    return torch.stack([cosines.diagonal(k).mean() for k in range(max_length + 1)])
 
 
 def draw_sinusoidal(length: int = 128) -> Any:
@@ -200,17 +200,17 @@ def draw_patterns() -> Any:
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
             bare(axis)
-            mask = visible(build_pattern({"name": name}), T, T, causal)[0, 0]
+            mask = attention_mask(build_pattern({"name": name}), T, T, causal)[0, 0]
             mask_panel(axis, mask, name, T * (T + 1) // 2 if causal else T * T, "the past" if causal else "all")
         row[0].set_ylabel("decoder" if causal else "encoder", fontsize=10, color=INK)
     return figure
 
 
-def learned_of(core: Any) -> list[tuple[str, Positions]]:
-    """The encodings of a core that have learned something: a name and the module."""
+def learned_of(model: Any) -> list[tuple[str, Positions]]:
+    """The encodings of a model that have learned something: a name and the module."""
     found = []
     for name in ("encoder", "decoder"):
-        positions = getattr(getattr(core, name, None), "positions", None)
+        positions = getattr(getattr(model, name, None), "positions", None)
         if positions is not None and any(True for _ in positions.parameters()):
             found.append((name, positions))
     return found
@@ -270,11 +270,11 @@ def main() -> None:
             figures["overview"], figures["sinusoidal"] = draw_overview(), draw_sinusoidal()
             figures["alibi"], figures["rope"], figures["patterns"] = draw_alibi(), draw_rope(), draw_patterns()
         else:
-            from speechformer.trained import load_trained  # it imports the training
+            from speechformer.analysis.load import load_trained
 
             run = load_trained(given.run)
             run.task.cpu()
-            found = learned_of(run.task.core)
+            found = learned_of(run.task.model)
             if not found:
                 raise UserError(
                     f"{given.run} is a run of model={run.label}, which learns nothing of position; one of "
@@ -290,7 +290,7 @@ def main() -> None:
             Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)  # a third of the bytes
             print(path)
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer import screen
-from speechformer.refusals import run_or_refuse
-from speechformer.trained import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer import console
+from speechformer.analysis.load import Trained, given_sentences, load_trained, note_unknown, say_if_unfinished
+from speechformer.errors import run_command
 
 ROWS_AT_ONCE = 256
 
@@ -63,17 +63,17 @@ class Prediction:
 
 
 @torch.no_grad()
-def erasure(core: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
+def erasure(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
     """ln P of each class, [C], and by how much that of the most probable one falls without each of the T words, [T];
     None of one word."""
-    log_C = core(ids_T[None]).log_softmax(dim=-1)[0]
+    log_C = model(ids_T[None]).log_softmax(dim=-1)[0]
     T = len(ids_T)
     if T == 1:
         return log_C, None
     others = torch.arange(T, device=ids_T.device)
     without = ids_T.expand(T, T)[others[:, None] != others].view(T, T - 1)
     c = log_C.argmax()
-    falls = [log_C[c] - core(rows).log_softmax(dim=-1)[:, c] for rows in without.split(ROWS_AT_ONCE)]
+    falls = [log_C[c] - model(rows).log_softmax(dim=-1)[:, c] for rows in without.split(ROWS_AT_ONCE)]
     return log_C, torch.cat(falls)
 
 
@@ -82,7 +82,7 @@ def predict(run: Trained, text: str) -> Prediction:
     and tested on."""
     words, ids = run.words(text)
     read = slice(run.block_size)
-    log_C, weights = erasure(run.task.core, torch.tensor(ids[read], device=run.task.device))
+    log_C, weights = erasure(run.task.model, torch.tensor(ids[read], device=run.task.device))
     probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
     return Prediction(
         text,
@@ -101,7 +101,7 @@ def in_words(prediction: Prediction, most: int = 5) -> str:
     lines = [prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"]
     for name, share in sorted(prediction.probabilities.items(), key=lambda entry: -entry[1]):
         lines.append(
-            f"  {name.ljust(width)}  {screen.figure('accuracy', share):>7}  {'█' * round(30 * share)}".rstrip()
+            f"  {name.ljust(width)}  {console.format_metric('accuracy', share):>7}  {'█' * round(30 * share)}".rstrip()
         )
     if prediction.weights is None:
         lines.append("  one word: there is nothing to compare it with")
@@ -144,13 +144,13 @@ def main() -> None:
         for text in texts:
             found = predict(run, text)
             if given.json:
-                screen.say(json.dumps(found.as_json(), ensure_ascii=False))
+                console.say(json.dumps(found.as_json(), ensure_ascii=False))
             else:
-                screen.say(in_words(found))
+                console.say(in_words(found))
         if not given.json and sys.stdout.isatty():
-            screen.say("(a word's figure: by how much ln P of that speaker falls without it)")
+            console.say("(a word's figure: by how much ln P of that speaker falls without it)")
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

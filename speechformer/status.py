@@ -15,8 +15,10 @@ import os
 import time
 from pathlib import Path
 
-from speechformer import runs, screen, sweeps
-from speechformer.refusals import UserError, run_or_refuse
+from speechformer import console
+from speechformer.errors import UserError, run_command
+from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
 
 AGAIN = 2.0  # seconds between looks
 
@@ -39,7 +41,7 @@ def look(folder: Path) -> tuple[str, bool]:
             jobs = sweeps.jobs_of(here)
             parts.append(f"{here}\n{describe(jobs)}")
             under_way |= any(job.state.status == "running" for job in jobs)
-        elif runs.CLAIM in files or runs.RESULT in files:
+        elif runs.OWNER in files or runs.RESULT in files:
             below.clear()
             alone.append(sweeps.Job(len(alone), here.name, [], here, runs.state(here)))
     if alone:
@@ -103,16 +105,16 @@ def main() -> None:
 
     def command() -> None:
         text, under_way = look(given.folder)
-        screen.say(text)
+        console.say(text)
         while given.watch and under_way:
             time.sleep(AGAIN)
             again, under_way = look(given.folder)
             if again != text:
-                print(screen.above(text), end="")
-                screen.say(again)
+                print(console.above(text), end="")
+                console.say(again)
             text = again
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer import screen
-from speechformer.corpora.tokenizer import UNKNOWN, Tokenizer, split_words
+from speechformer import console
+from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
+from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import sinusoid
-from speechformer.refusals import UserError, run_or_refuse
 
 PARAGRAPH = (
     "Hello! This is an example of a paragraph that has been split into its basic components. "
@@ -64,10 +64,10 @@ def show(sentences: Sequence[str], width: int, seed: int) -> str:
         for i, word in enumerate(words):
             values = (numbers(part[i].tolist()) for part in (embedded, positions, total))
             rows.append((f"   {word}", str(i), str(ids[i]), *values))
-        lines.append(screen.table(rows))
+        lines.append(console.table(rows))
         if 1 in ids:
             unknown = ", ".join(dict.fromkeys(word for word, index in zip(words, ids) if index == 1))
-            lines.append(f"   Not in the paragraph, so read as {UNKNOWN} (1): {unknown}")
+            lines.append(f"   Not in the paragraph, so read as {UNKNOWN_TOKEN} (1): {unknown}")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -86,11 +86,11 @@ def main() -> None:
             raise UserError(f"--width must be between 1 and 16, to be read, not {given.width}.")
         if not 0 <= given.seed < 2**63:
             raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}.")
-        from speechformer.trained import given_sentences  # it imports the training
+        from speechformer.analysis.load import given_sentences
 
-        screen.say(show(given_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
+        console.say(show(given_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.model.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer import launcher, runs, screen, sweeps
+from speechformer import console
 from speechformer.config import CONF, check_overrides, check_sweep, explain
 from speechformer.corpora.load import load
-from speechformer.fit import failure, fit
-from speechformer.refusals import UserError, one_sentence
+from speechformer.errors import UserError, one_sentence
+from speechformer.runs import folder as runs
+from speechformer.runs import identity
+from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import launcher
+from speechformer.training.fit import failure, fit
 
 
 def run_name(*, _root_: DictConfig) -> str:
@@ -37,10 +41,10 @@ def run_name(*, _root_: DictConfig) -> str:
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     try:
         corpus = load(config)
-        fingerprint = runs.identity(config, corpus.sha256, corpus.identity)
+        fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     except (UserError, OSError, KeyError, TypeError):  # it will be refused, and that says where
-        fingerprint = runs.identity(config, "", [])
-    return runs.folder_name(config, fingerprint)
+        fingerprint = identity.fingerprint(config, "", [])
+    return identity.folder_name(config, fingerprint)
 
 
 launcher.register()
@@ -64,8 +68,8 @@ def run(cfg: DictConfig) -> float | None:
             directory.rmdir()  # Hydra made it; it goes if it is empty
         sys.exit(f"Error: {error}")
     if not runs.worked_here(directory, begun) and not int(os.environ.get("LOCAL_RANK", 0)):
-        screen.say(f"Done before: {directory}. To do it again: force=true.")
-        screen.say(screen.summary(result))
+        console.say(f"Done before: {directory}. To do it again: force=true.")
+        console.say(console.summary(result))
     if result["status"] == "diverged":
         sys.exit(1)
     return result["best"]["value"]
@@ -85,7 +89,7 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
     if launched_by == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     begun = time.time()
-    if cfg.get("force") and (runs.read_json(directory / runs.CLAIM) or {}).get("since", 0) >= plan.get("begun", 0):
+    if cfg.get("force") and (runs.read_json(directory / runs.OWNER) or {}).get("since", 0) >= plan.get("begun", 0):
         cfg.force = False  # this command has done so, before a worker was killed
     try:
         sweeps.register(sweep, number, overrides, directory)
@@ -111,7 +115,7 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
         print(f"Done before: {name}", flush=True)
     elif not runs.worked_here(directory, begun):
         print(
-            f"{result['status'].capitalize()} in one of {result['machine']['runs_in_one']} runs: {name}", flush=True
+            f"{result['status'].capitalize()} in one of {result['machine']['ensemble_size']} runs: {name}", flush=True
         )
     elif launched_by != "basic":
         print(f"{result['status'].capitalize()} in {result['seconds']:.0f} s: {name}", flush=True)
@@ -128,7 +132,7 @@ def record_failure(
     if left is not None and not isinstance(error, UserError):
         return  # `fit` has
     try:
-        if isinstance(error, runs.ForeignError) or (left is not None and left["status"] in runs.OVER):
+        if isinstance(error, runs.ForeignError) or (left is not None and left["status"] in runs.TERMINAL_STATES):
             raise OSError
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
         directory.mkdir(parents=True, exist_ok=True)

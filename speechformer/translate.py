@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from speechformer import screen
-from speechformer.corpora.subwords import BEGIN, END, Subwords, on_one_line
-from speechformer.decoding import translate_ids
-from speechformer.maps import Map, draw
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.tasks import Translate
-from speechformer.trained import given_texts, load_trained, say_if_unfinished
+from speechformer import console
+from speechformer.analysis.attention_maps import Map, draw
+from speechformer.analysis.load import given_texts, load_trained, say_if_unfinished
+from speechformer.corpora.special_tokens import BEGIN, END
+from speechformer.corpora.subwords import Subwords, on_one_line
+from speechformer.errors import UserError, run_command
+from speechformer.generation.beam_search import translate_ids
+from speechformer.tasks.translate import Translate
 
 
 @dataclass
@@ -33,8 +34,8 @@ class Model:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text and <eos>, cut where the model's positions end; none of a text without words."""
         ids = self.tokenizer.encode_all([text.strip() for text in texts])
-        longest = self.task.core.longest
-        return [[*found, END][:longest] if text.strip() else [] for text, found in zip(texts, ids)]
+        max_length = self.task.model.max_length
+        return [[*found, END][:max_length] if text.strip() else [] for text, found in zip(texts, ids)]
 
     def translate_ids(
         self, sources: Sequence[Sequence[int]], beam: int | None = None, length_penalty: float | None = None
@@ -45,11 +46,11 @@ class Model:
         chosen = [index for index, source in enumerate(sources) if source]
         translations: list[list[int]] = [[] for _ in sources]
         found = translate_ids(
-            self.task.core,
+            self.task.model,
             [sources[index] for index in chosen],
             beam=decoding["beam"] if beam is None else beam,
             alpha=decoding["length_penalty"] if length_penalty is None else length_penalty,
-            longest=self.task.core.longest,
+            max_length=self.task.model.max_length,
         )
         for index, ids in zip(chosen, found):
             translations[index] = ids
@@ -67,9 +68,9 @@ class Model:
         Raises:
             UserError: the model has no attention.
         """
-        device = self.task.core.output.weight.device
+        device = self.task.model.output.weight.device
         inputs = torch.tensor([[BEGIN, *translation]], device=device)
-        layers = self.task.core.attention(torch.tensor([source], device=device), inputs).get("cross")
+        layers = self.task.model.attention(torch.tensor([source], device=device), inputs).get("cross")
         if not layers:
             raise UserError("This model has no attention to draw: all it knows of the source is one state.")
         tokens = [self.tokenizer.tokens(ids) for ids in (source, [*translation, END])]
@@ -106,27 +107,27 @@ def main() -> None:
         texts = given_texts(given.text)
         if given.attention and (len(texts) != 1 or not texts[0].strip()):
             raise UserError(f"--attention draws one sentence, and there are {sum(map(bool, map(str.strip, texts)))}.")
-        sources, longest = model.encode(texts), model.task.core.longest
+        sources, max_length = model.encode(texts), model.task.model.max_length
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:
                 print(
-                    f"Sentence {number} is cut at {longest} tokens: the model knows no more positions.",
+                    f"Sentence {number} is cut at {max_length} tokens: the model knows no more positions.",
                     file=sys.stderr,
                 )
         translations = model.translate_ids(sources, given.beam, given.length_penalty)
         for ids in translations:
-            screen.say(on_one_line(model.tokenizer.decode(ids)))
+            console.say(on_one_line(model.tokenizer.decode(ids)))
         if given.attention:
             tokens, written, weights = model.alignment(sources[0], translations[0])
             seen = torch.ones(weights.shape, dtype=torch.bool)
             part = Map("cross", written, tokens, weights.cpu()[None, None], seen, "mean of the last layer's heads")
-            name = model.task.hparams["core"]["model"]["name"]
+            name = model.task.hparams["architecture"]["model"]["name"]
             try:
                 draw(part, f"model={name}").save(given.attention)
             except ValueError as error:
                 raise UserError(f"--attention {given.attention}: {error}; name a .png file.") from None
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -76,13 +76,13 @@ def a_language_model(little: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def a_translator(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of task=translate."""
-    own = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.size=40", "task.beam=2"]
+    own = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.vocab_size=40", "task.beam=2"]
     return run_in(tmp_path_factory.mktemp("translator"), *own, "trainer.max_steps=20")
 
 
 def run_in(folder: Path, *overrides: str) -> Path:
     """Make a tiny run in a folder."""
-    from speechformer.fit import fit
+    from speechformer.training.fit import fit
 
     fit(compose(*TINY, "trainer.max_epochs=2", *overrides), folder)
     return folder

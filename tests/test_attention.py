@@ -11,12 +11,12 @@ from conftest import MODELS, PATTERNS, group
 
 from speechformer.layers.attention import (
     FLEX_FROM,
+    AttentionBias,
     DroppedAttention,
-    Scores,
     SelfAttention,
-    attend,
+    attention_bias,
+    attention_reference,
     flex,
-    score_bias,
 )
 from speechformer.layers.dropout import Dropout, masks
 from speechformer.layers.patterns import build_pattern
@@ -28,7 +28,7 @@ def bias_of(model: str, pattern: str, causal: bool, T: int = 12) -> tuple:
     real = torch.arange(T) < torch.tensor([[T], [T - 5]])
     return (
         positions,
-        score_bias(positions, build_pattern(group("pattern", pattern)), T, T, causal, real),
+        attention_bias(positions, build_pattern(group("pattern", pattern)), T, T, causal, real),
         real,
     )
 
@@ -39,7 +39,7 @@ def bias_of(model: str, pattern: str, causal: bool, T: int = 12) -> tuple:
 def test_written_out_attention_is_torchs(model: str, pattern: str, causal: bool) -> None:
     _, bias, real = bias_of(model, pattern, causal)
     q, k, v = torch.randn(3, 2, 2, 12, 8)
-    mixed, weights = attend(q, k, v, bias)
+    mixed, weights = attention_reference(q, k, v, bias)
     torch.testing.assert_close(mixed, F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 2, 12))
     assert (weights[bias.expand_as(weights) == -math.inf] == 0).all()
@@ -72,7 +72,7 @@ def test_attention_trained_with_dropout_is_attention_written_out(
         torch.manual_seed(0)
         positions, bias, real = bias_of(model, "window", causal)
         positions.double()
-        bias = score_bias(positions, build_pattern(group("pattern", "window")), 12, 12, causal, real).double()
+        bias = attention_bias(positions, build_pattern(group("pattern", "window")), 12, 12, causal, real).double()
         attention = SelfAttention(16, 2, rate=0.3, qkv_bias=True, bias=True).double()
         x = torch.randn(2, 12, 16, dtype=torch.float64, requires_grad=True)
         mixed, _ = attention(x, positions, bias, with_weights)
@@ -131,11 +131,11 @@ def test_dropout_of_nothing_is_nothing_and_repeats_with_the_seed() -> None:
     assert torch.equal(Dropout(0.3)(x), first)
 
 
-def scores_of(model: str, pattern: str, causal: bool, padded: bool, T: int, device: str = "cpu") -> Scores:
+def scores_of(model: str, pattern: str, causal: bool, padded: bool, T: int, device: str = "cpu") -> AttentionBias:
     positions = build_positions(group("model", model), width=32, heads=2, length=T, causal=causal).to(device)
     real = torch.arange(T, device=device) < torch.tensor([[T], [T // 2 + 3]], device=device) if padded else None
     made = build_pattern(group("pattern", pattern))
-    return Scores(positions, made, causal, T, T, real, torch.device(device), everything=pattern == "full")
+    return AttentionBias(positions, made, causal, T, T, real, torch.device(device), everything=pattern == "full")
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -148,7 +148,9 @@ def test_flex_attention_is_attention_written_out(model: str, pattern: str, causa
     assert scores.by_blocks
     q, k, v = torch.randn(3, 2, 2, 150, 16)
     with torch.no_grad():
-        torch.testing.assert_close(flex(q, k, v, scores), attend(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            flex(q, k, v, scores), attention_reference(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
@@ -160,7 +162,7 @@ def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
     q, k, v = torch.randn(3, 2, 2, 150, 16)
     with torch.no_grad():
         run = torch.compile(lambda q, k, v: flex(q, k, v, scores), backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(run(q, k, v), attend(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(run(q, k, v), attention_reference(q, k, v, scores.dense)[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -188,7 +190,7 @@ def test_flex_attention_on_cuda_has_the_gradients_of_attention_written_out(model
     torch.manual_seed(0)
     scores = scores_of(model, pattern, causal=True, padded=False, T=FLEX_FROM, device="cuda")
     found = []
-    for run in (lambda *qkv: flex(*qkv, scores), lambda *qkv: attend(*qkv, scores.dense)[0]):
+    for run in (lambda *qkv: flex(*qkv, scores), lambda *qkv: attention_reference(*qkv, scores.dense)[0]):
         torch.manual_seed(1)
         qkv = [torch.randn(1, 2, FLEX_FROM, 16, device="cuda", requires_grad=True) for _ in range(3)]
         scores.positions.zero_grad()

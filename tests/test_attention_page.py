@@ -19,10 +19,10 @@ from conftest import TINY, compose
 from PIL import Image
 
 from speechformer import attention
-from speechformer.attention import look, main, packed, page, said
-from speechformer.fit import fit
-from speechformer.maps import Check, Map
-from speechformer.trained import load_trained
+from speechformer.analysis.attention_maps import Check, Map
+from speechformer.analysis.load import load_trained
+from speechformer.attention import encode_weights, look, main, page, said
+from speechformer.training.fit import fit
 
 SENTENCE = "We will mend the harbours, my friend."
 HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror=document.title='executed'>"
@@ -64,10 +64,10 @@ def test_the_page_holds_the_weights_and_figures(a_classifier: Path) -> None:
     """Oracle: the maps, to a 65535th."""
     maps, _, _ = look(load_trained(a_classifier), SENTENCE)
     (part,) = maps
-    raw = base64.b64decode(packed(part.weights))
+    raw = base64.b64decode(encode_weights(part.weights))
     values = torch.tensor(struct.unpack(f"<{len(raw) // 2}H", raw)).view(part.weights.shape) / 65535
     torch.testing.assert_close(values, part.weights, atol=1e-5, rtol=0)
-    assert packed(part.weights) in page("text", [("a", maps, [])])
+    assert encode_weights(part.weights) in page("text", [("a", maps, [])])
 
 
 def test_every_word_is_escaped(a_classifier: Path, tmp_path: Path) -> None:

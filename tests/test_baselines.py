@@ -15,8 +15,8 @@ from nltk.util import everygrams
 from speechformer.baselines import KneserNey, Unigram, measure
 from speechformer.config import as_plain
 from speechformer.corpora.speeches import Corpus
-from speechformer.data import SpeechData
-from speechformer.runs import read_result
+from speechformer.data.speeches import SpeechData
+from speechformer.runs.folder import read_result
 
 
 def stream(n: int, words: int, seed: int) -> list[int]:
@@ -92,7 +92,7 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
     assert majority["test_accuracy"] == pytest.approx(1 / 3)  # 250 of 750
     # by construction, order decides between two of three speakers: a bag of words and pairs gets beyond chance
     assert 0.6 < logistic["test_accuracy"] < logistic["train_accuracy"] <= 1
-    assert logistic["test_accuracy_seen"] is None and majority["test_accuracy_seen"] is None
+    assert logistic["test_accuracy_in_train"] is None and majority["test_accuracy_in_train"] is None
     unigram, trigram = (figures[f"lm_{protocol}_{name}"] for name in ("unigram", "kneser_ney_3"))
     for name in ("marlowe", "okafor", "vance", "mean"):
         assert 1 < trigram[f"test_perplexity_{name}"] < unigram[f"test_perplexity_{name}"]

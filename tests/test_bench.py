@@ -21,15 +21,15 @@ from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, turns
 from speechformer.bench.translation import Peer, main
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_peer_has_as_many_parameters_and_sees_no_padding_and_no_future(norm: str) -> None:
     torch.manual_seed(0)
     arguments = stack_arguments(norm=norm, dropout=0.0)
-    core, peer = translator(norm=norm, tied_output=True, shared_embeddings=True), Peer(arguments).eval()
-    assert sum(p.numel() for p in core.parameters()) == sum(p.numel() for p in peer.parameters())
+    model, peer = translator(norm=norm, tied_output=True, shared_embeddings=True), Peer(arguments).eval()
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in peer.parameters())
     source, target = pairs()
     hidden = peer.hidden(source, target)
     torch.testing.assert_close(peer.hidden(source[1:2, :6], target[1:2]), hidden[1:2], atol=1e-5, rtol=1e-5)
@@ -53,7 +53,15 @@ def test_the_sides_take_turns_and_the_median_of_their_seconds_for_each_unit_coun
 
 
 def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    own = ["corpus=ted", f"corpus.root={little_pairs}", "width=16", "heads=2", "layers=1", "ff=16", "task.size=20"]
+    own = [
+        "corpus=ted",
+        f"corpus.root={little_pairs}",
+        "width=16",
+        "heads=2",
+        "layers=1",
+        "ff=16",
+        "task.vocab_size=20",
+    ]
     monkeypatch.setattr(sys, "argv", ["bench", *own, "--rounds", "1", "--steps", "1"])
     main()
     lines = capsys.readouterr().out.splitlines()
@@ -172,9 +180,9 @@ def test_a_large_models_step_is_measured_against_the_rate_and_its_arithmetic_is_
     sizes = {"width": 32, "heads": 2, "layers": 2, "ff": 64, "block_size": 64, "vocab_size": 100}
     found = bench_large(1e12, sizes, batch=1, steps=1)
     assert found.more["part_of_the_rate"] == pytest.approx(found.more["flops"] / found.seconds["speechformer"] / 1e12)
-    core, ids = decoder_of(sizes), torch.randint(100, (1, 65))
+    model, ids = decoder_of(sizes), torch.randint(100, (1, 65))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # whose products it knows
-        logits = core(ids[:, :-1])
+        logits = model(ids[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
     spared = 6 * 2 * 32 * 64 * 64
     assert counter.get_total_flops() - spared == pytest.approx(found.more["flops"], rel=0.1)

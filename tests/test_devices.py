@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
-from speechformer import devices
-from speechformer.fit import device_of
+from speechformer.training import devices
+from speechformer.training.fit import device_of
 
 CONTEXT = multiprocessing.get_context("fork")
 

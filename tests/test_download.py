@@ -18,7 +18,7 @@ from speechformer import download as module
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.download import SPEECHES, TED, download
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 CONTENT = {"a.txt": b"some words\n", "b.txt": b"others\n"}
 HASHES = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}

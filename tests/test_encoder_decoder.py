@@ -11,10 +11,10 @@ from conftest import MODELS, PATTERNS, RECURRENT, group
 from test_cores import stack_arguments
 from torch import nn
 
-from speechformer.cores.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder, build_translator
-from speechformer.cores.stack import count_parameters, initialise
-from speechformer.decoding import select
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
+from speechformer.generation.beam_search import select
+from speechformer.models.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder, build_translator
+from speechformer.models.stack import count_parameters, initialise
 
 S, T, VOCABULARY = 9, 7, 50
 every_model_and_pattern = pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def copy_attention(ours: nn.Module, theirs: Any, weight: torch.Tensor, bias: tor
     theirs.out_proj.load_state_dict(ours.output.state_dict())  # type: ignore
 
 
-def torchs_transformer(core: EncoderDecoder, norm_first: bool) -> nn.Transformer:
+def torchs_transformer(model: EncoderDecoder, norm_first: bool) -> nn.Transformer:
     """nn.Transformer with the weights of `core`."""
     theirs = nn.Transformer(16, 2, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first).double().eval()
     with torch.no_grad():
-        for ours, other in zip(core.encoder.blocks, theirs.encoder.layers):
+        for ours, other in zip(model.encoder.blocks, theirs.encoder.layers):
             copy_attention(ours.attention, other.self_attn, ours.attention.qkv.weight, ours.attention.qkv.bias)
             copy_rest(ours, other, {"norm1": ours.attention_norm, "norm2": ours.feed_forward_norm})
-        for ours, other in zip(core.decoder.blocks, theirs.decoder.layers):
+        for ours, other in zip(model.decoder.blocks, theirs.decoder.layers):
             copy_attention(ours.attention, other.self_attn, ours.attention.qkv.weight, ours.attention.qkv.bias)
             cross = ours.cross_attention
             weight = torch.cat((cross.q.weight, cross.kv.weight))
@@ -62,8 +62,8 @@ def torchs_transformer(core: EncoderDecoder, norm_first: bool) -> nn.Transformer
                 "norm3": ours.feed_forward_norm,
             }
             copy_rest(ours, other, norms)
-        theirs.encoder.norm.load_state_dict(core.encoder.final_norm.state_dict())
-        theirs.decoder.norm.load_state_dict(core.decoder.final_norm.state_dict())
+        theirs.encoder.norm.load_state_dict(model.encoder.final_norm.state_dict())
+        theirs.decoder.norm.load_state_dict(model.decoder.final_norm.state_dict())
     return theirs
 
 
@@ -78,42 +78,42 @@ def copy_rest(ours: Any, theirs: Any, norms: dict[str, nn.Module]) -> None:
 def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
     """Oracle: torch.nn.Transformer with the same weights, in double precision, its masks made by itself; logits, and
     the gradient of every weight that both have."""
-    core = translator(norm=norm, dropout=0.0).double()
+    model = translator(norm=norm, dropout=0.0).double()
     with torch.no_grad():  # so that biases and norms count too
-        for parameter in core.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    theirs = torchs_transformer(core, norm == "pre")
+    theirs = torchs_transformer(model, norm == "pre")
     source, target = pairs()
 
     def embedded(stack: Any, ids: torch.Tensor) -> torch.Tensor:
         return stack.positions.embed(stack.embedding(ids).detach() * math.sqrt(16))
 
     expected = theirs(
-        embedded(core.encoder, source),
-        embedded(core.decoder, target),
+        embedded(model.encoder, source),
+        embedded(model.decoder, target),
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64),
         src_key_padding_mask=source == 0,
         memory_key_padding_mask=source == 0,
     )
-    hidden = core.hidden(source, target)
+    hidden = model.hidden(source, target)
     torch.testing.assert_close(hidden, expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(core(source, target), core.output(expected), atol=1e-10, rtol=0)
+    torch.testing.assert_close(model(source, target), model.output(expected), atol=1e-10, rtol=0)
     hidden.square().sum().backward()
     expected.square().sum().backward()
     last = theirs.decoder.layers[0].multihead_attn.in_proj_weight.grad
-    ours = core.decoder.blocks[0].cross_attention
+    ours = model.decoder.blocks[0].cross_attention
     torch.testing.assert_close(torch.cat((ours.q.weight.grad, ours.kv.weight.grad)), last, atol=1e-9, rtol=0)
     first = theirs.encoder.layers[0].linear1.weight.grad
-    torch.testing.assert_close(core.encoder.blocks[0].feed_forward[0].weight.grad, first, atol=1e-9, rtol=0)
+    torch.testing.assert_close(model.encoder.blocks[0].feed_forward[0].weight.grad, first, atol=1e-9, rtol=0)
 
 
 @every_model_and_pattern
 def test_what_comes_later_in_the_target_changes_nothing(model: str, pattern: str) -> None:
-    core = translator(model, pattern)
+    model = translator(model, pattern)
     source, target = pairs()
     changed = target.clone()
     changed[:, 4:] = target[:, 4:].flip(1) + 1
-    before, after = core(source, target), core(source, changed)
+    before, after = model(source, target), model(source, changed)
     torch.testing.assert_close(after[:, :4], before[:, :4], atol=1e-6, rtol=0)
     assert not torch.allclose(after[:, 4:], before[:, 4:])
 
@@ -121,24 +121,24 @@ def test_what_comes_later_in_the_target_changes_nothing(model: str, pattern: str
 @every_model_and_pattern
 def test_padding_of_the_source_changes_nothing(model: str, pattern: str) -> None:
     """Oracle: the same sentence alone, without padding; and any change of what the padding's embedding is."""
-    core = translator(model, pattern)
+    model = translator(model, pattern)
     source, target = pairs()
-    logits = core(source, target)
-    torch.testing.assert_close(core(source[1:2, :6], target[1:2]), logits[1:2], atol=1e-5, rtol=1e-5)
+    logits = model(source, target)
+    torch.testing.assert_close(model(source[1:2, :6], target[1:2]), logits[1:2], atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        core.encoder.embedding.weight[0] += 1
-    assert torch.equal(core(source, target), logits)
+        model.encoder.embedding.weight[0] += 1
+    assert torch.equal(model(source, target), logits)
 
 
 @every_model_and_pattern
 def test_every_source_word_matters(model: str, pattern: str) -> None:
     """A sparse pattern hides words from each other, but none from the decoder."""
-    core = translator(model, pattern)
+    model = translator(model, pattern)
     source, target = pairs(2)
     for j in range(S):
         changed = source.clone()
         changed[0, j] = (source[0, j] - 4 + 7) % (VOCABULARY - 4) + 4
-        assert not torch.equal(core(changed, target)[0], core(source, target)[0]), j
+        assert not torch.equal(model(changed, target)[0], model(source, target)[0]), j
 
 
 @every_model_and_pattern
@@ -147,20 +147,20 @@ def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(
     model: str, pattern: str, beam: int
 ) -> None:
     """Oracle: the logits of all tokens at once, of each target alone. With a beam several targets share a source."""
-    core = translator(model, pattern, dropout=0.3)  # which is off
+    model = translator(model, pattern, dropout=0.3)  # which is off
     source, _ = pairs()
     targets = torch.randint(4, VOCABULARY, (3 * beam, T), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        memory = core.encode(source)
-        past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
-        steps = [core.output(core.decode(memory, targets[:, t : t + 1], past)) for t in range(T)]
-        expected = core(source.repeat_interleave(beam, dim=0), targets)
+        memory = model.encode(source)
+        past = select(model.past(memory), torch.arange(3).repeat_interleave(beam))
+        steps = [model.output(model.decode(memory, targets[:, t : t + 1], past)) for t in range(T)]
+        expected = model(source.repeat_interleave(beam, dim=0), targets)
         torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=1e-5)
         # several tokens at once after others, and without a cache for several targets of a source
-        past = select(core.past(memory), torch.arange(3).repeat_interleave(beam))
-        halves = [core.decode(memory, part, past) for part in (targets[:, :3], targets[:, 3:])]
-        torch.testing.assert_close(core.output(torch.cat(halves, dim=1)), expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(core.output(core.decode(memory, targets)), expected, atol=1e-5, rtol=1e-5)
+        past = select(model.past(memory), torch.arange(3).repeat_interleave(beam))
+        halves = [model.decode(memory, part, past) for part in (targets[:, :3], targets[:, 3:])]
+        torch.testing.assert_close(model.output(torch.cat(halves, dim=1)), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.output(model.decode(memory, targets)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -168,16 +168,16 @@ def test_padding_of_the_source_left_out_in_training_changes_nothing(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle: the gradients over padded sentences, under the same dropout."""
-    core, found = translator(model, dropout=0.3).double().train(), []
+    model, found = translator(model, dropout=0.3).double().train(), []
     source, target = pairs()
     source[1, 3:] = 0
     for padded in (False, True):
-        monkeypatch.setattr(type(core.encoder), "leaves_out_padding", not padded)
+        monkeypatch.setattr(type(model.encoder), "leaves_out_padding", not padded)
         torch.manual_seed(2)
-        core.zero_grad()
-        logits = core(source, target)
+        model.zero_grad()
+        logits = model(source, target)
         logits.square().sum().backward()
-        found.append([logits, *(parameter.grad.clone() for parameter in core.parameters())])
+        found.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
 
@@ -186,24 +186,24 @@ def test_padding_of_the_source_left_out_in_training_changes_nothing(
 def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     """Permuting the encoder's states, and nothing else, changes no output: all that the decoder draws from them is
     weighted by what they are. Even under a window of one token each of them has a weight."""
-    core = translator(model, "full")
-    core.encoder.pattern = core.decoder.pattern = lambda i, j: i == j
+    model = translator(model, "full")
+    model.encoder.pattern = model.decoder.pattern = lambda i, j: i == j
     source, target = pairs(1)
-    memory = core.encode(source)
+    memory = model.encode(source)
     order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
-    states = core.decode(memory, target)
+    states = model.decode(memory, target)
     for layer in memory.layers:
         layer |= {name: part[:, :, order] for name, part in layer.items()}
-    torch.testing.assert_close(core.decode(memory, target), states, atol=1e-5, rtol=1e-5)
-    weights = core.attention(source, target)["cross"]
+    torch.testing.assert_close(model.decode(memory, target), states, atol=1e-5, rtol=1e-5)
+    weights = model.attention(source, target)["cross"]
     assert len(weights) == 2 and all(layer.shape == (1, 2, T, S) and (layer > 0).all() for layer in weights)
 
 
 @pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
 def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
-    core = translator(model)
+    model = translator(model)
     source, target = pairs()
-    layers = core.attention(source, target)["cross"]
+    layers = model.attention(source, target)["cross"]
     assert len(layers) == (1 if model == "rnn_attention" else 2)
     for weights in layers:
         assert weights.shape[0::2] == (3, T) and weights.shape[3] == S
@@ -216,9 +216,9 @@ def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: s
 def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
     """Oracle: token by token with torch's GRUCell or LSTMCell, one layer; the context and its layer as in Luong et
     al. 2015, equations 5, 7 and 8."""
-    core: RecurrentEncoderDecoder = translator(model, layers=1, model={"name": model, "cell": cell})
+    model: RecurrentEncoderDecoder = translator(model, layers=1, model={"name": model, "cell": cell})
     cells = []
-    for stack in (core.encoder, core.decoder):
+    for stack in (model.encoder, model.decoder):
         one = (nn.GRUCell if cell == "gru" else nn.LSTMCell)(16, 16)
         weights = stack.cells.layers[0].state_dict()
         one.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
@@ -231,27 +231,27 @@ def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
 
     states = []
     for token in source[0]:
-        state = cells[0](4 * core.encoder.embedding(token)[None], state)  # times the root of the width
+        state = cells[0](4 * model.encoder.embedding(token)[None], state)  # times the root of the width
         states.append(h_of(state))
     s_SD = torch.cat(states)
     expected = []
     for token in target[0]:
-        state = cells[1](4 * core.decoder.embedding(token)[None], state)
+        state = cells[1](4 * model.decoder.embedding(token)[None], state)
         h = h_of(state)
         c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if model == "rnn_attention" else states[-1]
-        expected.append(core.output(torch.tanh(core.context(torch.cat((c, h), dim=-1)))))
-    torch.testing.assert_close(core(source, target)[0], torch.cat(expected), atol=1e-5, rtol=1e-5)
+        expected.append(model.output(torch.tanh(model.context(torch.cat((c, h), dim=-1)))))
+    torch.testing.assert_close(model(source, target)[0], torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_without_attention_the_last_state_is_all_that_passes() -> None:
     """The bottleneck: what the encoder's other states are changes nothing; with attention it does."""
     source, target = pairs(1)
     for model, same in (("rnn", True), ("rnn_attention", False)):
-        core = translator(model)
-        memory = core.encode(source)
-        before = core.decode(memory, target)
+        model = translator(model)
+        memory = model.encode(source)
+        before = model.decode(memory, target)
         memory.layers[0]["states"][:, :-1] += 1
-        assert torch.equal(core.decode(memory, target), before) == same
+        assert torch.equal(model.decode(memory, target), before) == same
 
 
 def test_the_recurrent_ones_differ_in_what_the_context_is_alone() -> None:

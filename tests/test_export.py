@@ -12,11 +12,11 @@ import torch
 from conftest import TINY, compose
 from safetensors.torch import save_file
 
+from speechformer.analysis.load import load_trained
 from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.errors import UserError
 from speechformer.export import FILES, export, inputs_for, load_safetensors, main
-from speechformer.fit import fit
-from speechformer.refusals import UserError
-from speechformer.trained import load_trained
+from speechformer.training.fit import fit
 
 
 @pytest.mark.parametrize("task", ["classifier", "language_model", "translator"])
@@ -26,8 +26,8 @@ def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pyte
     assert worst == 0
     again = load_safetensors(path)
     assert again.hparams == run.task.hparams and not again.training
-    for name, value in run.task.core.state_dict().items():
-        assert torch.equal(again.core.state_dict()[name], value)
+    for name, value in run.task.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value)
     assert (tmp_path / "tokenizer.json").read_bytes() == (run.directory / "tokenizer.json").read_bytes()
     described = json.loads((tmp_path / "export.json").read_text())
     assert described["task"] == run.task.name and described["weights_of"] == run.checkpoint
@@ -35,10 +35,10 @@ def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pyte
 
 def test_tied_tables_stay_tied(a_translator: Path, tmp_path: Path) -> None:
     path, _ = export(load_trained(a_translator), "safetensors", tmp_path)
-    core = load_safetensors(path).core
-    assert core.output.weight is core.encoder.embedding.weight is core.decoder.embedding.weight
-    table = core.output.weight.numel() * 4
-    assert path.stat().st_size < sum(p.numel() for p in core.parameters()) * 4 + table // 2 + 20_000
+    model = load_safetensors(path).model
+    assert model.output.weight is model.encoder.embedding.weight is model.decoder.embedding.weight
+    table = model.output.weight.numel() * 4
+    assert path.stat().st_size < sum(p.numel() for p in model.parameters()) * 4 + table // 2 + 20_000
 
 
 @pytest.mark.parametrize("task", ["classifier", "language_model", "translator"])
@@ -52,7 +52,7 @@ def test_torch_export_gives_equal_logits_for_any_size(
     inputs = inputs_for(run, 3, 150)
     torch.save(inputs, tmp_path / "inputs.pt")
     with torch.no_grad():
-        torch.save(run.task.core(*inputs), tmp_path / "expected.pt")
+        torch.save(run.task.model(*inputs), tmp_path / "expected.pt")
     code = (
         f"import sys, torch; given = torch.load('{tmp_path}/inputs.pt'); "
         f"found = torch.export.load('{path}').module()(*given); "
@@ -64,7 +64,10 @@ def test_torch_export_gives_equal_logits_for_any_size(
 
 @pytest.mark.parametrize("model", ["sinusoidal", "learned", "relative", "nope"])
 def test_every_position_can_be_exported(model: str, little: Path, tmp_path: Path) -> None:
-    fit(compose(*TINY, f"model={model}", "trainer.max_steps=1", "core.pool=cls", "pattern=bigbird"), tmp_path / "run")
+    fit(
+        compose(*TINY, f"model={model}", "trainer.max_steps=1", "architecture.pool=cls", "pattern=bigbird"),
+        tmp_path / "run",
+    )
     run = load_trained(tmp_path / "run")
     for kind in ("torch.export", "safetensors"):
         assert export(run, kind, tmp_path)[1] < 1e-5

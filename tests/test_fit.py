@@ -16,11 +16,15 @@ import torch
 from conftest import TINY, compose, without_biases_of_keys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from speechformer import callbacks, devices, runs
 from speechformer.config import as_plain
-from speechformer.fit import fit, hyperparameters
-from speechformer.refusals import UserError
-from speechformer.tasks import Classify, LanguageModel, Task, Translate
+from speechformer.errors import UserError
+from speechformer.runs import folder as runs
+from speechformer.tasks.base import Task
+from speechformer.tasks.classify import Classify
+from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.translate import Translate
+from speechformer.training import callbacks, devices
+from speechformer.training.fit import fit, hyperparameters
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {
@@ -53,7 +57,7 @@ RUNS = {
     "translation, averaged": [
         "task=translate",
         "task.batch_tokens=3000",
-        "task.average=2",
+        "task.average_checkpoints=2",
         "trainer.max_epochs=3",
         "recipe.warmup_steps=3",
         "recipe.lr=1e-2",
@@ -67,7 +71,7 @@ RUNS = {
         "eval_interval=3",
     ],
 }
-PAIRS = ["task.size=40", "task.beam=2"]
+PAIRS = ["task.vocab_size=40", "task.beam=2"]
 
 
 class KilledError(BaseException):
@@ -199,7 +203,13 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
 
 
 def test_a_run_killed_between_its_last_step_and_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wild = ["recipe.optimizer=sgd", "recipe.lr=1000", "core.norm=post", "core.final_norm=false", "eval_interval=400"]
+    wild = [
+        "recipe.optimizer=sgd",
+        "recipe.lr=1000",
+        "architecture.norm=post",
+        "architecture.final_norm=false",
+        "eval_interval=400",
+    ]
     diverging = [*RUNS["lm"], *wild, "recipe.schedule=constant", "recipe.warmup_steps=0", "trainer.max_steps=500"]
     for name, options in (("lm", RUNS["lm"]), ("clean", RUNS["lm, clean"]), ("diverging", diverging)):
         expected = essence(tmp_path / name, run(tmp_path / name, *options))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import run_in
 
+from speechformer.analysis.load import Trained, load_trained
+from speechformer.errors import UserError
 from speechformer.generate import MOST, continuation, main, pieces
-from speechformer.refusals import UserError
-from speechformer.sampling import sample
-from speechformer.trained import Trained, load_trained
+from speechformer.generation.sampling import sample
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_words_become_a_text() -> None:
 def test_a_continuation_is_what_is_drawn_with_its_seed(run: Trained) -> None:
     ids = run.words("We will")[1]
     for seed in (0, 1):
-        drawn = sample(run.task.core, ids, generator=torch.Generator().manual_seed(seed), words=len(run.tokenizer))
+        drawn = sample(run.task.model, ids, generator=torch.Generator().manual_seed(seed), words=len(run.tokenizer))
         expected = run.tokenizer.decode(itertools.islice(drawn, 12))
         assert list(continuation(run, "We will", tokens=12, seed=seed)) == expected
     assert list(continuation(run, "We will", seed=0)) != list(continuation(run, "We will", seed=1))

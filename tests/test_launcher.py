@@ -1,4 +1,4 @@
-"""`hydra/launcher=packed`: what trains as one, what does not and why, and that nothing is lost where it fails."""
+"""`hydra/launcher=ensemble`: what trains as one, what does not and why, and that nothing is lost where it fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from conftest import compose
 from test_sweeps import Sweep, results, sweep
 
-from speechformer import pack
-from speechformer.launcher import grouped
+from speechformer.sweeps.launcher import grouped
+from speechformer.training.ensemble import Ensemble
 
 __all__ = ["sweep"]  # a fixture
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3"]
-PACKED = ["hydra/launcher=packed", "hydra.sweep.dir=here"]
+PACKED = ["hydra/launcher=ensemble", "hydra.sweep.dir=here"]
 
 
 def groups(*jobs: str) -> tuple[list[list[str]], dict[str, int]]:
@@ -48,7 +48,7 @@ def test_together_go_runs_whose_parameters_have_the_same_shapes() -> None:
             "recipe.label_smoothing=0.1",
             "protocol=clean",
             "task=lm",
-            "core.norm=post",
+            "architecture.norm=post",
             "trainer.gradient_clip_val=1.0",
         ),
         *("eval_interval=5", "corpus=sample", "block_size=16", "study=mine", "trainer.precision=bf16-mixed"),
@@ -103,16 +103,16 @@ def test_what_is_not_packed_runs_all_the_same(sweep: Sweep, tmp_path: Path) -> N
 def test_members_sets_how_many_train_as_one(sweep: Sweep, tmp_path: Path) -> None:
     code, out, _ = sweep(*LM, "seed=range(5)", *PACKED, "hydra.launcher.members=2")
     assert code == 0 and out.count("As one: 2 runs") == 2
-    assert sorted(r["machine"]["runs_in_one"] for r in results(tmp_path / "here").values()) == [1, 2, 2, 2, 2]
+    assert sorted(r["machine"]["ensemble_size"] for r in results(tmp_path / "here").values()) == [1, 2, 2, 2, 2]
 
 
 def test_what_fails_as_one_runs_one_after_another(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: pack.Pack, batch: Any) -> None:
+    def broken(self: Ensemble, batch: Any) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(pack.Pack, "losses", broken)
+    monkeypatch.setattr(Ensemble, "losses", broken)
     code, out, _ = sweep(*LM, "seed=0,1", *PACKED)
     assert code == 0 and "They did not train as one (CUDA out of memory), and go one after another." in out
     assert {r["status"] for r in results(tmp_path / "here").values()} == {"finished"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from speechformer.layers.padding import RealTokens, all_real, without_padding
+from speechformer.kernels.padding import Unpadder, all_real, without_padding
 
 REAL = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -13,8 +13,8 @@ def test_tokens_are_taken_and_put_back() -> None:
     tokens = without_padding(REAL)
     assert tokens is not None and tokens.places_R.tolist() == [0, 1, 3]
     x = torch.arange(12.0).view(2, 3, 2)
-    assert tokens.take(x).tolist() == [[0, 1], [2, 3], [6, 7]]
-    assert tokens.put(tokens.take(x)).tolist() == [[[0, 1], [2, 3], [0, 0]], [[6, 7], [0, 0], [0, 0]]]
+    assert tokens.unpad(x).tolist() == [[0, 1], [2, 3], [6, 7]]
+    assert tokens.pad(tokens.unpad(x)).tolist() == [[[0, 1], [2, 3], [0, 0]], [[6, 7], [0, 0], [0, 0]]]
 
 
 def test_without_padding_nothing_is_left_out() -> None:
@@ -26,12 +26,12 @@ def test_without_padding_nothing_is_left_out() -> None:
 def test_rows_by_head_are_those_of_a_permutation() -> None:
     B, T, N, H = 2, 3, 2, 4
     for tokens in (without_padding(REAL), all_real(B, T)):
-        assert isinstance(tokens, RealTokens)
+        assert isinstance(tokens, Unpadder)
         qkv_RE = torch.randn(len(tokens.places_R), 3 * N * H)
         to, back, mixed = tokens.by_head(N)
         rows = qkv_RE.view(-1, H).index_select(0, back).view(3, B, N, T, H)
-        oracle = tokens.put(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
-        real = tokens.put(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1)
+        oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
+        real = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1)
         assert torch.equal(rows * real, oracle)
         assert torch.equal(rows, torch.where(real == 1, oracle, qkv_RE[0, :H]))
         assert torch.equal(rows.view(-1, H).index_select(0, to).view_as(qkv_RE), qkv_RE)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from speechformer.corpora.load import load
 from speechformer.corpora.pairs import Pairs, cleaned_pairs, load_pairs, parse
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 FILES = {
     "train.de": b"Guten Tag.\nDas Haus ist rot.\n",

@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import PATTERNS, group
 
-from speechformer.layers.attention import visible
+from speechformer.errors import UserError
+from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import build_pattern
-from speechformer.refusals import UserError
 
 LENGTH = 40
 
@@ -98,13 +98,13 @@ def test_every_pattern_keeps_the_diagonal(name: str) -> None:
 @pytest.mark.parametrize("name", ["window", "strided"])
 def test_one_as_long_as_the_sequence_equals_full(name: str, causal: bool) -> None:
     option = {"window": "window", "strided": "stride"}[name]
-    wide = visible(build_pattern({"name": name, option: 32}), 32, 32, causal)
-    assert torch.equal(wide, visible(build_pattern({"name": "full"}), 32, 32, causal))
+    wide = attention_mask(build_pattern({"name": name, option: 32}), 32, 32, causal)
+    assert torch.equal(wide, attention_mask(build_pattern({"name": "full"}), 32, 32, causal))
 
 
 def test_causality_and_padding_join_the_pattern() -> None:
     real = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
-    seen = visible(build_pattern({"name": "window", "window": 2}), 6, 6, True, real)
+    seen = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, real)
     for b in range(2):
         for i in range(6):
             for j in range(6):

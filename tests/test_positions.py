@@ -11,7 +11,7 @@ import torch
 from conftest import MODELS, TINY, compose, group
 from PIL import Image
 
-from speechformer.fit import fit
+from speechformer.errors import UserError
 from speechformer.layers.positions import (
     ALiBi,
     Learned,
@@ -24,7 +24,7 @@ from speechformer.layers.positions import (
     sinusoid,
 )
 from speechformer.positions import likeness, main, position_panels
-from speechformer.refusals import UserError
+from speechformer.training.fit import fit
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
 

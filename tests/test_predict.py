@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from speechformer.analysis.load import load_trained
+from speechformer.errors import UserError
 from speechformer.predict import erasure, in_words, main, predict
-from speechformer.refusals import UserError
-from speechformer.trained import load_trained
 
 SENTENCE = "We will mend the harbours, my fellow citizens."
 
@@ -22,13 +22,13 @@ def test_a_words_figure_is_by_how_much_ln_p_falls_without_it(a_classifier: Path)
     run = load_trained(a_classifier)
     run.task.cpu()
     _, ids = run.words(SENTENCE)
-    log, weights = erasure(run.task.core, torch.tensor(ids))
+    log, weights = erasure(run.task.model, torch.tensor(ids))
     c = int(log.argmax())
     with torch.no_grad():
-        whole = run.task.core(torch.tensor([ids])).softmax(-1)[0]
+        whole = run.task.model(torch.tensor([ids])).softmax(-1)[0]
         torch.testing.assert_close(log.exp(), whole)
         for t in range(len(ids)):
-            rest = run.task.core(torch.tensor([ids[:t] + ids[t + 1 :]])).softmax(-1)[0]
+            rest = run.task.model(torch.tensor([ids[:t] + ids[t + 1 :]])).softmax(-1)[0]
             assert weights[t].item() == pytest.approx(math.log(whole[c]) - math.log(rest[c]), abs=1e-5)
 
 

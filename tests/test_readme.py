@@ -15,8 +15,8 @@ from conftest import TINY, compose
 from test_cores import T, decoder, sentences
 
 from speechformer.config import CONF
-from speechformer.fit import fit
 from speechformer.layers import patterns, positions
+from speechformer.training.fit import fit
 
 README = CONF.parent / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")
@@ -40,10 +40,10 @@ def examples() -> Iterator[dict[str, dict]]:
 
 
 def test_the_added_position_and_pattern_are_their_formulas(examples: dict[str, dict]) -> None:
-    core = decoder(model=examples["kerple"], pattern=examples["sinks"], layers=1)
-    bias = core.decoder.positions.bias(T, T)
+    model = decoder(model=examples["kerple"], pattern=examples["sinks"], layers=1)
+    bias = model.decoder.positions.bias(T, T)
     assert bias[1, 9, 2].item() == pytest.approx(-math.log(8))
-    weights = core.attention(sentences())["decoder"][0]
+    weights = model.attention(sentences())["decoder"][0]
     for i in range(T):
         for j in range(T):
             seen = j <= i and (i - j < 5 or j < 4)

@@ -11,9 +11,9 @@ from conftest import TINY, compose, group
 from test_cores import classifier, decoder, sentences
 from torch import nn
 
-from speechformer.fit import fit
+from speechformer.errors import UserError
 from speechformer.layers.recurrent import Recurrent
-from speechformer.refusals import UserError
+from speechformer.training.fit import fit
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -28,7 +28,7 @@ def test_layers_are_torchs_own_stack(cell: str) -> None:
     theirs.load_state_dict(state)
     x, real = torch.randn(3, 7, 8), torch.ones(3, 7, dtype=torch.bool)
     real[1, 4:], real[2, 1:] = False, False
-    states, end = ours(x, real_BT=real)
+    states, end = ours(x, token_mask_BT=real)
     for row in range(3):
         length = int(real[row].sum())
         expected, last = theirs(x[row : row + 1, :length])
@@ -60,22 +60,22 @@ def test_dropout_is_between_layers_and_off_in_evaluation() -> None:
 
 
 def test_as_a_language_model_it_does_not_see_the_future() -> None:
-    core, ids = decoder(model=group("model", "rnn")), sentences()
+    model, ids = decoder(model=group("model", "rnn")), sentences()
     changed = ids.clone()
     changed[:, 12:] = ids[:, 12:].flip(1)
-    assert torch.equal(core(ids)[:, :12], core(changed)[:, :12])
-    assert not torch.equal(core(ids)[:, 12:], core(changed)[:, 12:])
+    assert torch.equal(model(ids)[:, :12], model(changed)[:, :12])
+    assert not torch.equal(model(ids)[:, 12:], model(changed)[:, 12:])
 
 
 def test_as_a_classifier_it_does_not_see_padding_and_knows_order() -> None:
-    core, ids = classifier(model=group("model", "rnn")), sentences()
+    model, ids = classifier(model=group("model", "rnn")), sentences()
     ids[1, 9:] = 0
-    logits = core(ids)
-    torch.testing.assert_close(core(ids[1:2, :9]), logits[1:2])
+    logits = model(ids)
+    torch.testing.assert_close(model(ids[1:2, :9]), logits[1:2])
     with torch.no_grad():
-        core.encoder.embedding.weight[0] += 1
-    assert torch.equal(core(ids), logits)
-    assert not torch.allclose(core(ids[:1].flip(1)), logits[:1], atol=1e-3)
+        model.encoder.embedding.weight[0] += 1
+    assert torch.equal(model(ids), logits)
+    assert not torch.allclose(model(ids[:1].flip(1)), logits[:1], atol=1e-3)
 
 
 @pytest.mark.parametrize("task", ["classify", "lm"])
@@ -91,7 +91,7 @@ def test_it_trains_on_the_tasks_of_the_others(task: str, little: Path, tmp_path:
     [
         ({"make": classifier, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
         ({"make": decoder, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
-        ({"make": classifier, "pool": "cls"}, "core.pool=cls needs a model that attends"),
+        ({"make": classifier, "pool": "cls"}, "architecture.pool=cls needs a model that attends"),
         ({"make": decoder, "pattern": {"name": "window", "window": 3}}, "so pattern must be full"),
     ],
 )

@@ -20,13 +20,13 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from speechformer.config import CONF
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import write_report
 from speechformer.report.plots import looks
 from speechformer.report.results import Row, Run, build_tables, flat, read_runs
 from speechformer.report.statistics import Summary, paired
-from speechformer.runs import write_result
+from speechformer.runs.folder import write_result
 
 SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / "seeds"
 OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "singhal", "marsol"))]
@@ -97,7 +97,7 @@ def test_each_experiment_of_a_report_is_one_published_row(experiment: str) -> No
     "change",
     [
         "width=128",
-        "core.norm=pre",
+        "architecture.norm=pre",
         "recipe.schedule=cosine",
         "trainer.max_steps=2",
         "dropout=0",
@@ -194,14 +194,14 @@ def result(
     config: Any = OmegaConf.to_container(compose(*overrides), resolve=True)
     task = config["task"]["name"]
     if task == "classify":
-        metrics = {"test_accuracy": value, "test_accuracy_seen": value, "test_accuracy_unseen": value}
+        metrics = {"test_accuracy": value, "test_accuracy_in_train": value, "test_accuracy_not_in_train": value}
     else:
         names = ("test_perplexity_mean", "test_perplexity_obama", "test_perplexity_wbush", "test_perplexity_hbush")
         metrics = {name: value for name in names}
     about = {"status": status, "task": task, "config": config, "seed": config["seed"], "overrides": list(overrides)}
     if status in ("failed", "killed"):
         return {**about, "error": "it broke", "commit": "c" * 40}
-    counts = {"train": 2092, "test": 750, "test_seen_in_train": 551}
+    counts = {"train": 2092, "test": 750, "test_in_train": 551}
     corpus = {"name": "speeches", "sha256": sha256, "classes": ["obama", "wbush", "hbush"], "counts": counts}
     curve = [{"step": 131 * k, **metrics} for k in range(1, 16)]
     own = {"metrics": metrics, "curve": curve, "corpus": corpus, "parameters": {"total": 7}, "seconds": 2.5}
@@ -581,7 +581,7 @@ def translated(model: str, seed: int, bleu: float, **more: Any) -> dict[str, Any
             metrics |= {f"test_bleu_at_{name}": bleu - k, f"test_chrf_at_{name}": 2 * bleu - k}
             metrics |= {f"test_length_ratio_at_{name}": 1.0, f"test_exact_at_{name}": 0.5 - 0.1 * k}
             metrics |= {f"test_bleu_interval_at_{name}": 0.5, f"test_chrf_interval_at_{name}": 0.5}
-    counts = {"train": 9000, "test": 500, "test_seen_in_train": 3, "test_by_length": lengths}
+    counts = {"train": 9000, "test": 500, "test_in_train": 3, "test_by_length": lengths}
     curve = [{"step": step, "validation_bleu": bleu - 10 / step, "validation_perplexity": 9.0} for step in (5, 10)]
     corpus = {"name": "sample", "sha256": "5" * 64, "classes": [], "languages": ["en", "fr"], "counts": counts}
     about = {"status": "finished", "task": "translate", "metrics": metrics, "curve": curve, "corpus": corpus}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from speechformer import runs, screen
+from speechformer import console
+from speechformer.runs import folder as runs
+from speechformer.runs import identity
 
 
 def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,19 +36,19 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
 
     (tmp_path / "speechformer").mkdir()
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "speechformer" / "runs.py"))
-    assert runs.commit.__wrapped__() is None
+    assert identity.commit.__wrapped__() is None
     git("init", "-q")
     (tmp_path / "file").write_text("one")
     git("add", "-A")
     git("commit", "-qm", "one")
     head = git("rev-parse", "HEAD").strip()
-    assert runs.commit.__wrapped__() == head
+    assert identity.commit.__wrapped__() == head
     (tmp_path / "file").write_text("two")
-    assert runs.commit.__wrapped__() == f"{head}-dirty"
+    assert identity.commit.__wrapped__() == f"{head}-dirty"
     installed = tmp_path / "site" / "speechformer" / "runs.py"
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(runs, "__file__", str(installed))
-    assert runs.commit.__wrapped__() is None
+    assert identity.commit.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -55,9 +57,9 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
 )
 def test_wilson_interval(share: float, n: int, low: float, high: float) -> None:
     """Oracle: statsmodels' proportion_confint(method="wilson"), to four decimals."""
-    assert screen.wilson(share, n) == pytest.approx((low, high), abs=5e-5)
+    assert console.wilson(share, n) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_table_lines_up() -> None:
-    lines = screen.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
+    lines = console.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
     assert lines == ["name        n", "a       1,000", "longer      2"]

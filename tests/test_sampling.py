@@ -9,8 +9,8 @@ import torch
 from conftest import MODELS, PATTERNS, group
 from test_cores import decoder
 
-from speechformer.refusals import UserError
-from speechformer.sampling import kept, sample
+from speechformer.errors import UserError
+from speechformer.generation.sampling import kept, sample
 
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
 
@@ -57,12 +57,12 @@ def test_top_p_keeps_the_fewest_that_suffice(p: float) -> None:
 
 def test_words_are_drawn_as_often_as_they_are_probable() -> None:
     """Oracle: the model's own probabilities of the next word; a count of n draws is within 5 standard deviations."""
-    core = decoder()
+    model = decoder()
     generator = torch.Generator().manual_seed(0)
     n = 3000
-    draws = [next(sample(core, [3, 4], generator=generator)) for _ in range(n)]
+    draws = [next(sample(model, [3, 4], generator=generator)) for _ in range(n)]
     with torch.no_grad():
-        logits = core(torch.tensor([[3, 4]]))[0, -1]
+        logits = model(torch.tensor([[3, 4]]))[0, -1]
     logits[0] = float("-inf")
     probabilities = logits.softmax(-1)
     counts = torch.bincount(torch.tensor(draws), minlength=len(logits))
@@ -73,11 +73,13 @@ def test_words_are_drawn_as_often_as_they_are_probable() -> None:
 @pytest.mark.parametrize(("model", "pattern"), [*itertools.product(MODELS, PATTERNS), ("rnn", "full")])
 def test_with_a_cache_the_same_is_drawn_as_without(model: str, pattern: str) -> None:
     """Beyond the trained length too, where the positions reach."""
-    core = decoder(model=group("model", model), pattern=group("pattern", pattern), dropout=0.3)  # which is off
-    length = 8 if core.longest else 20
+    model = decoder(model=group("model", model), pattern=group("pattern", pattern), dropout=0.3)  # which is off
+    length = 8 if model.max_length else 20
     texts = [
         list(
-            itertools.islice(sample(core, [3, 7, 5], cache=cache, generator=torch.Generator().manual_seed(1)), length)
+            itertools.islice(
+                sample(model, [3, 7, 5], cache=cache, generator=torch.Generator().manual_seed(1)), length
+            )
         )
         for cache in (True, False)
     ]
@@ -85,16 +87,16 @@ def test_with_a_cache_the_same_is_drawn_as_without(model: str, pattern: str) -> 
 
 
 def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
-    core = decoder()
-    core.output.bias.data[:3] += 100
-    core.output.bias.data[40:] += 100
-    core.output.bias.data[1:3] -= 200
-    drawn = list(itertools.islice(sample(core, [5], words=40, generator=torch.Generator().manual_seed(0)), 9))
+    model = decoder()
+    model.output.bias.data[:3] += 100
+    model.output.bias.data[40:] += 100
+    model.output.bias.data[1:3] -= 200
+    drawn = list(itertools.islice(sample(model, [5], words=40, generator=torch.Generator().manual_seed(0)), 9))
     assert all(3 <= index < 40 for index in drawn)
 
 
 def test_a_model_that_has_diverged_knows_no_next_word() -> None:
-    core = decoder()
-    core.output.bias.data[7] = float("nan")
+    model = decoder()
+    model.output.bias.data[7] = float("nan")
     with pytest.raises(UserError, match="it has diverged, and knows no next word"):
-        next(sample(core, [5]))
+        next(sample(model, [5]))

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from conftest import TINY
 
-from speechformer.runs import read_json, read_result
-from speechformer.sweeps import jobs_of
+from speechformer.runs.folder import read_json, read_result
+from speechformer.sweeps.folder import jobs_of
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 MISSING = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name, path=PATH) is None]

@@ -9,7 +9,7 @@ import pytest
 from speechformer.corpora import sample
 from speechformer.corpora.files import ENVIRONMENT
 from speechformer.corpora.speeches import Corpus, load_corpus, parse
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 FILES = {
     "train_CLS.tsv": b"0\tOne two.\n1\tThree, four.\n",

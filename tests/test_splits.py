@@ -9,7 +9,7 @@ from conftest import group
 
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.splits import Splits, held_out, split
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 CORPUS = Corpus(
     name="speeches",
@@ -31,7 +31,7 @@ def cut(protocol: str, task: str = "classify", corpus: Corpus = CORPUS, **change
 def test_paper_trains_on_all_of_train_and_marks_what_test_repeats() -> None:
     splits = cut("paper")
     assert splits.train == CORPUS.classify_train and not splits.validation and splits.removed == 0
-    assert splits.seen("test") == [True, False]
+    assert splits.in_train("test") == [True, False]
     assert cut("paper", "lm").seen("x") == [True, False]
     assert sorted(set(splits.vocabulary_texts)) == [
         "in both",
@@ -45,7 +45,7 @@ def test_paper_trains_on_all_of_train_and_marks_what_test_repeats() -> None:
 
 def test_clean_takes_test_sentences_out_and_learns_its_words_from_what_is_left() -> None:
     splits = cut("clean", validation=0.0)
-    assert splits.removed == 20 and splits.seen("test") == [False, False]
+    assert splits.removed == 20 and splits.in_train("test") == [False, False]
     assert set(splits.vocabulary_texts) == {"train one", "train two"}
     assert set(cut("clean", "lm", validation=0.0).vocabulary_texts) == {"lm one", "lm two"}
 
@@ -79,9 +79,9 @@ def test_refusals() -> None:
 def test_the_leak_of_the_real_speeches_is_the_one_that_is_known(speeches: Corpus) -> None:
     """551 of 750 test sentences stand in train; without them 1,539 of 2,092 rows are left."""
     splits = cut("paper", corpus=speeches)
-    assert sum(splits.seen("test")) == 551
+    assert sum(splits.in_train("test")) == 551
     by_class = [
-        sum(not seen for seen, (label, _) in zip(splits.seen("test"), splits.test["test"]) if label == k)
+        sum(not seen for seen, (label, _) in zip(splits.in_train("test"), splits.test["test"]) if label == k)
         for k in range(3)
     ]
     assert by_class == [53, 84, 62]

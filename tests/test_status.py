@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from speechformer import runs, status, sweeps
-from speechformer.refusals import UserError
+from speechformer import status
+from speechformer.errors import UserError
+from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
 
 STATES = ["finished", "diverged", "failed", "killed", "interrupted", "running", "left"]
 
@@ -21,18 +23,18 @@ def folder(tmp_path: Path) -> Any:
     """A sweep of eight jobs in every state there is; two are finished."""
     jobs = [["task=lm", f"seed={k}"] for k in range(8)]
     runs.write_json(tmp_path / "sweep.json", {"jobs": jobs, "given_up": [], "command": []})
-    held = runs.claim(tmp_path / "run5", wait=False)
+    held = runs.lock(tmp_path / "run5", wait=False)
     for number, state in enumerate([*STATES, "finished"]):
         run = tmp_path / f"run{number}"
         if state == "left":
             continue
         sweeps.register(tmp_path, number, jobs[number], run)
         run.mkdir(exist_ok=True)
-        runs.sign(run, {"identity": "x", "overrides": jobs[number]})
+        runs.write_owner(run, {"identity": "x", "overrides": jobs[number]})
         if state not in ("interrupted", "running"):
             runs.write_result(run, {"status": state, "seconds": 60.0, "error": f"it {state}"})
     held.__enter__()
-    owner = runs.sign(tmp_path / "run5", {"identity": "x", "overrides": jobs[5]})
+    owner = runs.write_owner(tmp_path / "run5", {"identity": "x", "overrides": jobs[5]})
     runs.write_json(tmp_path / "run5" / "run.json", {**owner, "since": time.time() - 90, "step": 30, "steps": 120})
     yield tmp_path
     held.__exit__(None, None, None)

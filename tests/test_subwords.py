@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from speechformer.corpora.pairs import Pairs
-from speechformer.corpora.subwords import END, PAD, SPECIAL, UNKNOWN, Subwords
-from speechformer.refusals import UserError
+from speechformer.corpora.special_tokens import END, PAD, UNKNOWN
+from speechformer.corpora.subwords import SPECIAL, Subwords
+from speechformer.errors import UserError
 
 TEXTS = [
     "Où est l'île\u00a0?",

@@ -20,10 +20,13 @@ import torch
 from conftest import TINY, compose
 from omegaconf import OmegaConf
 
-from speechformer import fit as fit_module
-from speechformer import runs, sweeps, train
-from speechformer.fit import fit
-from speechformer.runs import read_result
+from speechformer import train
+from speechformer.runs import folder as runs
+from speechformer.runs import identity
+from speechformer.runs.folder import read_result
+from speechformer.sweeps import folder as sweeps
+from speechformer.training import fit as fit_module
+from speechformer.training.fit import fit
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
 TRAIN = [sys.executable, "-m", "speechformer.train"]
@@ -64,7 +67,13 @@ def weights(folder: Path) -> dict[str, list]:
 def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, sweep: Sweep, tmp_path: Path) -> None:
     """To the last bit, whatever ran before in the same process: another task, one that failed, one that diverged."""
     wild = "recipe.lr=1000,0.001"
-    options = ["task=lm,classify", "recipe.optimizer=sgd", "core.norm=post", "core.final_norm=false", "heads=2,3"]
+    options = [
+        "task=lm,classify",
+        "recipe.optimizer=sgd",
+        "architecture.norm=post",
+        "architecture.final_norm=false",
+        "heads=2,3",
+    ]
     options += ["model=alibi,learned"]
     short = ["trainer.max_epochs=-1", "trainer.max_steps=9", "eval_interval=9"]
     code, _, _ = sweep(wild, *options, *short, "hydra.sweep.dir=sweep")
@@ -220,7 +229,7 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
         "def deadly():\n"
         "    import sys\n"
         "    while 'speechformer.fit' not in sys.modules: time.sleep(0.01)\n"
-        "    import speechformer.fit as module\n"
+        "    import speechformer.training.fit as module\n"
         "    train = module.train\n"
         "    def kill(members, *rest):\n"
         "        if members[0][0]['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -311,7 +320,7 @@ def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Pat
 
 def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path: Path) -> None:
     cfg = compose(*own(little), *LM)
-    with runs.claim(tmp_path / "run", wait=False):
+    with runs.lock(tmp_path / "run", wait=False):
         assert runs.state(tmp_path / "run").status == "running"
         with pytest.raises(runs.OccupiedError, match="works on it"):
             fit(cfg, tmp_path / "run", launcher="basic")
@@ -320,7 +329,7 @@ def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path
 
 def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
     def identity(*overrides: str, sha: str = "0" * 64, classes: tuple[str, ...] = ("a", "b")) -> str:
-        return runs.identity(OmegaConf.to_container(compose(*overrides), resolve=True), sha, classes)  # type: ignore
+        return identity.fingerprint(OmegaConf.to_container(compose(*overrides), resolve=True), sha, classes)  # type: ignore
 
     same = identity("model=alibi")
     for override in ("machine=cpu", "threads=2", "force=true", "checkpoint_every=3", "corpus=sample", "machine=ddp"):
@@ -339,7 +348,7 @@ def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
     code = f"import sys, {names}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {name.removeprefix("speechformer.").split(".")[0] for name in loaded if name.startswith("speechformer.")}
-    known = {name.removesuffix(".py") for name in runs.CODE}
+    known = {name.removesuffix(".py") for name in identity.CODE}
     assert ours - known == {"config", "devices", "refusals", "runs", "screen"}
     assert known <= ours
 
@@ -350,7 +359,7 @@ def deadly(folder: Path, code: str) -> dict[str, str]:
         "import threading, time\n"
         "def wrap():\n"
         "    import os, signal, sys\n"
-        "    while not hasattr(sys.modules.get('speechformer.fit'), 'quieten'): time.sleep(0.01)\n"
+        "    while not hasattr(sys.modules.get('speechformer.fit'), 'silence_libraries'): time.sleep(0.01)\n"
         "    module = sys.modules['speechformer.fit']\n"
         "    train, load = module.train, module.load\n"
         f"{code}"
@@ -407,7 +416,7 @@ def test_a_sweep_waits_for_what_another_process_works_on(sweep: Sweep, little: P
             sys.executable,
             "-c",
             "import sys, time, pathlib; from speechformer import runs\n"
-            "with runs.claim(pathlib.Path(sys.argv[1]), wait=False): print('held', flush=True); time.sleep(4)",
+            "with runs.lock(pathlib.Path(sys.argv[1]), wait=False): print('held', flush=True); time.sleep(4)",
             str(folder),
         ],
         stdout=subprocess.PIPE,

@@ -15,31 +15,30 @@ from conftest import group
 from test_cores import stack_arguments
 from torchmetrics.text import Perplexity
 
-from speechformer.callbacks import average
-from speechformer.data import IGNORE, EvaluationBatches, TrainingBatches
-from speechformer.refusals import UserError
-from speechformer.tasks import (
-    Classify,
-    LanguageModel,
-    MeanPerplexity,
-    Task,
-    Translate,
-    load_task,
-    next_token_loss,
-)
+from speechformer.corpora.special_tokens import IGNORE
+from speechformer.data.batches import EvaluationBatches, TrainingBatches
+from speechformer.errors import UserError
+from speechformer.kernels.loss import next_token_loss
+from speechformer.metrics.perplexity import MeanPerplexity
+from speechformer.tasks.base import Task
+from speechformer.tasks.classify import Classify
+from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.load import load_task
+from speechformer.tasks.translate import Translate
+from speechformer.training.callbacks import average
 
 ADAM = group("recipe", "adam")
 
 
 def language_model(**recipe: Any) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(core={**stack_arguments(), "tied_output": False}, recipe={**ADAM, **recipe})
+    return LanguageModel(model={**stack_arguments(), "tied_output": False}, recipe={**ADAM, **recipe})
 
 
 def classifier(**recipe: Any) -> Classify:
     torch.manual_seed(0)
-    core = {**stack_arguments(), "classes": 3, "pool": "mean", "classifier_width": 10}
-    return Classify(core=core, recipe={**ADAM, **recipe}, classes=["a", "b", "c"])
+    model = {**stack_arguments(), "classes": 3, "pool": "mean", "classifier_width": 10}
+    return Classify(model=model, recipe={**ADAM, **recipe}, classes=["a", "b", "c"])
 
 
 def figures(task: Any, parts: dict) -> dict[str, float]:
@@ -63,7 +62,7 @@ def test_perplexity_is_torchmetrics_perplexity() -> None:
     got = figures(task, parts)
     for (split, name), rows in parts.items():
         oracle = Perplexity(ignore_index=IGNORE)
-        oracle.update(task.core(rows["ids"]).detach(), rows["targets"])
+        oracle.update(task.model(rows["ids"]).detach(), rows["targets"])
         assert got[f"{split}_perplexity_{name}"] == pytest.approx(oracle.compute().item(), rel=1e-4)
         mean = (got[f"{split}_perplexity_a"] + got[f"{split}_perplexity_b"]) / 2
         assert got[f"{split}_perplexity_mean"] == pytest.approx(mean)
@@ -78,8 +77,8 @@ def test_one_loss_that_is_not_a_number_is_not_left_out() -> None:
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary() -> None:
     task = language_model()
-    torch.nn.init.zeros_(task.core.output.weight)
-    torch.nn.init.zeros_(task.core.output.bias)
+    torch.nn.init.zeros_(task.model.output.weight)
+    torch.nn.init.zeros_(task.model.output.bias)
     rows = {"ids": torch.randint(2, 50, (4, 20)), "targets": torch.randint(2, 50, (4, 20))}
     assert figures(task, {("train", ""): rows}) == {"train_perplexity": pytest.approx(50, rel=1e-5)}
 
@@ -100,7 +99,9 @@ def test_training_loss_is_the_loss_of_the_next_token() -> None:
     task.watched = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
     ids = torch.randint(2, 50, (4, 21))
     by_hand = [
-        -task.core(ids[b : b + 1, : t + 1])[0, -1].log_softmax(-1)[ids[b, t + 1]] for b in range(4) for t in range(20)
+        -task.model(ids[b : b + 1, : t + 1])[0, -1].log_softmax(-1)[ids[b, t + 1]]
+        for b in range(4)
+        for t in range(20)
     ]
     torch.testing.assert_close(task.training_step({"ids": ids}, 0), torch.stack(by_hand).mean())
     assert task.tokens == 80
@@ -111,19 +112,19 @@ def test_accuracy_is_counted_and_split_into_seen_and_unseen_and_by_speaker() -> 
     ids = torch.randint(2, 50, (200, 20))
     ids[torch.arange(200) % 3 == 0, 11:] = 0
     labels, seen = torch.randint(0, 3, (200,)), torch.rand(200) < 0.7
-    got = figures(task, {("test", ""): {"ids": ids, "labels": labels, "seen": seen}})
+    got = figures(task, {("test", ""): {"ids": ids, "labels": labels, "in_train": seen}})
     with torch.no_grad():
-        right = task.core(ids).argmax(dim=1) == labels
+        right = task.model(ids).argmax(dim=1) == labels
     assert got == {
         "test_accuracy": pytest.approx(right.float().mean().item()),
-        "test_accuracy_seen": pytest.approx(right[seen].float().mean().item()),
-        "test_accuracy_unseen": pytest.approx(right[~seen].float().mean().item()),
+        "test_accuracy_in_train": pytest.approx(right[seen].float().mean().item()),
+        "test_accuracy_not_in_train": pytest.approx(right[~seen].float().mean().item()),
         "test_accuracy_of_a": pytest.approx(right[labels == 0].float().mean().item()),
         "test_accuracy_of_b": pytest.approx(right[labels == 1].float().mean().item()),
         "test_accuracy_of_c": pytest.approx(right[labels == 2].float().mean().item()),
     }
-    nothing_seen = {"ids": ids, "labels": labels, "seen": torch.zeros(200, dtype=torch.bool)}
-    assert "test_accuracy_seen" not in figures(task, {("test", ""): nothing_seen})
+    nothing_seen = {"ids": ids, "labels": labels, "in_train": torch.zeros(200, dtype=torch.bool)}
+    assert "test_accuracy_in_train" not in figures(task, {("test", ""): nothing_seen})
 
 
 def train(task: pl.LightningModule, steps: int, folder: Path) -> pl.Trainer:
@@ -160,13 +161,13 @@ def test_learning_rate_warms_up_and_follows_its_schedule(schedule: str, shape: A
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_the_optimizer_is_the_one_asked_for(optimizer: str, tmp_path: Path) -> None:
     task = language_model(optimizer=optimizer, lr=0.01, weight_decay=0.3, betas=[0.8, 0.9])
-    before = task.core.output.weight.clone()
+    before = task.model.output.weight.clone()
     trainer = train(task, 2, tmp_path)
     chosen = trainer.optimizers[0]
     assert type(chosen).__name__.lower() == optimizer
     assert (chosen.defaults["lr"], chosen.defaults["weight_decay"]) == (0.01, 0.3)
     assert optimizer == "sgd" or chosen.defaults["betas"] == (0.8, 0.9)
-    assert not torch.equal(task.core.output.weight, before)
+    assert not torch.equal(task.model.output.weight, before)
 
 
 @pytest.mark.parametrize("make", [classifier, language_model])
@@ -177,7 +178,7 @@ def test_a_checkpoint_alone_rebuilds_the_model(make: Any, tmp_path: Path) -> Non
     loaded = load_task(tmp_path / "x.ckpt")
     ids = torch.randint(2, 50, (3, 20))
     assert type(loaded) is type(task) and not loaded.training
-    assert torch.equal(loaded.core(ids), task.eval().core(ids))
+    assert torch.equal(loaded.model(ids), task.eval().model(ids))
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_refusals(tmp_path: Path) -> None:
 def translation(**recipe: Any) -> Translate:
     own = {"tied_output": True, "shared_embeddings": True, "scale_embedding": True}
     return Translate(
-        core={**stack_arguments(**own)},
+        model={**stack_arguments(**own)},
         recipe={**group("recipe", "inverse_sqrt"), **recipe},
         decoding={"beam": 2, "length_penalty": 1.0},
     )
@@ -258,7 +259,7 @@ def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> 
     target = torch.tensor([[2, 8, 9, 10, 3], [2, 11, 3, 0, 0]])
     total, tokens = 0.0, 0
     for row, (s, t) in enumerate(((4, 5), (2, 3))):
-        log = task.core(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
+        log = task.model(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
         total -= float(log[torch.arange(t - 1), target[row, 1:t]].sum())
         tokens += t - 1
     task.watched = lambda loss, batch, batch_idx: loss  # type: ignore

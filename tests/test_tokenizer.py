@@ -9,7 +9,7 @@ import pytest
 
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import Tokenizer, split_words
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 
 @pytest.mark.parametrize(

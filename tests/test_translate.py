@@ -13,14 +13,15 @@ from conftest import TINY, compose
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from speechformer.corpora.subwords import BEGIN, on_one_line
-from speechformer.fit import fit
-from speechformer.quality import bleu, signatures
-from speechformer.refusals import UserError
+from speechformer.corpora.special_tokens import BEGIN
+from speechformer.corpora.subwords import on_one_line
+from speechformer.errors import UserError
+from speechformer.metrics.bleu import bleu, signatures
+from speechformer.training.fit import fit
 from speechformer.translate import load_model, main
 
 LEARNS = ["width=48", "heads=2", "layers=1", "ff=96", "dropout=0", "recipe.lr=1e-2", "recipe.warmup_steps=30"]
-LEARNS += ["recipe.label_smoothing=0", "task.size=300", "task.beam=3", "trainer.max_epochs=60"]
+LEARNS += ["recipe.label_smoothing=0", "task.vocab_size=300", "task.beam=3", "trainer.max_epochs=60"]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     assert weights.shape == (len(target), len(source)) == (len(written) + 1, len(ids))
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
     assert "".join(target[:-1]) == f" {row[2]}" and source[-1] == target[-1] == "<eos>"
-    expected = model.task.core.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
+    expected = model.task.model.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
     torch.testing.assert_close(weights, expected[0].mean(dim=0))
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
     main()
@@ -122,7 +123,7 @@ def test_a_line_is_a_line_whatever_it_holds(
 def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(
     little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
+    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
     fit(compose(*TINY[1:], *own, "model=learned", "block_size=60"), tmp_path)
     monkeypatch.setattr(sys, "argv", ["translate", str(tmp_path), "a short one", "long " * 40])
     capsys.readouterr()
@@ -139,7 +140,13 @@ def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(
 def test_a_run_of_mixed_precision_translates_as_it_was_tested(
     precision: str, little_pairs: Path, tmp_path: Path
 ) -> None:
-    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=40", "trainer.max_steps=30"]
+    own = [
+        "task=translate",
+        "corpus=ted",
+        f"corpus.root={little_pairs}",
+        "task.vocab_size=40",
+        "trainer.max_steps=30",
+    ]
     fit(compose(*TINY[1:], *own, "width=32", "recipe.lr=1e-2", f"trainer.precision={precision}"), tmp_path)
     rows = pairs_of(tmp_path)
     assert load_model(tmp_path).translate([row[0] for row in rows]) == [row[2] for row in rows]
@@ -182,7 +189,7 @@ def test_refusals(
 
 
 def test_a_model_without_attention_has_none_to_draw(little_pairs: Path, tmp_path: Path) -> None:
-    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.size=20", "trainer.max_steps=1"]
+    own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
     fit(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
     with pytest.raises(UserError, match="This model has no attention to draw"):
         load_model(tmp_path).alignment([4, 3], [5])

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from speechformer import screen
+from speechformer import console
 from speechformer.bench import attention, gpu, runs, steps, translation
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine
-from speechformer.fit import quieten, spare_memory_management
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.runs import write_json
+from speechformer.errors import UserError, run_command
+from speechformer.runs.folder import write_json
+from speechformer.training.fit import silence_libraries, tune_memory
 
 PARTS = ("steps", "loop", "attention", "startup", "sweep", "packed", "whole")
 
@@ -67,7 +67,7 @@ def table(rows: list[Comparison]) -> str:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         lines.append((f"  {row.what}", *map(seconds, row.seconds.values()), ratio))
     widest = max(map(len, lines))
-    return screen.table([(*line[:-1], *[""] * (widest - len(line)), line[-1]) for line in lines])
+    return console.table([(*line[:-1], *[""] * (widest - len(line)), line[-1]) for line in lines])
 
 
 def main() -> None:
@@ -92,11 +92,11 @@ def main() -> None:
             raise UserError(f"there is no part {wrong[0]}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
         if given.rounds < 1:
             raise UserError("--rounds must be at least 1.")
-        spare_memory_management()
-        quieten()
+        tune_memory()
+        silence_libraries()
         warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
         about, rows = machine(), []
-        screen.say(
+        console.say(
             f"{about['device']}, {about['threads']} threads, torch {about['torch']}: products of matrices "
             f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
             f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
@@ -105,15 +105,15 @@ def main() -> None:
             print(f"Measuring: {part}", file=sys.stderr, flush=True)
             own = measured(part, given.rounds, about)
             rows += own
-            screen.say(table(own))
+            console.say(table(own))
             if given.output:  # after each part, so that what was measured is kept
                 given.output.mkdir(parents=True, exist_ok=True)
                 write_json(given.output / "bench.json", {"machine": about, "rows": [row.plain() for row in rows]})
         if given.output:
             for path in draw(rows, about, given.output):
-                screen.say(str(path))
+                console.say(str(path))
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

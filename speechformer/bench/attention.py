@@ -16,7 +16,7 @@ from torch import Tensor
 
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
-from speechformer.layers.attention import Scores, attend, flex
+from speechformer.layers.attention import AttentionBias, attention_reference, flex
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -29,23 +29,23 @@ LENGTHS = {"cpu": (256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384
 WINDOW = 256  # of a long sequence
 
 
-def scores_of(model: str, pattern: str, T: int) -> Scores:
+def scores_of(model: str, pattern: str, T: int) -> AttentionBias:
     """What a causal layer of that position and pattern adds to its scores."""
     words = [f"model={model}", f"pattern={pattern}", *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]
     config = as_plain(compose(words))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
     made = build_pattern(config["pattern"])
-    return Scores(positions, made, True, T, T, None, device(), everything=pattern == "full")
+    return AttentionBias(positions, made, True, T, T, None, device(), everything=pattern == "full")
 
 
-def kernels(scores: Scores, dtype: torch.dtype) -> dict[str, Any]:
+def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
     """Attention as a function of q, k and v, by kernel."""
 
     def with_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=scores.dense.to(dtype))
 
     def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, scores.dense.to(dtype))[0]
+        return attention_reference(q, k, v, scores.dense.to(dtype))[0]
 
     found: dict[str, Any] = {"dense mask": with_mask, "written out": written_out}
     if scores.causality_alone:
@@ -92,7 +92,7 @@ def bench_attention(
                 except torch.OutOfMemoryError:
                     continue
 
-                def side(run: Any = run, scores: Scores = scores, qkv: list[Tensor] = qkv) -> float:
+                def side(run: Any = run, scores: AttentionBias = scores, qkv: list[Tensor] = qkv) -> float:
                     if [*scores.positions.parameters()]:
                         scores.__dict__.pop("dense", None)  # else a model keeps it, where only the length decides it
                     run(*qkv).sum().backward()

@@ -20,10 +20,10 @@ from speechformer.bench.runs import bench_packed
 from speechformer.bench.steps import batches_of, losses_of
 from speechformer.bench.timing import Comparison, device, synchronize, turns
 from speechformer.config import as_plain, compose
-from speechformer.cores.decoder import Decoder
+from speechformer.errors import UserError
+from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.block import compile_blocks
-from speechformer.refusals import UserError
-from speechformer.tasks import next_token_loss
+from speechformer.models.decoder import Decoder
 
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 
@@ -31,18 +31,20 @@ GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024,
 def decoder_of(sizes: dict[str, int]) -> Decoder:
     """A language model with RoPE, GELU and one table for input and output, without dropout."""
     config = as_plain(compose(["model=rope", "task=lm"]))
-    core = {k: v for k, v in config["core"].items() if k not in ("pool", "classifier_width", "shared_embeddings")}
-    core |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
+    model = {
+        k: v for k, v in config["architecture"].items() if k not in ("pool", "classifier_width", "shared_embeddings")
+    }
+    model |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
     model, pattern = config["model"], config["pattern"]
-    return Decoder(**sizes, **core, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
+    return Decoder(**sizes, **model, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
 
 
-def flops_of_a_token(core: Decoder, sizes: dict[str, int]) -> float:
+def flops_of_a_token(model: Decoder, sizes: dict[str, int]) -> float:
     """Of forward and backward: 6 for each parameter, and the two products of attention, half of which is hidden.
 
     Chowdhery et al. 2022, "PaLM", appendix B, with the half that causality spares.
     """
-    parameters = sum(parameter.numel() for parameter in core.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     return 6 * parameters + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]
 
 
@@ -50,17 +52,17 @@ def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, step
     """Seconds of a training step; `rate` is that of products in bfloat16, in FLOP/s."""
     torch.manual_seed(0)
     place = device()
-    core = decoder_of(sizes).to(place)
+    model = decoder_of(sizes).to(place)
     if place.type == "cuda":
-        compile_blocks(core, "default", place)
-    optimizer = torch.optim.AdamW(core.parameters(), lr=1e-4, fused=True)
+        compile_blocks(model, "default", place)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=place)
 
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(place.type, torch.bfloat16):
-            hidden = core.hidden(ids[:, :-1]).flatten(0, 1)
-            loss = next_token_loss(core.output.weight, core.output.bias, hidden, ids[:, 1:].flatten())
+            hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
+            loss = next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten())
         loss.backward()
         optimizer.step()
 
@@ -72,8 +74,8 @@ def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, step
         step()
     synchronize()
     seconds = (time.perf_counter() - started) / steps
-    flops = flops_of_a_token(core, sizes) * batch * sizes["block_size"]
-    more: dict[str, Any] = {"parameters": sum(p.numel() for p in core.parameters()), "flops": flops}
+    flops = flops_of_a_token(model, sizes) * batch * sizes["block_size"]
+    more: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "flops": flops}
     more |= {"part_of_the_rate": flops / seconds / rate, "tokens_per_second": batch * sizes["block_size"] / seconds}
     share = 100 * more["part_of_the_rate"]
     what = f"lm, {more['parameters'] / 1e6:.0f}M parameters, bfloat16, {share:.0f} % of the rate"
@@ -85,10 +87,10 @@ def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "defa
     sides = {}
     for mode in (*modes, "not compiled"):
         models, losses, data = losses_of("lm", "report")
-        core, batches = models["speechformer"], batches_of("lm", "report", data, 10)
-        optimizer = torch.optim.AdamW(core.parameters(), lr=1e-4, fused=True)
+        model, batches = models["speechformer"], batches_of("lm", "report", data, 10)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         if mode != "not compiled":
-            compile_blocks(core, mode, device())
+            compile_blocks(model, mode, device())
 
         def train(loss: Any = losses["speechformer"], optimizer: Any = optimizer, batches: Any = batches) -> float:
             for ids, targets in batches:

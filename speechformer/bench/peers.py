@@ -11,8 +11,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechformer.data import PAD
-from speechformer.refusals import UserError
+from speechformer.corpora.special_tokens import PAD
+from speechformer.errors import UserError
 
 Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
 

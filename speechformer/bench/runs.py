@@ -23,8 +23,8 @@ import torch
 from speechformer.bench.timing import Comparison, device, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
-from speechformer.fit import build_data, core_arguments, fit, fit_as_one
-from speechformer.tasks import TASKS
+from speechformer.tasks.registry import TASKS
+from speechformer.training.fit import architecture_arguments, build_data, fit, fit_ensemble
 
 COMMAND = [sys.executable, "-m", "speechformer.train"]
 NEVER = 10**9  # steps between evaluations
@@ -33,17 +33,17 @@ COURSE = {"lm": 110.0, "classify": 120.0}
 # Says when the first training step begins, and ends there
 FIRST_STEP = """
 import os, sys, time
-from speechformer import fit
+from speechformer.training import fit
 from speechformer.train import main
 def told(self, trainer, task):
     print("BEGUN", time.time(), flush=True)
     os._exit(0)
-imports = fit.spare_memory_management
+imports = fit.tune_memory
 def imports_and_listens():
     imports()
-    from speechformer.callbacks import Stopwatch
-    Stopwatch.on_train_start = told
-fit.spare_memory_management = imports_and_listens
+    from speechformer.training.callbacks import PhaseTimer
+    PhaseTimer.on_train_start = told
+fit.tune_memory = imports_and_listens
 sys.argv = ["train", *sys.argv[1:]]
 main()
 """
@@ -85,8 +85,8 @@ class Laps:
 
 def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
     """Seconds a step in the Trainer, with all that a run does, against a loop with nothing but forward, backward and
-    update over the same core, data and loss."""
-    from speechformer.callbacks import Progress
+    update over the same model, data and loss."""
+    from speechformer.training.callbacks import Progress
 
     found = []
     for task in ("classify", "lm"):
@@ -117,13 +117,13 @@ def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
 
 def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
     """Seconds a step without a Trainer."""
-    arguments: dict[str, Any] = {"core": core_arguments(config, data), "recipe": config["recipe"]}
+    arguments: dict[str, Any] = {"architecture": architecture_arguments(config, data), "recipe": config["recipe"]}
     if config["task"]["name"] == "classify":
         arguments["classes"] = list(data.corpus.classes)
     torch.manual_seed(0)
     task: Any = TASKS[config["task"]["name"]](**arguments).to(device())
     task.watched = lambda loss, batch, batch_idx: loss
-    optimizer = torch.optim.Adam(task.core.parameters(), lr=config["recipe"]["lr"], fused=True)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=config["recipe"]["lr"], fused=True)
     loader, laps = data.train_dataloader(), Laps(steps)
     while laps.done < steps:
         for batch in loader:
@@ -146,7 +146,7 @@ def bench_packed(members: int, steps: int = 60) -> list[Comparison]:
             place = Path(folder)
             quietly(fit, jobs[0], place / "first")  # the first is slower
             started = time.perf_counter()
-            quietly(fit_as_one, [(cfg, place / f"one{k}", []) for k, cfg in enumerate(jobs)], "packed")
+            quietly(fit_ensemble, [(cfg, place / f"one{k}", []) for k, cfg in enumerate(jobs)], "packed")
             whole = [time.perf_counter() - started]
             one = json.loads((place / "one0" / "result.json").read_text(encoding="utf-8"))
             started = time.perf_counter()

@@ -2,7 +2,7 @@
 dropout and fused AdamW.
 
     report   the reports' size: 64 wide, 2 heads, 4 layers, block 32, batch 16, 5,760 words; sentences of the corpus,
-             cut to the longest of their batch
+             cut to the max_length of their batch
     large    512 wide, 8 heads, 8 layers, block 1,024; random words
 
 A unit of work is a step, or the evaluation of a batch.
@@ -22,8 +22,9 @@ from speechformer.bench.peers import TorchPeer, XPeer, parameters
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
-from speechformer.fit import build_data, core_arguments
-from speechformer.tasks import TASKS, next_token_loss
+from speechformer.kernels.loss import next_token_loss
+from speechformer.tasks.registry import TASKS
+from speechformer.training.fit import architecture_arguments, build_data
 
 SIZES: dict[str, dict[str, int]] = {
     "report": {"width": 64, "heads": 2, "layers": 4, "ff": 100, "block_size": 32, "batch_size": 16},
@@ -55,13 +56,13 @@ def losses_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, Any
     words = [f"{key}={value}" for key, value in sizes.items()]
     config = as_plain(compose([f"task={task}", f"vocab_size={WORDS}", f"dropout={dropout}", *words]))
     data = build_data(config, load(config))
-    arguments: dict[str, Any] = {"core": core_arguments(config, data), "recipe": config["recipe"]}
+    arguments: dict[str, Any] = {"architecture": architecture_arguments(config, data), "recipe": config["recipe"]}
     classes = 3
     if task == "classify":
         arguments["classes"] = list(data.corpus.classes)  # type: ignore[union-attr]
         classes = len(arguments["classes"])
     torch.manual_seed(0)
-    ours: Any = TASKS[task](**arguments).core.to(device())
+    ours: Any = TASKS[task](**arguments).model.to(device())
     theirs = {**sizes, "vocab_size": WORDS}
     models = {
         "speechformer": ours,

@@ -24,40 +24,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer import screen
+from speechformer import console
 from speechformer.bench.timing import turns
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
-from speechformer.corpora.subwords import END, PAD
-from speechformer.decoding import translate_ids
-from speechformer.fit import build_data, core_arguments, spare_memory_management
+from speechformer.corpora.special_tokens import END, PAD
+from speechformer.data.pairs import PairBatches
+from speechformer.errors import UserError, run_command
+from speechformer.generation.beam_search import translate_ids
+from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
-from speechformer.pair_data import PairBatches
-from speechformer.refusals import UserError, run_or_refuse
-from speechformer.tasks import next_token_loss
+from speechformer.training.fit import architecture_arguments, build_data, tune_memory
 from speechformer.translate import load_model
 
 
 class Peer(nn.Module):
     """What one would build from torch's parts: nn.Transformer between tied embeddings, sinusoidal positions."""
 
-    def __init__(self, core: dict[str, Any]) -> None:
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
-        self.width = core["width"]
-        self.embedding = nn.Embedding(core["vocab_size"], self.width)
+        self.width = model["width"]
+        self.embedding = nn.Embedding(model["vocab_size"], self.width)
         self.transformer = nn.Transformer(
             self.width,
-            core["heads"],
-            core["layers"],
-            core["layers"],
-            core["ff"],
-            core["dropout"],
-            activation=core["activation"],
+            model["heads"],
+            model["layers"],
+            model["layers"],
+            model["ff"],
+            model["dropout"],
+            activation=model["activation"],
             batch_first=True,
-            norm_first=core["norm"] == "pre",
+            norm_first=model["norm"] == "pre",
         )
-        self.dropout = nn.Dropout(core["dropout"])
-        self.output = nn.Linear(self.width, core["vocab_size"], bias=False)
+        self.dropout = nn.Dropout(model["dropout"])
+        self.output = nn.Linear(self.width, model["vocab_size"], bias=False)
         self.output.weight = self.embedding.weight
         self.register_buffer("table", sinusoid(1024, self.width), persistent=False)
 
@@ -107,13 +107,13 @@ def stepper(
 
 def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tuple[str, ...]]:
     """The rows of the two comparisons of training."""
-    from speechformer.cores.encoder_decoder import build_translator
+    from speechformer.models.encoder_decoder import build_translator
 
     data = build_data(config, load(config))
-    arguments, smoothing = core_arguments(config, data), config["recipe"]["label_smoothing"]
+    arguments, smoothing = architecture_arguments(config, data), config["recipe"]["label_smoothing"]
     torch.manual_seed(0)
-    core, peer = build_translator(**arguments), Peer(arguments)
-    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (core, peer)]
+    model, peer = build_translator(**arguments), Peer(arguments)
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (model, peer)]
 
     def loss_of(model: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         def loss(source: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,14 +125,14 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
 
         return loss
 
-    ours, theirs = loss_of(core), loss_of(peer)
+    ours, theirs = loss_of(model), loss_of(peer)
 
     buckets = data.train_dataloader()
     plain = PairBatches(*data.train, round(len(data.train[0]) / len(buckets)), config["seed"])  # type: ignore
     rows: list[tuple[str, ...]] = []
     found = turns(
         {
-            "ours": stepper(ours, core.parameters(), endless(buckets), steps),  # type: ignore
+            "ours": stepper(ours, model.parameters(), endless(buckets), steps),  # type: ignore
             "theirs": stepper(theirs, peer.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
         },
         rounds,
@@ -146,8 +146,8 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
     )
     found = turns(
         {
-            "buckets": stepper(ours, core.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
-            "random": stepper(ours, core.parameters(), endless(plain), steps),
+            "buckets": stepper(ours, model.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
+            "random": stepper(ours, model.parameters(), endless(plain), steps),
         },
         rounds,
     )
@@ -173,11 +173,11 @@ def bench_cache(config: dict[str, Any], run: Path) -> tuple[str, ...]:
         started = time.perf_counter()
         found.append(
             translate_ids(
-                model.task.core,
+                model.task.model,
                 sources,
                 beam=decoding["beam"],
                 alpha=decoding["length_penalty"],
-                longest=model.task.core.longest,
+                max_length=model.task.model.max_length,
                 cache=cache,
             )
         )
@@ -210,7 +210,7 @@ def main() -> None:
             raise UserError("only the transformers of task=translate are measured here.")
         if min(given.rounds, given.steps) < 1:
             raise UserError("--rounds and --steps must be at least 1.")
-        spare_memory_management()
+        tune_memory()
         warnings.filterwarnings("ignore", message="enable_nested_tensor is True")  # torch's, of norm_first
         print("Measuring; a minute or two, more with --run.", file=sys.stderr)
         if config["threads"]:
@@ -219,7 +219,7 @@ def main() -> None:
         if given.run:
             rows.append(bench_cache(config, given.run))
         rows += bench_training(config, given.rounds, given.steps)
-        screen.say(screen.table(rows))
-        screen.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")
+        console.say(console.table(rows))
+        console.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")
 
-    run_or_refuse(command)
+    run_command(command)

@@ -3,8 +3,8 @@
     source   4 0 7 7 1
     target   1 7 7 0 4
 
-Train and dev hold strings of 1 to `longest` digits, the test as many of each length up to twice that: what is longer
-than `longest` was never trained. No string of dev and test stands in train.
+Train and dev hold strings of 1 to `max_length` digits, the test as many of each length up to twice that: what is longer
+than `max_length` was never trained. No string of dev and test stands in train.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TRAIN, DEV, TEST_OF_EACH_LENGTH = 20_000, 300, 15
 
 
 @functools.cache
-def files(seed: int, longest: int) -> dict[str, bytes]:
+def files(seed: int, max_length: int) -> dict[str, bytes]:
     """train, dev and test .digits and .reversed by name; the same seed gives the same bytes."""
     rng = random.Random(seed)
     said: set[str] = set()
@@ -30,11 +30,11 @@ def files(seed: int, longest: int) -> dict[str, bytes]:
                     return text
             length += 1
 
-    tests = [draw(length) for length in range(2, 2 * longest + 1) for _ in range(TEST_OF_EACH_LENGTH)]
+    tests = [draw(length) for length in range(2, 2 * max_length + 1) for _ in range(TEST_OF_EACH_LENGTH)]
     drawn = {
         "test": tests,
-        "dev": [draw(rng.randint(2, longest)) for _ in range(DEV)],
-        "train": [draw(rng.randint(1, longest)) for _ in range(TRAIN)],
+        "dev": [draw(rng.randint(2, max_length)) for _ in range(DEV)],
+        "train": [draw(rng.randint(1, max_length)) for _ in range(TRAIN)],
     }
     texts = {f"{part}.digits": sources for part, sources in drawn.items()}
     texts |= {f"{part}.reversed": [source[::-1] for source in sources] for part, sources in drawn.items()}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 ENVIRONMENT = "SPEECHFORMER_DATA"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
 
 def load(config: Mapping[str, Any]) -> Corpus | Pairs:

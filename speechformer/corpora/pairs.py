@@ -20,7 +20,7 @@ from typing import Any
 
 from speechformer.corpora import digits, sample_pairs
 from speechformer.corpora.files import ENVIRONMENT, checksum, parse_lines, places
-from speechformer.refusals import UserError, pick
+from speechformer.errors import UserError, pick
 
 Pair = tuple[str, str]
 PARTS = ("train", "dev", "test")
@@ -88,7 +88,7 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
             where = f"; no TED pairs in {next(iter(looked_at))}"
     own = config["sample"] if kind == "auto" else config
     check(own)
-    made = digits.files(own["seed"], own["longest"]) if kind == "digits" else sample_pairs.files(own["seed"])
+    made = digits.files(own["seed"], own["max_length"]) if kind == "digits" else sample_pairs.files(own["seed"])
     return parsed(
         made, "digits" if kind == "digits" else "sample", f"made by the package, seed {own['seed']}{where}", own
     )
@@ -105,7 +105,7 @@ def check(config: Mapping[str, Any]) -> None:
             raise refuse(key, "the ending of files, as en", config[key])
     if config["source"] == config["target"]:
         raise UserError(f"corpus.source and corpus.target are both {config['source']}; name two languages.")
-    for key, least in (("seed", 0), ("longest", 5)):
+    for key, least in (("seed", 0), ("max_length", 5)):
         if key in config and (type(config[key]) is not int or config[key] < least):
             raise refuse(key, f"a whole number of at least {least}", config[key])
     clean = config["clean"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from speechformer.corpora import sample
 from speechformer.corpora.files import ENVIRONMENT, checksum, parse_lines, places
-from speechformer.refusals import UserError, pick
+from speechformer.errors import UserError, pick
 
 LM_TEST = re.compile(r"test_LM_(.+)\.txt")
 

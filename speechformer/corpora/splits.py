@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from speechformer.corpora.duplicates import kinds_in
 from speechformer.corpora.speeches import Corpus
-from speechformer.refusals import UserError, pick
+from speechformer.errors import UserError, pick
 
 Row = tuple[int | None, str]
 
@@ -29,7 +29,7 @@ class Splits:
     vocabulary_texts: list[str]
     removed: int
 
-    def seen(self, name: str) -> list[bool]:
+    def in_train(self, name: str) -> list[bool]:
         """For each row of a test set, whether its text stands word for word in what is trained on."""
         return [kind == "exact" for kind in self.kinds_in_train[name]]
 

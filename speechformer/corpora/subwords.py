@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechformer.refusals import UserError, pick
+from speechformer.corpora.special_tokens import END, UNKNOWN
+from speechformer.errors import UserError, pick
 
-PAD, UNKNOWN, BEGIN, END = range(4)
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
 CUT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or signs, with the space before it
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 
-PAD, UNKNOWN = "<pad>", "<unk>"
+PAD_TOKEN, UNKNOWN_TOKEN = "<pad>", "<unk>"
 ABBREVIATIONS = ["mr", "mrs", "dr", "jr", "u.s", "u.s.a", "u.n", "d.c", "j.p", "vs", "d", "w", "f", "c"]
 
 
@@ -58,8 +58,8 @@ class Tokenizer:
     """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then the words, most frequent first."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        if list(vocabulary[:2]) != [PAD, UNKNOWN] or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(f"A vocabulary begins with {PAD} and {UNKNOWN} and holds each word once.")
+        if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN] or len(set(vocabulary)) != len(vocabulary):
+            raise UserError(f"A vocabulary begins with {PAD_TOKEN} and {UNKNOWN_TOKEN} and holds each word once.")
         self.vocabulary = list(vocabulary)
         self.ids = {word: index for index, word in enumerate(vocabulary)}
 
@@ -67,10 +67,10 @@ class Tokenizer:
     def fit(cls, texts: Iterable[str]) -> Tokenizer:
         """The vocabulary of all words of `texts`; ties in frequency stand in order of code points."""
         counts = Counter(word for text in texts for word in split_words(text))
-        for special in (PAD, UNKNOWN):
+        for special in (PAD_TOKEN, UNKNOWN_TOKEN):
             counts.pop(special, None)
         words = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls([PAD, UNKNOWN, *words])
+        return cls([PAD_TOKEN, UNKNOWN_TOKEN, *words])
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -81,7 +81,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of the ids; rows that only pad the embedding table are `<unk>`."""
-        return [self.vocabulary[index] if index < len(self.vocabulary) else UNKNOWN for index in ids]
+        return [self.vocabulary[index] if index < len(self.vocabulary) else UNKNOWN_TOKEN for index in ids]
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""

@@ -3,8 +3,8 @@
     weights = softmax(q k^T / sqrt(H) + bias),  output = weights v
 
 Vaswani et al. 2017, "Attention Is All You Need", equation 1. The bias is the positions' (ALiBi, relative)
-where a key may be seen, and minus infinity where not; it is the same for all layers, so a core describes it
-once for each forward pass (`Scores`). Attention from one sequence to another (`CrossAttention`) has padding alone.
+where a key may be seen, and minus infinity where not; it is the same for all layers, so a model describes it
+once for each forward pass (`AttentionBias`). Attention from one sequence to another (`CrossAttention`) has padding alone.
 
 `attend` is attention written out, which works everywhere and is what the others are tested against. `mix` takes a
 kernel of torch's where that is quicker: `scaled_dot_product_attention`, and on a GPU FlexAttention, which makes mask
@@ -26,23 +26,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechformer.kernels.padding import Unpadder, all_real
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.padding import RealTokens, all_real
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
 
-def visible(
+def attention_mask(
     pattern: Pattern,
     T: int,
     S: int,
     causal: bool,
-    real_BS: Tensor | None = None,
+    token_mask_BS: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """Where a query may see a key, boolean [1 or B, 1, T, S]; the queries are the last T of S positions.
 
-    `real_BS` is False on padding. A padding query still sees itself: its row would otherwise be empty under a
+    `token_mask_BS` is False on padding. A padding query still sees itself: its row would otherwise be empty under a
     sparse pattern, and a softmax over nothing is NaN. No real query ever sees it.
     """
     i, j = query_and_key_indices(T, S, device)
@@ -50,29 +50,29 @@ def visible(
     if causal:
         seen_TS = seen_TS & (j <= i)
     seen = seen_TS[None, None]
-    if real_BS is not None:
-        seen = seen & (real_BS[:, None, None, :] | (i == j))
+    if token_mask_BS is not None:
+        seen = seen & (token_mask_BS[:, None, None, :] | (i == j))
     return seen
 
 
-def score_bias(
+def attention_bias(
     positions: Positions,
     pattern: Pattern,
     T: int,
     S: int,
     causal: bool,
-    real_BS: Tensor | None = None,
+    token_mask_BS: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """What is added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
-    seen = visible(pattern, T, S, causal, real_BS, device)
+    seen = attention_mask(pattern, T, S, causal, token_mask_BS, device)
     bias_NTS = positions.bias(T, S)
     if bias_NTS is None:
         bias_NTS = torch.zeros((), device=device)
     return torch.where(seen, bias_NTS, -math.inf)
 
 
-def attend(
+def attention_reference(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, dropout: Dropout | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention written out: the output [B, N, T, H] and the weights [B, N, T, S] before `dropout`."""
@@ -93,7 +93,7 @@ class DroppedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, tokens: RealTokens) -> Tensor:
+    def forward(ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, tokens: Unpadder) -> Tensor:
         B, heads, T, _ = mask_BNTT.shape
         to_tokens, to_heads, mixed = tokens.by_head(heads)
         R, E = qkv_RE.shape
@@ -126,13 +126,13 @@ FLEX_FROM = 1024  # queries; below, a mask is small, and compiling takes longer 
 
 
 @dataclass
-class Scores:
+class AttentionBias:
     """What is added to the scores of self-attention, in the form that a kernel takes.
 
     Args:
         positions, pattern, causal: of the stack.
         T, S: queries and keys; the queries are the last T of S positions.
-        real_BS: False on padding; None for none.
+        token_mask_BS: False on padding; None for none.
         everything: whether the pattern is "full".
         tokens: where the tokens stand, if padding is left out.
     """
@@ -142,15 +142,17 @@ class Scores:
     causal: bool
     T: int
     S: int
-    real_BS: Tensor | None = None
+    token_mask_BS: Tensor | None = None
     device: torch.device | None = None
     everything: bool = False
-    tokens: RealTokens | None = None
+    tokens: Unpadder | None = None
 
     @functools.cached_property
     def dense(self) -> Tensor:
         """Added to the scores, [1 or B, 1 or N, T, S]: the positions' bias, or -inf where unseen."""
-        return score_bias(self.positions, self.pattern, self.T, self.S, self.causal, self.real_BS, self.device)
+        return attention_bias(
+            self.positions, self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device
+        )
 
     def form(self, rate: float, with_weights: bool) -> str:
         """Which one a pass takes with that rate of dropout: "dense", "causality" (no tensor at all) or "blocks"."""
@@ -171,25 +173,25 @@ class Scores:
     def causality_alone(self) -> bool:
         """Whether nothing is added, and nothing hidden but what comes later."""
         plain = type(self.positions).bias is Positions.bias
-        return plain and self.everything and self.real_BS is None and self.T == self.S
+        return plain and self.everything and self.token_mask_BS is None and self.T == self.S
 
     @property
     def by_blocks(self) -> bool:
         """Whether FlexAttention can make them: the positions say what they do to a score."""
         kind = type(self.positions)
-        known = kind.bias is Positions.bias or kind.score_of is not Positions.score_of
+        known = kind.bias is Positions.bias or kind.score_mod is not Positions.score_mod
         return known and self.T == self.S
 
     @functools.cached_property
     def blocks(self) -> Any:
         """FlexAttention's `BlockMask`; without padding it is made once for each length."""
-        if self.real_BS is None:
+        if self.token_mask_BS is None:
             return block_mask(self.pattern, self.causal, self.T, self.device)
-        return make_block_mask(self.pattern, self.causal, self.T, self.device, self.real_BS)
+        return make_block_mask(self.pattern, self.causal, self.T, self.device, self.token_mask_BS)
 
 
 def make_block_mask(
-    pattern: Pattern, causal: bool, T: int, device: torch.device | None, real_BT: Tensor | None = None
+    pattern: Pattern, causal: bool, T: int, device: torch.device | None, token_mask_BT: Tensor | None = None
 ) -> Any:
     """What `visible` says, block by block of 128 x 128; no tensor of T x T is made on a GPU."""
     from torch.nn.attention.flex_attention import create_block_mask
@@ -198,10 +200,10 @@ def make_block_mask(
         found = pattern(i, j)
         if causal:
             found = found & (j <= i)
-        return found if real_BT is None else found & (real_BT[b, j] | (i == j))
+        return found if token_mask_BT is None else found & (token_mask_BT[b, j] | (i == j))
 
     on_gpu = device is not None and device.type == "cuda"
-    B = None if real_BT is None else len(real_BT)
+    B = None if token_mask_BT is None else len(token_mask_BT)
     return create_block_mask(seen, B, None, T, T, device=device or "cpu", _compile=on_gpu)
 
 
@@ -219,11 +221,11 @@ def compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def flex(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scores: Scores) -> Tensor:
+def flex(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scores: AttentionBias) -> Tensor:
     """Attention by FlexAttention (Dong et al. 2024); on a CPU by its slow reference, forward only."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    more = {"score_mod": scores.positions.score_of(), "block_mask": scores.blocks}
+    more = {"score_mod": scores.positions.score_mod(), "block_mask": scores.blocks}
     if torch.compiler.is_compiling():  # as a part of a block
         return flex_attention(q_BNTH, k_BNTH, v_BNTH, **more)
     if q_BNTH.is_cuda:
@@ -233,14 +235,14 @@ def flex(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, scores: Scores) -> Tens
         return flex_attention(q_BNTH, k_BNTH, v_BNTH, **more)
 
 
-def dense(scores: Scores | Tensor) -> Tensor:
+def dense(scores: AttentionBias | Tensor) -> Tensor:
     """What is added to the scores, as a tensor."""
-    return scores.dense if isinstance(scores, Scores) else scores
+    return scores.dense if isinstance(scores, AttentionBias) else scores
 
 
-def tokens_of(scores: Scores | Tensor) -> RealTokens | None:
+def tokens_of(scores: AttentionBias | Tensor) -> Unpadder | None:
     """Where the tokens stand, if padding is left out."""
-    return scores.tokens if isinstance(scores, Scores) else None
+    return scores.tokens if isinstance(scores, AttentionBias) else None
 
 
 def by_hand(rate: float, with_weights: bool, on_gpu: bool) -> bool:
@@ -248,15 +250,20 @@ def by_hand(rate: float, with_weights: bool, on_gpu: bool) -> bool:
     return with_weights or (rate > 0 and not on_gpu)
 
 
-def mix(
-    q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, scores: Scores | Tensor, dropout: Dropout, with_weights: bool
+def attention(
+    q_BNTH: Tensor,
+    k_BNSH: Tensor,
+    v_BNSH: Tensor,
+    scores: AttentionBias | Tensor,
+    dropout: Dropout,
+    with_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`attend`, by a kernel of torch's where that is the quicker way; the weights if they are asked for.
 
     `scores` may be what is added, as a tensor.
     """
     rate = dropout.rate if dropout.active else 0.0
-    if isinstance(scores, Scores):
+    if isinstance(scores, AttentionBias):
         form = scores.form(rate, with_weights)
         if form == "causality":
             return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, scores.causal), None
@@ -264,7 +271,7 @@ def mix(
             return flex(q_BNTH, k_BNSH, v_BNSH, scores), None
     bias = dense(scores)
     if by_hand(rate, with_weights, q_BNTH.is_cuda):
-        return attend(q_BNTH, k_BNSH, v_BNSH, bias, dropout)
+        return attention_reference(q_BNTH, k_BNSH, v_BNSH, bias, dropout)
     bias = bias.to(q_BNTH.dtype)
     return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, attn_mask=bias, dropout_p=rate), None
 
@@ -290,7 +297,7 @@ class SelfAttention(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Positions,
-        scores: Scores | Tensor,
+        scores: AttentionBias | Tensor,
         with_weights: bool = False,
         cache: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -312,16 +319,16 @@ class SelfAttention(nn.Module):
             mixed_RD = DroppedAttention.apply(qkv_RE, dense(scores), mask, tokens or all_real(B, T))
             return self.output(mixed_RD.view(x_BTD.shape)), None
         if tokens is not None:
-            qkv_BTE = tokens.put(qkv_BTE)
+            qkv_BTE = tokens.pad(qkv_BTE)
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = positions.rotate(q, k, cache["k"].shape[2] if cache else 0)
         if cache is not None:
             if cache:
                 k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
             cache["k"], cache["v"] = k, v
-        mixed, weights = mix(q, k, v, scores, self.dropout, with_weights)
+        mixed, weights = attention(q, k, v, scores, self.dropout, with_weights)
         mixed_BTD = mixed.transpose(1, 2).flatten(2)
-        return self.output(mixed_BTD if tokens is None else tokens.take(mixed_BTD)), weights
+        return self.output(mixed_BTD if tokens is None else tokens.unpad(mixed_BTD)), weights
 
 
 class CrossAttention(nn.Module):
@@ -357,7 +364,7 @@ class CrossAttention(nn.Module):
         R, T, _ = x_RTD.shape
         B = k_BNSH.shape[0]  # not len(), which torch.export takes for a constant
         q = self.q(x_RTD).view(B, R // B * T, self.heads, -1).transpose(1, 2)
-        mixed, weights = mix(q, k_BNSH, v_BNSH, bias_B11S, self.dropout, with_weights)
+        mixed, weights = attention(q, k_BNSH, v_BNSH, bias_B11S, self.dropout, with_weights)
         if weights is not None:
             weights = weights.unflatten(2, (R // B, T)).transpose(1, 2).flatten(0, 1)
         return self.output(mixed.transpose(1, 2).reshape(R, T, -1)), weights

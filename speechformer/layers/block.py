@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.layers.attention import CrossAttention, Scores, SelfAttention, tokens_of
+from speechformer.errors import UserError, pick
+from speechformer.kernels.padding import Unpadder
+from speechformer.layers.attention import AttentionBias, CrossAttention, SelfAttention, tokens_of
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.padding import RealTokens
 from speechformer.layers.positions import Positions
-from speechformer.refusals import UserError, pick
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": functools.partial(nn.ReLU, inplace=True), "gelu": nn.GELU}
 NORMS = {"pre": True, "post": False}
@@ -65,11 +65,11 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.compiled = False  # by `compile_blocks`
-        self.pre_norm = pick(NORMS, norm, "core.norm")
+        self.pre_norm = pick(NORMS, norm, "architecture.norm")
         self.attention = SelfAttention(width, heads, dropout, qkv_bias, bias)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, ff, bias=bias),
-            pick(ACTIVATIONS, activation, "core.activation")(),
+            pick(ACTIVATIONS, activation, "architecture.activation")(),
             nn.Linear(ff, width, bias=bias),
         )
         self.attention_norm = nn.LayerNorm(width)
@@ -89,7 +89,7 @@ class Block(nn.Module):
         x_BTD: Tensor,
         norm: nn.Module,
         function: Callable[[Tensor], tuple[Tensor, Tensor | None]],
-        tokens: RealTokens | None,
+        tokens: Unpadder | None,
     ) -> tuple[Tensor, Tensor | None]:
         """x with what a function of it adds, normed before or after; x may be `tokens` alone, [R, D]."""
         added, weights = function(norm(x_BTD) if self.pre_norm else x_BTD)
@@ -100,7 +100,7 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Positions,
-        scores: Scores | Tensor,
+        scores: AttentionBias | Tensor,
         with_weights: bool = False,
         memory: tuple[Tensor, Tensor, Tensor] | None = None,
         cache: dict[str, Tensor] | None = None,

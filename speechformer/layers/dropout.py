@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechformer.layers.padding import RealTokens
+from speechformer.kernels.padding import Unpadder
 
 
 def masks(
@@ -47,7 +47,7 @@ class Dropout(nn.Module):
         """Whether anything is done."""
         return self.training and self.rate > 0
 
-    def forward(self, x: Tensor, tokens: RealTokens | None = None) -> Tensor:
+    def forward(self, x: Tensor, tokens: Unpadder | None = None) -> Tensor:
         """x, of which some is dropped; it may be `tokens` alone, [R, D], which meet what they would with padding."""
         if not self.active:
             return x
@@ -55,7 +55,7 @@ class Dropout(nn.Module):
             return F.dropout(x, self.rate)
         if tokens is None:
             return x * self.mask(x.shape, x.dtype)
-        return x * tokens.take(self.mask((tokens.B, tokens.T, x.shape[1]), x.dtype))
+        return x * tokens.unpad(self.mask((tokens.B, tokens.T, x.shape[1]), x.dtype))
 
     def mask(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The factor of each element of a tensor on the CPU."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from speechformer.refusals import UserError, build
+from speechformer.errors import UserError, build
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
 

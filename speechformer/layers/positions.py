@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.refusals import UserError, build
+from speechformer.errors import UserError, build
 
-ScoreOf = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -44,15 +44,15 @@ class Positions(nn.Module):
         length: the number of positions that the model is trained on.
         causal: whether a query sees only what is before it (a decoder) or both sides (an encoder).
 
-    Attributes: `longest`, the most positions that there can be; None for no limit.
+    Attributes: `max_length`, the most positions that there can be; None for no limit.
     """
 
-    longest: int | None = None
+    max_length: int | None = None
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
 
-    def reach(self, length: int) -> None:
+    def extend_to(self, length: int) -> None:
         """Have the tables ready for so many positions; it happens by itself where more are met."""
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ class Positions(nn.Module):
         """What is added to the scores before the softmax, [N, T, S], or None for nothing."""
         return None
 
-    def score_of(self) -> ScoreOf | None:
+    def score_mod(self) -> ScoreMod | None:
         """The same for FlexAttention: a function of a score, its sequence b, head n, query i and key j that adds to
         it; None for nothing. Encodings with a `bias` and without this work too, by a slower way."""
         return None
@@ -85,13 +85,13 @@ class Sinusoidal(Positions):
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         self.register_buffer("table_TD", sinusoid(length, width), persistent=False)
 
-    def reach(self, length: int) -> None:
+    def extend_to(self, length: int) -> None:
         if length > self.table_TD.shape[0]:
             self.table_TD = sinusoid(length, self.table_TD.shape[1]).to(self.table_TD)
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
-        self.reach(end)
+        self.extend_to(end)
         return x_BTD + self.table_TD[offset:end]
 
 
@@ -116,14 +116,14 @@ class Learned(Positions):
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         self.table = nn.Embedding(length, width)
-        self.longest = length
+        self.max_length = length
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
         if end > self.table.num_embeddings:
             raise UserError(
                 f"model=learned has no vector for position {end - 1}: it was trained on "
-                f"{self.longest} positions; train with a larger block_size or another model."
+                f"{self.max_length} positions; train with a larger block_size or another model."
             )
         return x_BTD + self.table.weight[offset:end]
 
@@ -193,7 +193,7 @@ class ALiBi(Positions):
         i, j = query_and_key_indices(T, S, self.fixed_slopes.device)
         return -self.slopes()[:, None, None] * (i - j).abs()
 
-    def score_of(self) -> ScoreOf:
+    def score_mod(self) -> ScoreMod:
         slopes = self.slopes()
         return lambda score, b, n, i, j: score - slopes[n] * (i - j).abs()
 
@@ -219,13 +219,13 @@ class RoPE(Positions):
         self.base = base
         self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
 
-    def reach(self, length: int) -> None:
+    def extend_to(self, length: int) -> None:
         if length > self.table_TH.shape[0]:
             self.table_TH = sinusoid(length, self.table_TH.shape[1], self.base).to(self.table_TH)
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         end = offset + q_BNTH.shape[2]
-        self.reach(end)
+        self.extend_to(end)
         sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
 
         def turn(x_BNTH: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ class Relative(Positions):
         i, j = query_and_key_indices(T, S, self.table.weight.device)
         return self.table(self.bucket(i - j)).permute(2, 0, 1)
 
-    def score_of(self) -> ScoreOf:
+    def score_mod(self) -> ScoreMod:
         buckets, table, m = self.buckets, self.table.weight, self.max_distance
         return lambda score, b, n, i, j: score + table[buckets[(i - j).clamp(-m, m) + m], n]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from speechformer.errors import pick
 from speechformer.layers.dropout import Dropout
-from speechformer.refusals import pick
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM "c"
@@ -35,14 +35,14 @@ class Recurrent(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, x_BTD: Tensor, state: State | None = None, real_BT: Tensor | None = None
+        self, x_BTD: Tensor, state: State | None = None, token_mask_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The states of the last layer, [B, T, D], and those of all layers after the last real token.
 
-        `state` is what stood before, None for nothing. `real_BT` is False on padding, which stands at the end; None
+        `state` is what stood before, None for nothing. `token_mask_BT` is False on padding, which stands at the end; None
         for none.
         """
-        lengths = None if real_BT is None else real_BT.sum(dim=1).cpu()
+        lengths = None if token_mask_BT is None else token_mask_BT.sum(dim=1).cpu()
         ends: dict[str, list[Tensor]] = {"h": [], "c": []}
         for k, layer in enumerate(self.layers):
             before = None

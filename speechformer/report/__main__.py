@@ -12,8 +12,8 @@ import json
 import re
 from pathlib import Path
 
-from speechformer import screen
-from speechformer.refusals import run_or_refuse
+from speechformer import console
+from speechformer.errors import run_command
 from speechformer.report import tables as text
 from speechformer.report.results import Run, Table, build_tables, read_runs
 from speechformer.report.statistics import Summary
@@ -63,7 +63,7 @@ def section(table: Table, pictures: list[tuple[str, str]]) -> str:
         what = "pairs" if table.task == "translate" else "lines"
         about += (
             f" Trained on {counts['train']:,} {what}, tested on {counts['test']:,}, of which "
-            f"{counts['test_seen_in_train']} stand word for word in train."
+            f"{counts['test_in_train']} stand word for word in train."
         )
     scoring: dict[str, str] = next(
         (run.result["scoring"] for row in table.rows for run in row.finished if "scoring" in run.result), {}
@@ -190,16 +190,16 @@ def main() -> None:
 
     def command() -> None:
         for table in write_report(given.folders, given.output, not given.no_plots):
-            screen.say(f"{table.title} ({table.corpus}, {table.protocol})")
+            console.say(f"{table.title} ({table.corpus}, {table.protocol})")
             rows: list[tuple[str, ...]] = [("", "runs", table.main_figure)]
             for row in table.rows:
                 values = list(row.values(table.main_figure).values())
                 figure = text.mean_and_sd(table.main_figure, Summary(values)) if values else text.NONE
                 rows.append((row.label, row.state, figure))
-            screen.say(screen.table(rows) + "\n")
-        screen.say(f"{given.output}: report.md, report.html, tables/*.csv, figures/*.png")
+            console.say(console.table(rows) + "\n")
+        console.say(f"{given.output}: report.md, report.html, tables/*.csv, figures/*.png")
 
-    run_or_refuse(command)
+    run_command(command)
 
 
 if __name__ == "__main__":

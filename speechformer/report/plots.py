@@ -106,7 +106,7 @@ def looks(rows: list[Row]) -> dict[str, Look]:
 def axis_label(figure: str, task: str) -> str:
     """The name of a figure with its unit."""
     split, metric = figure.split("_")[:2]
-    kinds = {"seen": ", in train too", "unseen": ", not in train"}
+    kinds = {"in_train": ", in train too", "not_in_train": ", not in train"}
     detail = kinds.get(figure.rpartition("_")[2], "")
     split = {"validation": "dev" if task == "translate" else "held-out"}.get(split, split)
     if metric == "accuracy":
@@ -118,13 +118,13 @@ def axis_label(figure: str, task: str) -> str:
 
 def curves(table: Table, path: Path) -> str:
     """Learning curves: mean over seeds, a band from the lowest to the highest, published points as open marks."""
-    wanted = ["test_accuracy", "test_accuracy_unseen", "validation_accuracy", "train_accuracy"]
+    wanted = ["test_accuracy", "test_accuracy_not_in_train", "validation_accuracy", "train_accuracy"]
     if table.task == "lm":
         wanted = ["test_perplexity_mean", "validation_perplexity", "train_perplexity"]
     if table.task == "translate":
         wanted = ["validation_bleu", "validation_perplexity"]
-    if not any(row.curve("test_accuracy_seen") for row in table.rows):
-        wanted = [name for name in wanted if name != "test_accuracy_unseen"]  # that is all of them
+    if not any(row.curve("test_accuracy_in_train") for row in table.rows):
+        wanted = [name for name in wanted if name != "test_accuracy_not_in_train"]  # that is all of them
     wanted = [name for name in wanted if any(row.curve(name) for row in table.rows)]
     if not wanted:
         return ""
@@ -171,7 +171,11 @@ def curve(axis: Axes, row: Row, name: str, style: Look, judged: bool) -> bool:
 def bars(table: Table, path: Path) -> str:
     """Bars of each test's figure and of their mean, with 95 % intervals; published figures as diamonds, the best
     baseline as a line. As Marsol's figure 5."""
-    names = {"test_accuracy": "all", "test_accuracy_seen": "in train too", "test_accuracy_unseen": "not in train"}
+    names = {
+        "test_accuracy": "all",
+        "test_accuracy_in_train": "in train too",
+        "test_accuracy_not_in_train": "not in train",
+    }
     if table.task == "lm":
         names = {name: name.removeprefix("test_perplexity_") for name in (*table.tests(), table.main_figure)}
     if table.task == "translate":

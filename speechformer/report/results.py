@@ -18,9 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from speechformer.refusals import UserError
+from speechformer.errors import UserError
 from speechformer.report import published
-from speechformer.runs import CLAIM, NOT_IDENTITY, RESULT, plain_number, read_result
+from speechformer.runs.folder import OWNER, RESULT, read_result
+from speechformer.runs.identity import NOT_IDENTITY, plain_number
 
 # What does not change what is measured, or is a table's and not a row's
 NOT_A_ROWS = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
@@ -225,9 +226,9 @@ class Table:
     def figures(self) -> list[str]:
         """The figures to show, those that matter most first."""
         if self.task == "classify":
-            wanted = ["test_accuracy", "test_accuracy_seen", "test_accuracy_unseen", "train_accuracy"]
-            if not any(row.values("test_accuracy_seen") for row in self.rows):
-                wanted.remove("test_accuracy_unseen")  # that is all of them
+            wanted = ["test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train", "train_accuracy"]
+            if not any(row.values("test_accuracy_in_train") for row in self.rows):
+                wanted.remove("test_accuracy_not_in_train")  # that is all of them
         elif self.task == "translate":
             wanted = [self.main_figure, "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact"]
             wanted.append("validation_bleu")
@@ -296,7 +297,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                     runs.append(read_run(folder))
                 except ValueError as error:
                     remarks.append(f"{folder / RESULT} is no result that can be read ({error}); run it again.")
-            elif CLAIM in files:  # what a run writes when it begins
+            elif OWNER in files:  # what a run writes when it begins
                 remarks.append(f"{folder} has no result: it still runs, or was stopped.")
     if not runs:
         found = "".join(f" {remark}" for remark in remarks[:3])

@@ -17,8 +17,8 @@ from speechformer.report.statistics import Difference, Interval, Summary, paired
 NONE = "–"
 WORDS = {
     "test_accuracy": "test, %",
-    "test_accuracy_seen": "test: in train too, %",
-    "test_accuracy_unseen": "test: not in train, %",
+    "test_accuracy_in_train": "test: in train too, %",
+    "test_accuracy_not_in_train": "test: not in train, %",
     "train_accuracy": "train, %",
     "test_perplexity_mean": "test, mean",
     "test_sliding_perplexity_mean": "sliding window, mean",
@@ -159,7 +159,7 @@ def published_table(table: Table) -> str:
 def compared(table: Table) -> list[str]:
     """The figures by which rows are compared with each other."""
     if table.task == "classify":
-        return [name for name in ("test_accuracy", "test_accuracy_unseen") if name in table.figures()]
+        return [name for name in ("test_accuracy", "test_accuracy_not_in_train") if name in table.figures()]
     return [table.main_figure]
 
 

@@ -1,0 +1,55 @@
+"""The encoder-classifier: who said this sentence?
+
+Token ids -> bidirectional stack -> one vector for the sentence -> linear, ReLU, linear -> class logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from speechformer.corpora.special_tokens import PAD
+from speechformer.errors import pick
+from speechformer.models.recurrent_stack import build_stack
+from speechformer.models.stack import Weights
+
+POOLS = {"mean": False, "cls": True}
+
+
+class EncoderClassifier(nn.Module):
+    """Ids of sentences, padded with 0, to logits of classes.
+
+    Args:
+        classes: the number of classes.
+        block_size: the max_length sentence in tokens.
+        pool: "mean" over the real tokens, or "cls", the state of a trained token before the sentence.
+        classifier_width: hidden width of the head; the reports use 100 and 256.
+        stack: the arguments of `Stack`.
+    """
+
+    def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
+        super().__init__()
+        self.first_token = pick(POOLS, pool, "architecture.pool")
+        self.encoder = build_stack(length=block_size, causal=False, first_token=self.first_token, **stack)
+        self.head = nn.Sequential(
+            nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
+        )
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that it can take; None for no limit."""
+        return None if self.encoder.max_length is None else self.encoder.max_length - self.first_token
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Logits, [B, classes]."""
+        token_mask_BT = ids_BT != PAD
+        x_BTD = self.encoder(ids_BT, token_mask_BT)[0]
+        if self.first_token:
+            return self.head(x_BTD[:, 0])
+        token_mask_BT1 = token_mask_BT[:, :, None]
+        return self.head((x_BTD * token_mask_BT1).sum(dim=1) / token_mask_BT1.sum(dim=1))
+
+    def attention(self, ids_BT: Tensor) -> Weights:
+        """The attention weights of each layer of the "encoder", [B, N, T, T]; T counts the CLS token, the first."""
+        return {"encoder": self.encoder(ids_BT, ids_BT != PAD, with_weights=True)[1]}

@@ -1,0 +1,152 @@
+"""Oracles: sets and sums over all batches, and windows made one token at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import group
+
+from speechformer.corpora.special_tokens import IGNORE
+from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.corpora.tokenizer import split_words
+from speechformer.data.batches import TrainingBatches, evaluation_rows
+from speechformer.data.speeches import SpeechData
+from speechformer.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load_corpus(group("corpus", "sample"))
+
+
+def make(corpus: Corpus, task: str = "classify", protocol: str = "paper", **changes: Any) -> SpeechData:
+    arguments = {"block_size": 32, "batch_size": 16, "vocab_size": None, "seed": 0, **changes}
+    return SpeechData(corpus, task=group("task", task), protocol=group("protocol", protocol), **arguments)
+
+
+@pytest.mark.parametrize("n", [2, 3, 31, 32, 33, 64, 65, 100])
+@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 16), (32, 1), (8, 3), (1, 1)])
+def test_every_token_but_the_first_is_scored_once_with_the_context_promised(
+    n: int, block_size: int, stride: int
+) -> None:
+    stream = torch.arange(100, 100 + n)
+    rows = evaluation_rows(stream, block_size, stride)
+    scored = []
+    for ids, targets in zip(rows["ids"].tolist(), rows["targets"].tolist()):
+        for t, target in enumerate(targets):
+            if target != IGNORE:
+                scored.append(target)
+                assert target == ids[t] + 1  # the token after its input
+                context = t + 1
+                assert context >= min(target - 100, block_size - stride + 1)
+                assert ids[: t + 1] == list(range(target - context, target))
+    assert scored == list(range(101, 100 + n))
+
+
+def test_training_order_is_a_function_of_seed_and_epoch() -> None:
+    rows = {"ids": torch.arange(1, 51)[:, None]}
+
+    def epochs(seed: int, count: int) -> list[list[int]]:
+        batches = TrainingBatches(rows, 16, seed)
+        return [[int(x) for batch in batches for x in batch["ids"]] for _ in range(count)]
+
+    first, second = epochs(0, 2)
+    assert epochs(0, 2) == [first, second] and first != second
+    assert epochs(1, 1)[0] != first
+    assert sorted(first) == sorted(second) == list(range(1, 51))
+    batches = TrainingBatches(rows, 16, 0)
+    assert len(batches) == 4 and [len(batch["ids"]) for batch in batches] == [16, 16, 16, 2]
+
+
+def test_sentences_become_rows_of_ids_with_their_labels(corpus: Corpus) -> None:
+    data = make(corpus, block_size=12)
+    for part, rows in (("train", corpus.classify_train), ("test", corpus.classify_test)):
+        expected = sorted((label, *data.tokenizer.encode(text)[:12]) for label, text in rows)
+        got = [
+            (int(label), *[k for k in ids.tolist() if k])
+            for batch in data.test_dataloader()
+            if batch["part"] == (part, "")
+            for ids, label in zip(batch["ids"], batch["labels"])
+        ]
+        assert sorted(got) == expected
+    trained = {tuple(k for k in ids.tolist() if k) for batch in data.train_dataloader() for ids in batch["ids"]}
+    assert trained == {tuple(data.tokenizer.encode(text)[:12]) for _, text in corpus.classify_train}
+
+
+def test_sentences_that_are_cut_are_counted(corpus: Corpus) -> None:
+    texts = [text for _, text in corpus.classify_train + corpus.classify_test]
+    for block_size in (12, 100):
+        expected = sum(len(split_words(text)) > block_size for text in texts)
+        assert make(corpus, block_size=block_size).description["counts"]["cut_at_block_size"] == expected
+    assert make(corpus, "lm", block_size=12).description["counts"]["cut_at_block_size"] == 0  # a text is one stream
+
+
+def test_batches_are_cut_to_their_longest_row(corpus: Corpus) -> None:
+    data = make(corpus)
+    for batches in (data.train_dataloader(), data.test_dataloader()):
+        for batch in batches:
+            assert (batch["ids"][:, -1] != 0).any()
+
+
+def test_language_model_windows_are_stretches_of_the_text(corpus: Corpus) -> None:
+    data = make(corpus, "lm", block_size=8)
+    stream = [k for text in corpus.lm_train for k in data.tokenizer.encode(text)]
+    windows = {tuple(stream[k : k + 9]) for k in range(len(stream) - 8)}
+    batches = list(data.train_dataloader())
+    assert sum(len(batch["ids"]) for batch in batches) == len(stream) - 8
+    assert {tuple(row) for batch in batches[:50] for row in batch["ids"].tolist()} <= windows
+
+
+def test_language_model_is_evaluated_on_every_token_of_every_file(corpus: Corpus) -> None:
+    data = make(corpus, "lm")
+    scored: dict = {}
+    for batch in data.test_dataloader():
+        targets = batch["targets"][batch["targets"] != IGNORE]
+        scored.setdefault(batch["part"], []).extend(targets.tolist())
+    for name, lines in corpus.lm_test.items():
+        stream = [k for line in lines for k in data.tokenizer.encode(line)]
+        for how in ("test", "test_sliding"):
+            assert sorted(scored[how, name]) == sorted(stream[1:])
+    assert (
+        len(scored["train", ""])
+        == data.description["counts"]["train_tokens"]
+        == sum(len(data.tokenizer.encode(text)) for text in corpus.lm_train) - 1
+    )
+
+
+def test_protocols_decide_what_is_looked_at_in_training(corpus: Corpus) -> None:
+    def parts(batches: Any) -> set:
+        return {batch["part"] for batch in batches}
+
+    paper, clean = make(corpus), make(corpus, protocol="clean")
+    assert parts(paper.val_dataloader()) == {("train", ""), ("test", "")}
+    assert parts(clean.val_dataloader()) == {("train", ""), ("validation", "")}
+    assert parts(clean.test_dataloader()) == {("train", ""), ("validation", ""), ("test", "")}
+
+
+def test_vocab_size_pads_the_table(corpus: Corpus) -> None:
+    words = len(make(corpus).tokenizer)
+    assert make(corpus).vocab_size == words
+    assert make(corpus, vocab_size=5760).vocab_size == 5760
+    with pytest.raises(UserError, match=f"vocab_size=10 is less than the {words} words"):
+        make(corpus, vocab_size=10)
+
+
+def test_refusals(corpus: Corpus) -> None:
+    with pytest.raises(
+        UserError, match="training text has [0-9]+ tokens and needs at least 100001; use more text or a smaller"
+    ):
+        make(corpus, "lm", block_size=100_000)
+    task = {"name": "lm", "stride": 33}
+    with pytest.raises(UserError, match=r"task\.stride must be between 1 and block_size=32, not 33"):
+        SpeechData(
+            corpus,
+            task=task,
+            protocol=group("protocol", "paper"),
+            block_size=32,
+            batch_size=16,
+            vocab_size=None,
+            seed=0,
+        )

@@ -1,0 +1,181 @@
+"""Runs that train as one against the same runs alone: results, curves, checkpoints and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose, without_biases_of_keys
+
+from speechformer.analysis.load import load_trained
+from speechformer.runs import folder as runs
+from speechformer.training.fit import fit, fit_ensemble
+
+EXACT = ["trainer.precision=64-true"]
+MEASURED = ("seconds", "seconds_by_phase", "tokens_per_second", "machine", "versions")  # differ from run to run
+
+
+def own(little: Path) -> list[str]:
+    return ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:], "checkpoint_every=5"]
+
+
+def both(folder: Path, members: list[list[str]]) -> list[tuple[Path, Path]]:
+    """The folders of the runs as one, and of the same alone."""
+    pairs = [(folder / f"one{k}", folder / f"alone{k}") for k in range(len(members))]
+    done = fit_ensemble([(compose(*words), one, words) for words, (one, _) in zip(members, pairs)], "packed")
+    assert done == [one for one, _ in pairs]
+    for words, (_, alone) in zip(members, pairs):
+        fit(compose(*words), alone, words)
+    return pairs
+
+
+def close(one: Any, alone: Any, within: float, path: str = "") -> None:
+    """Refuse plain data or tensors that differ by more."""
+    if isinstance(alone, dict):
+        assert set(one) == set(alone), path
+        for key in alone:
+            close(one[key], alone[key], within, f"{path}/{key}")
+    elif isinstance(alone, list | tuple):
+        assert len(one) == len(alone), path
+        for k, (a, b) in enumerate(zip(one, alone)):
+            close(a, b, within, f"{path}/{k}")
+    elif isinstance(alone, torch.Tensor) and alone.is_floating_point():
+        torch.testing.assert_close(one, alone, atol=within, rtol=within, equal_nan=True, msg=lambda m: f"{path}: {m}")
+    elif isinstance(alone, torch.Tensor):
+        assert torch.equal(one, alone), path
+    elif isinstance(alone, float) and "PhaseTimer" not in path:
+        assert one == pytest.approx(alone, abs=within, rel=within, nan_ok=True), path
+    elif not isinstance(alone, bytes | float):  # pictures
+        assert one == alone, path
+
+
+def check(one: Path, alone: Path, within: float) -> None:
+    """The whole of a run as one is that of the run alone."""
+    names = [{f.relative_to(d).as_posix() for f in d.rglob("*") if "tfevents" not in f.name} for d in (one, alone)]
+    assert names[0] == names[1]
+    results = [runs.read_result(directory) for directory in (one, alone)]
+    for result, number in zip(results, (2, 1)):
+        assert result["machine"]["ensemble_size"] >= number
+        for key in MEASURED:
+            del result[key]
+    close(*results, 1e-5)  # metrics are kept in single precision
+    for name in ("last.ckpt", "best.ckpt"):
+        if (alone / name).exists():
+            checkpoints = [torch.load(directory / name, weights_only=True) for directory in (one, alone)]
+            close(*checkpoints, within)
+    rows = [(directory / "metrics.csv").read_text().splitlines() for directory in (one, alone)]
+    assert len(rows[0]) == len(rows[1]) and rows[0][0] == rows[1][0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["task=classify"],
+        ["task=classify", "architecture.pool=cls", "protocol=clean", "trainer.max_epochs=4"],
+        ["task=lm", "trainer.max_steps=24", "eval_interval=7"],
+        [
+            "task=lm",
+            "trainer.max_steps=24",
+            "protocol=clean",
+            "trainer.gradient_clip_val=0.5",
+            "recipe.schedule=cosine",
+        ],
+        ["task=lm", "trainer.max_steps=24", "architecture.tied_output=true", "trainer.accumulate_grad_batches=2"],
+    ],
+    ids=lambda words: " ".join(words)[:60],
+)
+def test_a_member_is_the_run_alone(words: list[str], little: Path, tmp_path: Path) -> None:
+    """Seeds, patterns, positions and learning rates at once; double precision, so that rounding does not hide a
+    difference: within 1e-9 after all steps, checkpoints and the state of the optimiser included."""
+    members = [
+        [*own(little), *EXACT, "trainer.max_epochs=2", *words, *differ]
+        for differ in (
+            ["model=alibi", "seed=0"],
+            ["model=rope", "seed=7", "recipe.lr=3e-3"],
+            ["model=alibi", "model.scale=2.0", "seed=0", "pattern=window"],
+        )
+    ]
+    for one, alone in both(tmp_path, members):
+        check(one, alone, 1e-9)
+
+
+@pytest.mark.parametrize("model", ["learned", "relative", "alibi model.slopes=learned"])
+def test_so_are_positions_with_parameters(model: str, little: Path, tmp_path: Path) -> None:
+    base = [*own(little), *EXACT, "task=lm", "trainer.max_steps=15", f"model={model.split()[0]}", *model.split()[1:]]
+    for one, alone in both(tmp_path, [[*base, f"seed={seed}"] for seed in (1, 2)]):
+        check(one, alone, 1e-9)
+
+
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_in_single_precision_rounding_is_all_that_differs(task: str, little: Path, tmp_path: Path) -> None:
+    """After 20 steps of Adam within 1e-6; it grows from step to step, as any two orders of summation do."""
+    base = [*own(little), f"task={task}", "trainer.max_steps=20", "trainer.max_epochs=null"]
+    for one, alone in both(tmp_path, [[*base, f"seed={seed}"] for seed in (0, 1, 2)]):
+        states = [torch.load(directory / "last.ckpt", weights_only=True)["state_dict"] for directory in (one, alone)]
+        close(*map(without_biases_of_keys, states), 1e-6)
+
+
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_one_that_diverges_does_not_disturb_the_others(task: str, little: Path, tmp_path: Path) -> None:
+    base = [*own(little), *EXACT, f"task={task}", "recipe.optimizer=sgd", "trainer.max_steps=20", "eval_interval=5"]
+    base += ["trainer.max_epochs=null", "trainer.log_every_n_steps=2"]
+    pairs = both(tmp_path, [[*base, f"recipe.lr={lr}", f"seed={k}"] for k, lr in enumerate((1e-2, 1000, 1e-3))])
+    for one, alone in (pairs[0], pairs[2]):
+        check(one, alone, 1e-9)
+    died = [runs.read_result(directory) for directory in pairs[1]]
+    assert died[0]["status"] == died[1]["status"] == "diverged"
+    assert abs(died[0]["steps"] - died[1]["steps"]) <= 1  # weights of 1e60 are as rounding has it
+    for (directory, _), result in zip([pairs[1]], died):
+        assert result["error"] == f"The loss was NaN or infinite at step {result['steps']}."
+        assert [point["step"] for point in result["curve"]] == list(range(5, result["steps"] + 1, 5))
+        assert torch.load(directory / "last.ckpt", weights_only=True)["global_step"] == result["steps"]
+
+
+def test_all_that_diverge_end_the_training(little: Path, tmp_path: Path) -> None:
+    base = [*own(little), "task=lm", "recipe.optimizer=sgd", "recipe.lr=1000", "trainer.max_steps=5000"]
+    folders = [tmp_path / str(seed) for seed in range(2)]
+    fit_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)], "packed")
+    for folder in folders:
+        result = runs.read_result(folder)
+        assert result["status"] == "diverged" and result["steps"] < 100
+
+
+def test_a_member_that_was_interrupted_goes_on_alone(
+    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the run that nothing interrupted."""
+    from speechformer.training.ensemble import Ensemble
+
+    base = [*own(little), *EXACT, "task=lm", "trainer.max_steps=14"]
+    jobs = [(compose(*base, f"seed={k}"), tmp_path / f"one{k}", [f"seed={k}"]) for k in range(2)]
+    losses = Ensemble.losses
+
+    def interrupted(self: Ensemble, batch: Any) -> torch.Tensor:
+        if self.global_step == 12:
+            raise KeyboardInterrupt
+        return losses(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Ensemble, "losses", interrupted)
+        fit_ensemble(jobs, "packed")
+    assert not (tmp_path / "one0" / runs.RESULT).exists()
+    assert torch.load(tmp_path / "one0" / "last.ckpt", weights_only=True)["global_step"] == 10
+    assert fit_ensemble(jobs, "packed") == []  # those that have begun are left to go on alone
+    cfg, directory, words = jobs[0]
+    fit(cfg, directory, words)
+    fit(compose(*base, "seed=0"), tmp_path / "alone", words)
+    states = [torch.load(folder / "last.ckpt", weights_only=True) for folder in (directory, tmp_path / "alone")]
+    # Lightning reads a checkpoint in single precision, whatever that of the run
+    close(states[0]["state_dict"], states[1]["state_dict"], 1e-6)
+    close(runs.read_result(directory)["metrics"], runs.read_result(tmp_path / "alone")["metrics"], 1e-5)
+
+
+def test_what_was_trained_as_one_is_used_like_any_run(little: Path, tmp_path: Path) -> None:
+    base = [*own(little), "task=classify", "trainer.max_epochs=1"]
+    folders = [tmp_path / str(seed) for seed in range(2)]
+    fit_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)], "packed")
+    first, second = (load_trained(folder, "classify").task.model.head[0].weight for folder in folders)
+    assert first.isfinite().all() and not torch.equal(first, second)
+    assert first.untyped_storage().nbytes() == first.nbytes  # the file holds its own weights and no others'
