@@ -24,7 +24,7 @@ from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
 from speechformer.training import callbacks, devices
-from speechformer.training.fit import fit, hyperparameters
+from speechformer.training.fit import hyperparameters
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {
@@ -93,7 +93,7 @@ OWN_PAIRS: list[str] = []
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
     own = OWN_PAIRS if "task=translate" in overrides else OWN
-    return fit(compose(*own, "trainer.log_every_n_steps=2", *overrides), folder)
+    return execute(compose(*own, "trainer.log_every_n_steps=2", *overrides), folder)
 
 
 def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def test_a_run_killed_between_its_last_step_and_its_result(tmp_path: Path, monke
 def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
     """`kill -9`, three times, wherever it strikes; oracle: the run that was not killed."""
     options = [*OWN, "task=lm", "trainer.max_steps=400", "eval_interval=100", "checkpoint_every=5"]
-    expected = essence(tmp_path / "whole", fit(compose(*options), tmp_path / "whole"))
+    expected = essence(tmp_path / "whole", execute(compose(*options), tmp_path / "whole"))
     command = [sys.executable, "-m", "speechformer.train", *options, f"hydra.run.dir={tmp_path / 'a'}"]
     kills, written = 0, 0.0
     while kills < 3:
@@ -249,10 +249,10 @@ def test_a_run_goes_on_with_the_threads_that_it_began_with(killed_at: dict[str, 
     every = devices.all_threads()
     killed_at["step"] = 5
     with pytest.raises(KilledError):
-        fit(compose(*OWN, *RUNS["lm"]), tmp_path / "a")
+        execute(compose(*OWN, *RUNS["lm"]), tmp_path / "a")
     killed_at["step"] = 0
-    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "a")["machine"]["threads"] == 1
-    assert fit(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "b")["machine"]["threads"] == every  # it does not leak
+    assert execute(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "a")["machine"]["threads"] == 1
+    assert execute(compose(*OWN[:-1], *RUNS["lm"]), tmp_path / "b")["machine"]["threads"] == every  # it does not leak
 
 
 @pytest.mark.parametrize("kind", ["lm", "epochs"])
@@ -411,7 +411,7 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
     ):
         own = [*OWN_PAIRS, *options[len(OWN) :]] if task[0] == "task=translate" else options
         folder = tmp_path / task[0].partition("=")[2]
-        one = fit(compose(*own, *task), folder / "one")
+        one = execute(compose(*own, *task), folder / "one")
         place = [f"hydra.run.dir={folder / 'two'}", "machine=ddp", "trainer.accelerator=cpu"]
         environment = {key: value for key, value in os.environ.items() if key != "LOCAL_RANK"}
         done = subprocess.run(

@@ -26,7 +26,7 @@ from speechformer.runs import identity
 from speechformer.runs.folder import read_result
 from speechformer.sweeps import folder as sweeps
 from speechformer.training import fit as fit_module
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
 TRAIN = [sys.executable, "-m", "speechformer.train"]
@@ -84,7 +84,7 @@ def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, swe
     assert len(finished) >= 4
     for job in finished:
         result = read_result(job.folder)  # type: ignore[arg-type]
-        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
         assert alone["metrics"] == result["metrics"] and alone["identity"] == result["identity"]
         assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
 
@@ -195,7 +195,7 @@ def test_side_by_side_each_talks_into_its_own_file_on_its_share_of_the_cores(lit
         assert "Parameters: " in (job.folder / "log.txt").read_text()  # type: ignore[operator]
         threads = result["machine"]["threads"]
         assert threads == max(1, (os.cpu_count() or 1) // 2)
-        alone = fit(compose(*options, f"seed={result['seed']}", f"threads={threads}"), tmp_path / str(job.number))
+        alone = execute(compose(*options, f"seed={result['seed']}", f"threads={threads}"), tmp_path / str(job.number))
         assert alone["metrics"] == result["metrics"]
 
 
@@ -280,7 +280,7 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
     assert len(found) == 12 and sum(result["attempts"] > 1 for result in found.values()) >= 1
     for job in sweeps.jobs_of(tmp_path / "sweep"):
         result = read_result(job.folder)  # type: ignore[arg-type]
-        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
         for key in ("status", "metrics", "best", "curve", "steps", "identity"):
             assert runs.finite(alone[key]) == result[key]
         assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
@@ -297,7 +297,7 @@ def start(cfg: Any, folder: Path, told: Any) -> None:
         return [{"status": "finished", "identity": claim["identity"], "pid": os.getpid()}]
 
     fit_module.train = trained  # type: ignore[assignment]
-    told.put(fit(cfg, folder)["pid"])
+    told.put(execute(cfg, folder)["pid"])
 
 
 def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Path, tmp_path: Path) -> None:
@@ -323,8 +323,8 @@ def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path
     with runs.lock(tmp_path / "run", wait=False):
         assert runs.state(tmp_path / "run").status == "running"
         with pytest.raises(runs.OccupiedError, match="works on it"):
-            fit(cfg, tmp_path / "run", launcher="basic")
-    assert fit(cfg, tmp_path / "run", launcher="basic")["status"] == "finished"
+            execute(cfg, tmp_path / "run", launcher="basic")
+    assert execute(cfg, tmp_path / "run", launcher="basic")["status"] == "finished"
 
 
 def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
