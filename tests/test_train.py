@@ -176,7 +176,7 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.startswith(f"Done before: {tmp_path / 'here'}. ")
+    assert again.returncode == 0 and again.stdout.startswith(f"Already finished: {tmp_path / 'here'}. ")
     assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-6:]  # the same table
     other = command(*TINY, *CLASSIFY, "hydra.run.dir=here", "dropout=0", cwd=tmp_path)
     assert other.returncode == 1 and "here holds another run" in other.stderr
