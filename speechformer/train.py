@@ -95,11 +95,8 @@ def job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config
         sweeps.register(sweep, number, overrides, directory)
         check_overrides(overrides)
         check_sweep(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
-        with contextlib.ExitStack() as stack:
-            if launched_by != "basic":
-                log = stack.enter_context(open(directory / "log.txt", "a", encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stdout(log))
-                stack.enter_context(contextlib.redirect_stderr(log))
+        alone = launched_by == "basic"
+        with contextlib.nullcontext() if alone else console.log_to_file(directory / "log.txt"):
             result: dict[str, Any] | None = fit(cfg, directory, overrides, launched_by)
     except runs.OccupiedError as error:
         print(f"Left to another: {name}: {error}", flush=True)
