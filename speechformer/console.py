@@ -53,16 +53,16 @@ def log_to_file(path: Path) -> Iterator[None]:
     Args:
         path: The log file. Its folder must exist.
     """
-    handler = logging.FileHandler(path, encoding="utf-8")
-    LOGGER.removeHandler(CONSOLE)
-    LOGGER.addHandler(handler)
-    try:
-        with redirect_descriptors(handler.stream.fileno()):
-            yield
-    finally:
-        LOGGER.removeHandler(handler)
-        LOGGER.addHandler(CONSOLE)
-        handler.close()
+    with open(path, "a", encoding="utf-8") as file:
+        handler = logging.StreamHandler(file)
+        LOGGER.removeHandler(CONSOLE)
+        LOGGER.addHandler(handler)
+        try:
+            with redirect_descriptors(file.fileno()):
+                yield
+        finally:
+            LOGGER.removeHandler(handler)
+            LOGGER.addHandler(CONSOLE)
 
 
 @contextlib.contextmanager
