@@ -30,11 +30,8 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for path in CONF.rglob("*.yaml"):
         assert f"speechformer/conf/{path.relative_to(CONF).as_posix()}" in names
-    assert {
-        "speechformer/report/published.yaml",
-        "speechformer/analysis/attention.html",
-        "speechformer/py.typed",
-    } <= names
+    others = {"report/published.yaml", "analysis/attention.html", "py.typed"}
+    assert {f"speechformer/{name}" for name in others} <= names
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert {name.split("/")[0] for name in names} == {"speechformer", f"speechformer-{version}.dist-info"}
     code = "import speechformer.train as t, sys; print(t.CONF); sys.argv = ['x', '--help']; t.main()"
@@ -54,8 +51,7 @@ def test_version_and_oldest_torch_are_the_same_everywhere() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((PROJECT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == project["version"]
-    assert f"\n## [{project['version']}] - {citation['date-released']}" in (PROJECT / "CHANGELOG.md").read_text(
-        "utf-8"
-    )
+    heading = f"\n## [{project['version']}] - {citation['date-released']}\n"
+    assert heading in (PROJECT / "CHANGELOG.md").read_text("utf-8")
     (oldest,) = (name.removeprefix("torch>=") for name in project["dependencies"] if name.startswith("torch>="))
     assert f'"torch=={oldest}.0"' in (PROJECT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
