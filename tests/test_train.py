@@ -176,7 +176,7 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.startswith(f"Done before: {tmp_path / 'here'}. ")
+    assert again.returncode == 0 and again.stdout.startswith(f"Already finished: {tmp_path / 'here'}. ")
     assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-6:]  # the same table
     other = command(*TINY, *CLASSIFY, "hydra.run.dir=here", "dropout=0", cwd=tmp_path)
     assert other.returncode == 1 and "here holds another run" in other.stderr
@@ -272,7 +272,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         ),
         (
             ["corpus=speeches", "corpus.root=nowhere"],
-            "No speech files .* in corpus.root (nowhere); mend it, or leave corpus.root away",
+            "No speech files .* in corpus.root (nowhere); correct corpus.root, or omit it",
         ),
         (["model.name=rope"], "model.name=rope: a choice is made with model=rope"),
         (
@@ -300,7 +300,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
             "corpus.max_length must be a whole number of at least 5",
         ),
         (["task=translate", "task.vocab_size=many"], "task.vocab_size must be a whole number, not 'many'"),
-        (["task=lm", "corpus=ted"], "corpus=ted holds pairs of sentences, for task=translate"),
+        (["task=lm", "corpus=ted"], "task=lm reads speeches, and corpus=ted has none"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )
