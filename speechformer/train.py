@@ -19,7 +19,7 @@ from typing import Any
 
 import hydra
 from hydra.errors import HydraException
-from hydra.model.hydra_config import HydraConfig
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
