@@ -190,7 +190,7 @@ class Checkpoints(Checkpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # of several devices all go by the first one's figure: theirs may differ in the last bits
-        figure = trainer.strategy.broadcast(pl_module.metrics()[self.monitor])  # type: ignore[operator]
+        figure = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])  # type: ignore[operator]
         if math.isfinite(figure) and (self.best is None or pl_module.is_better(figure, self.best)):  # type: ignore
             self.best, self.best_step = figure, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
@@ -308,7 +308,7 @@ class Progress(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        figures = pl_module.progress_columns(pl_module.metrics())  # type: ignore[operator]
+        figures = pl_module.progress_columns(pl_module.compute_metrics())  # type: ignore[operator]
         if list(figures) != self.columns:
             self.columns = list(figures)
             self.say("   step  " + "  ".join(self.columns))

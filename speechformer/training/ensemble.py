@@ -206,9 +206,9 @@ class Ensemble(pl.LightningModule):
 
     on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
-    def metrics(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the last evaluation, averaged over the members."""
-        each = [member.task.metrics() for _, member in self.alive()]
+        each = [member.task.compute_metrics() for _, member in self.alive()]
         return {name: sum(metrics[name] for metrics in each) / len(each) for name in (each[0] if each else {})}
 
     def cut(self, whole: dict[str, Any], stopwatch: PhaseTimer) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class EnsembleCheckpointIO(AtomicCheckpointIO):
         super().save_checkpoint(self.pack.cut(checkpoint, self.stopwatch), path, storage_options)
 
 
-class Forward(pl.Callback):
+class ForwardHooks(pl.Callback):
     """Hands what happens to a pack to the callbacks of its members."""
 
     def __init__(self, pack: Ensemble) -> None:

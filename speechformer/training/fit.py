@@ -278,13 +278,13 @@ def build_trainer(
     own: dict[str, Any] = {"logger": first.record, "callbacks": [first.record], "plugins": [AtomicCheckpointIO()]}
     last: list[Any] = first.callbacks
     if len(attempts) > 1:
-        from speechformer.training.ensemble import Ensemble, EnsembleCheckpointIO, EnsembleData, Forward, Member
+        from speechformer.training.ensemble import Ensemble, EnsembleCheckpointIO, EnsembleData, ForwardHooks, Member
 
         assert not isinstance(data, EnsembleData)
         module = Ensemble([Member(run.task, run.directory, run.record, run.keep, run.callbacks) for run in attempts])
         data = EnsembleData(data, [run.config["seed"] for run in attempts])
         own = {"logger": False, "callbacks": [], "plugins": [EnsembleCheckpointIO(module, stopwatch)]}
-        last = [Forward(module)]
+        last = [ForwardHooks(module)]
     progress = Progress([(run.directory, run.claim) for run in attempts])
     arguments = {**config["trainer"], "devices": device}
     arguments["profiler"] = arguments.get("profiler") or NoProfiler()
@@ -416,12 +416,12 @@ def train(
                 load_chosen(run)
             trainer.test(module, datamodule=batches, verbose=False)
             for run in chosen:
-                run.metrics |= run.task.metrics()
+                run.metrics |= run.task.compute_metrics()
         elif sound and (extra := data.extra_dataloader()) is not None:
             # the rest was measured at the last step
             trainer.test(module, extra, verbose=False)
             for run in sound:
-                run.metrics |= run.task.metrics()
+                run.metrics |= run.task.compute_metrics()
         device = trainer.strategy.root_device
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stopwatch.turn("evaluation")
