@@ -22,7 +22,7 @@ from speechformer import attention
 from speechformer.analysis.attention_maps import Check, Map
 from speechformer.analysis.load import load_trained
 from speechformer.attention import encode_weights, look, main, page, said
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 SENTENCE = "We will mend the harbours, my friend."
 HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror=document.title='executed'>"
@@ -114,7 +114,7 @@ def test_refusals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if arguments[0] == "RNN":
-        fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path)
+        execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path)
     runs = {"CLASSIFIER": str(a_classifier), "LM": str(a_language_model), "RNN": str(tmp_path)}
     monkeypatch.setattr(sys, "argv", ["attention", *(runs.get(argument, argument) for argument in arguments)])
     with pytest.raises(SystemExit, match=sentence):
@@ -140,7 +140,7 @@ def test_runs_stand_beside_one_another(
 ) -> None:
     """Of runs that are called alike the folders are named; one without attention says so; unknown words
     are marked."""
-    fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
+    execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
     again = shutil.copytree(a_classifier, tmp_path / "again")
     arguments = [str(a_classifier), f"{SENTENCE} 😀", "--beside", str(again), str(tmp_path / "rnn")]
     monkeypatch.setattr(sys, "argv", ["attention", *arguments, "--output", str(tmp_path / "out")])
