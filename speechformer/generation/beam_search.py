@@ -110,7 +110,7 @@ def search(
         )
         score_BK = score_BK[going]
         if len(going) < B:
-            memory, remaining = memory.of(going), remaining[going]
+            memory, remaining = memory.select(going), remaining[going]
             limit_B, finished_B, best_B = limit_B[going], finished_B[going], best_B[going]
     return found
 

@@ -25,7 +25,7 @@ from speechformer.corpora.special_tokens import PAD
 from speechformer.data.batches import Batch, TrainingBatches
 from speechformer.data.speeches import SpeechData
 from speechformer.kernels.loss import next_token_loss
-from speechformer.models.ensemble import Draws, stack_models
+from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks.base import Task, logs_after
 from speechformer.tasks.classify import Classify
 from speechformer.training.callbacks import AtomicCheckpointIO, Checkpoints, PhaseTimer, ReplayLogger
@@ -81,8 +81,8 @@ class Ensemble(pl.LightningModule):
         super().__init__()
         self.members, self.cut_out = list(members), 0
         self.tasks = [member.task for member in members]
-        self.draws = Draws([task.generator for task in self.tasks])
-        self.model = stack_models([task.model for task in self.tasks], self.draws)
+        self.generators = DropoutGenerators([task.generator for task in self.tasks])
+        self.model = stack_models([task.model for task in self.tasks], self.generators)
         self.register_buffer("tokens", torch.zeros(len(members), dtype=torch.int64), persistent=False)
         rates = [task.recipe["lr"] for task in self.tasks]
         self.first = self.tasks[rates.index(max(rates))]
@@ -127,7 +127,7 @@ class Ensemble(pl.LightningModule):
         return found
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        self.draws.padding = batch["padding"]
+        self.generators.padding = batch["padding"]
         losses_K = self.losses(batch)
         logged = logs_after(self.trainer, batch_idx)
         if logged or losses_K.device.type == "cpu":
