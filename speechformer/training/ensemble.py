@@ -24,7 +24,7 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import PAD
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, TrainingBatches
-from speechformer.models.ensemble import Draws, stack_models
+from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks.base import Task
 from speechformer.tasks.trainable import is_logged
 from speechformer.training.callbacks import PhaseTimer
@@ -89,8 +89,8 @@ class Ensemble(pl.LightningModule):
         super().__init__()
         self.members, self.saved_member = list(members), 0
         self.tasks = [member.task for member in members]
-        self.draws = Draws([task.generator for task in self.tasks])
-        self.model = stack_models([task.model for task in self.tasks], self.draws)
+        self.generators = DropoutGenerators([task.generator for task in self.tasks])
+        self.model = stack_models([task.model for task in self.tasks], self.generators)
         self.register_buffer("tokens", torch.zeros(len(members), dtype=torch.int64), persistent=False)
         rates = [task.recipe["lr"] for task in self.tasks]
         self.first = self.tasks[rates.index(max(rates))]
@@ -120,7 +120,7 @@ class Ensemble(pl.LightningModule):
         return configured
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        self.draws.padding = batch["padding"]
+        self.generators.padding = batch["padding"]
         losses_K = self.losses(batch)
         logged = is_logged(self.trainer, batch_idx)
         if logged or losses_K.device.type == "cpu":
