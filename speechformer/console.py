@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def format_metric(name: str, value: float | None) -> str:
     return f"{value:.1f}"
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned text: the first column flush left, the others flush right."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join(
@@ -146,7 +146,6 @@ def summary(result: dict[str, Any]) -> str:
             f"The run DIVERGED: the loss was NaN or infinite at step {result['steps']}, and training stopped there; "
             f"try a lower recipe.lr.\n{result['seconds']:.1f} s."
         )
-    rows = [tuple(row) for row in result.get("summary") or result["metrics"].items()]
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     best = result["best"]
     best_line = f"best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"
@@ -160,6 +159,6 @@ def summary(result: dict[str, Any]) -> str:
     if result["status"] == "diverged":
         which = "The run DIVERGED: weights or metrics are NaN or infinite; try a lower recipe.lr."
     return (
-        f"{table(rows)}\n{which}\n"
+        f"{table(result['summary'])}\n{which}\n"
         f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."
     )

@@ -60,8 +60,8 @@ class Run:
         self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
         tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
         self.logger = ReplayLogger([tensorboard, CSVLogger(folder.path, name="", version="")])
-        dashboard = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
-        self.callbacks: list[pl.Callback] = [dashboard, self.checkpoints]
+        tensorboard_callback = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
+        self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}
 
 
