@@ -28,10 +28,8 @@ from torch.export import Dim
 from speechformer.analysis.load import Trained, load_trained, say_if_unfinished
 from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import Positions
-from speechformer.tasks.classify import Classify
-from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
-from speechformer.tasks.translate import Translate
 
 MOST = 4096  # tokens that an exported computation takes, where the model knows no limit
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
@@ -78,7 +76,7 @@ def as_safetensors(run: Trained) -> bytes:
     return save(kept, metadata=header)
 
 
-def load_safetensors(path: Path) -> Classify | LanguageModel | Translate:
+def load_safetensors(path: Path) -> Task:
     """The task that `as_safetensors` made, on the CPU and in evaluation mode.
 
     Raises:

@@ -353,7 +353,11 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Pa
     refused = subprocess.run(command, capture_output=True, text=True, preexec_fn=little)
     assert refused.returncode == 1
     line = refused.stderr.strip().splitlines()[-1]
-    assert line.startswith(f"Error: {tmp_path / 'a'}") and ".ckpt: " in line and "resumes from the last checkpoint" in line
+    assert (
+        line.startswith(f"Error: {tmp_path / 'a'}")
+        and ".ckpt: " in line
+        and "resumes from the last checkpoint" in line
+    )
     assert "Traceback" not in refused.stderr
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

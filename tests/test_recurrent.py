@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, compose, group
-from test_cores import classifier, decoder, sentences
+from test_models import classifier, decoder, sentences
 from torch import nn
 
 from speechformer.errors import UserError

@@ -16,13 +16,10 @@ from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
-from speechformer.tasks.classify import Classify
-from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.base import Task
 from speechformer.tasks.load import load_task
-from speechformer.tasks.translate import Translate
 
 CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
-DOES = {"classify": "tells speakers apart", "lm": "continues a text", "translate": "translates"}
 
 
 @dataclass
@@ -33,7 +30,7 @@ class Trained:
     """
 
     directory: Path
-    task: Classify | LanguageModel | Translate
+    task: Task
     tokenizer: Tokenizer | Subwords
     checkpoint: str
     finished: bool
@@ -95,12 +92,11 @@ def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) ->
     if tasks and task.name not in tasks:
         wanted = " or ".join(tasks)
         raise UserError(
-            f"{directory} is a run of task={task.name}, which {DOES[task.name]}; this needs one of task={wanted}."
+            f"{directory} is a run of task={task.name}, which {task.purpose}; this needs one of task={wanted}."
         )
     if task.diverged():
         raise UserError(f"{directory}: weights of {names[0]} are NaN or infinite, and mean nothing.")
-    kind = Subwords if isinstance(task, Translate) else Tokenizer
-    tokenizer = kind.load(directory / "tokenizer.json")
+    tokenizer = task.tokenizer_class.load(directory / "tokenizer.json")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     return Trained(directory, task, tokenizer, names[0], result.get("status") == "finished")
 

@@ -25,7 +25,7 @@ from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler, PhaseTimer, Progress
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.loggers import ReplayLogger
-from speechformer.training.tensorboard import Dashboard
+from speechformer.training.tensorboard import TensorBoardCallback
 
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
@@ -60,8 +60,8 @@ class Run:
         self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
         tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
         self.logger = ReplayLogger([tensorboard, CSVLogger(folder.path, name="", version="")])
-        dashboard = Dashboard(self.logger, data.examples(), data.tokenizer)
-        self.callbacks: list[pl.Callback] = [dashboard, self.checkpoints]
+        tensorboard_callback = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
+        self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}
 
 

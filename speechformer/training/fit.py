@@ -1,6 +1,6 @@
 """Train and evaluate one run: from a config, its corpus and its folder to a result.
 
-    data, task  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen checkpoint  ->  result
+data, task  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen checkpoint  ->  result
 """
 
 from __future__ import annotations

@@ -82,9 +82,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
 def log_hyperparameters(run: Run) -> None:
     """Write TensorBoard's table of hyperparameters and final metrics, and close the loggers."""
     constant = run.data.reference_metrics()
-    final = {
-        f"final/{name}": value for name, value in run.metrics.items() if value not in (None, constant.get(name))
-    }
+    final = {f"final/{name}": value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
     shown = hyperparameters(run.config, run.folder.owner["overrides"] or ())
     run.logger.loggers[0].log_hyperparams(shown, final)
     run.logger.finalize("success")
