@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -28,6 +29,11 @@ COMMANDS = sorted({(name_of(page), command) for page, command in commands(*OURS)
 # Commands that set up a machine, or that take too long here; their options are checked nevertheless
 NOT_EXECUTED = ("bench", "download", "baselines")
 SHELL = {"python3", "source", "pip", "tensorboard"}
+
+
+def bare(command: str) -> str:
+    """Return a command without its comment."""
+    return re.sub(r"\s+# .*", "", command)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -78,7 +84,7 @@ def test_the_configuration_page_names_every_choice(path: Path) -> None:
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_a_command_is_valid(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training commands compose and pass the checks; others parse; `make` has the target, pip the extra."""
-    words = shlex.split(re.sub(r" [<>] \S+", "", command), comments=True)
+    words = shlex.split(re.sub(r" [<>] \S+", "", bare(command)))
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
@@ -132,68 +138,66 @@ def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
     package.main()
 
 
-EXECUTED = [
-    (page, command)
-    for page, command in COMMANDS
-    if (name := command.split()[2:3] or [""])[0].startswith("speechformer.")
-    and name[0].split(".")[1] not in NOT_EXECUTED
-    and not {"-m", "--help", "--cfg", "<", "--watch"} & set(shlex.split(command, comments=True)[3:])
-    and "experiment=" not in command  # test_conf.py runs them all
-    and '"..."' not in command
-    and not re.search(r"[A-Z]{4}$|\bNAME\b", command)
-]
+def is_executed(command: str) -> bool:
+    """Whether a command runs here: not a sweep, an experiment (test_conf.py) or a form with a placeholder."""
+    words = shlex.split(command)
+    module = words[2] if words[:2] == ["python", "-m"] else ""
+    placeholder = re.search(r'"\.\.\."|\bNAME\b|\bPART\b|experiment=', command)
+    elsewhere = module.removeprefix("speechformer.").split(" ")[0] in NOT_EXECUTED or "torch.export" in words
+    other = {"-m", "--help", "--cfg", "<", "--watch"} & set(words[3:])
+    return module.startswith("speechformer.") and not (placeholder or elsewhere or other)
 
 
-@pytest.mark.parametrize(("page", "command"), EXECUTED)
+@pytest.mark.parametrize("command", sorted({short for _, command in COMMANDS if is_executed(short := bare(command))}))
 def test_a_command_does_what_it_says(
-    page: str, command: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a folder of its own, on a small corpus, with small runs in place of RUN."""
-    words = shlex.split(command, comments=True)[2:]
-    module = words[0].removeprefix("speechformer.")
-    little = request.getfixturevalue("little_pairs" if "task=translate" in command else "little")
     monkeypatch.chdir(tmp_path)
-    if module == "train":
-        corpus = "ted" if "task=translate" in command else "speeches"
-        classes = [] if corpus == "ted" else ["corpus.classes=[ann,bob,cy]"]
-        own = [word for word in words[1:] if not word.startswith("corpus")]
-        small = [f"corpus={corpus}", f"corpus.root={little}", *classes, "trainer.max_steps=2", "machine=cpu"]
-        result = execute(compose(*own, *small), tmp_path / "run")
-        assert result["status"] == "finished"
+    words = shlex.split(command)[2:]
+    if words[0] == "speechformer.train":
+        train_briefly(words[1:], request)
         return
-    runs = {"generate": "a_language_model", "translate": "a_translator", "positions": "a_language_model"}
+    runs = {"generate": "a_language_model", "translate": "a_translator"}
     for k, word in enumerate(words):
-        if re.fullmatch(r"RUN\d?", word):
-            words[k] = str(copy_of(request.getfixturevalue(runs.get(module, "a_classifier")), tmp_path / word))
-        words[k] = words[k].replace("FOLDER", str(little)).replace("outputs", str(tmp_path))
-    if module == "positions" and "--run" in words:
-        shutil.rmtree(words[-1])
-        execute(compose(*TINY, "task=lm", "model=relative", "trainer.max_steps=1"), Path(words[-1]))
-    if module in ("status", "report"):
-        copy_of(request.getfixturevalue("a_classifier"), tmp_path / "sweeps" / "run")
+        if re.fullmatch(r"RUN\d?", word) and words[k - 1] != "--run":
+            fixture = runs.get(words[0].removeprefix("speechformer."), "a_classifier")
+            shutil.copytree(request.getfixturevalue(fixture), word)
+        elif word == "RUN":
+            execute(compose(*TINY, "task=lm", "model=relative", "trainer.max_steps=1"), Path(word))
+        corpus = "little_pairs" if "task=translate" in command else "little"
+        words[k] = word.replace("FOLDER", str(request.getfixturevalue(corpus)))
+    shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
-    if module == "corpora.sample":
-        return
-    importlib.import_module(main_of(words[0])).main()
+    if words[0] == "speechformer.corpora.sample":
+        subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    else:
+        importlib.import_module(main_of(words[0])).main()
+
+
+def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:
+    """Train a run of two steps on a small corpus, of a small model where the overrides say no size."""
+    own = [word for word in overrides if not word.startswith("corpus")]
+    if "task=translate" in overrides:
+        corpus = ["corpus=ted", f"corpus.root={request.getfixturevalue('little_pairs')}", "task.vocab_size=40"]
+    else:
+        corpus = ["corpus=speeches", f"corpus.root={request.getfixturevalue('little')}", "corpus.classes=[a,b,c]"]
+    sizes = ["width=8", "heads=2", "layers=1", "ff=8"]
+    last = ["trainer.max_steps=2", "recipe.warmup_steps=1", "trainer.accelerator=cpu"]
+    result = execute(compose(*sizes, *own, *corpus, *last), Path("run"))
+    assert result["status"] == "finished"
 
 
 def main_of(module: str) -> str:
     """Return the module that `python -m` runs."""
-    return f"{module}.__main__" if importlib.util.find_spec(f"{module}.__main__") else module
-
-
-def copy_of(run: Path, folder: Path) -> Path:
-    """Copy a run to a folder of the test's own."""
-    return Path(shutil.copytree(run, folder, dirs_exist_ok=True))
+    return f"{module}.__main__" if (ROOT / module.replace(".", "/") / "__main__.py").exists() else module
 
 
 PYTHON = [block for block in blocks(*OURS) if block.language == "python" and block.target is None]
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: name_of(block.page))
-def test_python_works_as_shown(
-    block, a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+def test_python_works_as_shown(block, a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     import speechformer
 
     def fit(*overrides: str, **options: object) -> object:
