@@ -31,7 +31,7 @@ from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine
 from speechformer.errors import UserError, run_command
 from speechformer.runs.folder import write_json
-from speechformer.training.fit import silence_libraries, tune_memory
+from speechformer.training.runtime import silence_libraries, tune_memory
 
 PARTS = ("steps", "loop", "attention", "startup", "sweep", "packed", "whole")
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
-from speechformer.layers.attention import AttentionBias, attention_reference, flex
+from speechformer.kernels.dispatch import AttentionBias
+from speechformer.layers.attention import attention_reference, flex
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 

@@ -24,7 +24,9 @@ from speechformer.bench.timing import Comparison, device, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.tasks.registry import TASKS
-from speechformer.training.fit import build_data, fit, fit_ensemble
+from speechformer.training.build import build_data
+from speechformer.training.fit import fit
+from speechformer.training.fit_ensemble import fit_ensemble
 
 COMMAND = [sys.executable, "-m", "speechformer.train"]
 NEVER = 10**9  # steps between evaluations

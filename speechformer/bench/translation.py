@@ -35,7 +35,8 @@ from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
 from speechformer.tasks.translate import Translate
-from speechformer.training.fit import build_data, tune_memory
+from speechformer.training.build import build_data
+from speechformer.training.runtime import tune_memory
 from speechformer.translate import load_model
 
 
