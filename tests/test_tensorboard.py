@@ -22,7 +22,7 @@ from speechformer.config import as_plain
 from speechformer.corpora.load import load
 from speechformer.runs.folder import read_result
 from speechformer.training.fit import build_data, fit
-from speechformer.training.tensorboard import Dashboard, plain
+from speechformer.training.tensorboard import plain,  Dashboard
 
 OWN = ["corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=2", "trainer.log_every_n_steps=2"]
 
