@@ -1,4 +1,4 @@
-"""A trained language model goes on: as text, by seed, within its positions; and what it refuses."""
+"""A trained language model goes on: as text, by seed, within its positions; and what is an error."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def test_learned_positions_end(learned: Path) -> None:
         (["the people " * 9000], f"The prompt has 18000 words; give at most its last {MOST}"),
     ],
 )
-def test_refusals(
-    arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors(arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), *arguments])
     with pytest.raises(SystemExit, match=sentence):
         main()
