@@ -45,12 +45,11 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
 
 def print_table(table: Table) -> None:
     """Print the main metric of each row."""
-    from speechformer.report.tables import NONE, mean_and_sd
+    from speechformer.report.tables import result_cell
 
+    cells = (result_cell(row, table.metric).partition("<br>")[0] for row in table.rows)
     rows: list[tuple[str, ...]] = [("", "runs", table.metric)]
-    for row in table.rows:
-        summary = row.summary(table.metric)
-        rows.append((row.label, row.state, mean_and_sd(table.metric, summary) if summary else NONE))
+    rows += [*((row.label, row.state, cell) for row, cell in zip(table.rows, cells))]
     console.say(f"{table.title} ({table.corpus}, {table.protocol})\n{console.table(rows)}\n")
 
 

@@ -34,12 +34,6 @@ INK = "#1f2933"
 SENTENCE_BAND = " Band: 95 % bootstrap confidence interval over sentences."
 LINES: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
 LINES += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
-# Of bars, by the kind of the main metric: kinds on one scale, y label, x label
-SCALES = {
-    "accuracy": (("accuracy",), "test accuracy (%)", "test sentences"),
-    "perplexity": (("perplexity",), "test perplexity per token", "test text"),
-    "bleu": (("bleu", "chrf"), "test score, 0 to 100", "all test sentences"),
-}
 TICKS = {"test_accuracy": "all", "test_accuracy_in_train": "in train", "test_accuracy_not_in_train": "not in train"}
 TICKS |= {"test_bleu": "BLEU", "test_chrf": "chrF"}
 
@@ -137,36 +131,34 @@ def curves(table: Table, path: Path) -> str:
     for axis, name in zip(axes[0], metrics):
         lines = {row.label: row.curve(name) for row in table.rows}
         draw_lines(axis, table, lines, scale(name))
-        with_published |= draw_published_points(axis, table, name)
+        for row, style in zip(table.rows, styles(table.rows)):
+            points = published.curve(row.published, name) if table.comparable and row.published else []
+            if points and lines[row.label]:
+                x, y = zip(*((x, scale(name) * value) for x, value in points))
+                axis.plot(x, y, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
+                with_published = True
         axis.set_xlabel(x_label)
         axis.set_ylabel(axis_label(name))
-        ends = [end for curve in lines.values() for summary in curve.values() for end in summary.extremes]
-        if "perplexity" in name and max(ends) > 2 * min(ends):
-            axis.set_yscale("log")
-            subs = (1, 2, 5) if max(ends) > 20 * min(ends) else (1, 1.5, 2, 3, 4, 5, 6, 8)
-            axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
-            axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-            axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+        if "perplexity" in name:
+            set_log_scale(axis, [end for line in lines.values() for at in line.values() for end in at.extremes])
     save(figure, axes[0][0], path)
     return spread(table) + (" Open markers: published." if with_published else "")
 
 
-def draw_published_points(axis: Axes, table: Table, metric: str) -> bool:
-    """Draw published values of a metric during training; return whether there are any."""
-    drawn = False
-    for row, style in zip(table.rows, styles(table.rows)):
-        points = published.curve(row.published, metric) if table.comparable and row.published else []
-        if points and row.curve(metric):
-            x, y = zip(*points)
-            values = [scale(metric) * value for value in y]
-            axis.plot(x, values, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
-            drawn = True
-    return drawn
+def set_log_scale(axis: Axes, values: list[float]) -> None:
+    """Draw values on a logarithmic scale if they span more than a factor of two."""
+    if max(values) > 2 * min(values):
+        axis.set_yscale("log")
+        subs = (1, 2, 5) if max(values) > 20 * min(values) else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
+        axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def bars(table: Table, path: Path) -> str:
     """Draw the test metrics as bars with their confidence intervals, published values and the best baseline."""
-    comparable, y_label, x_label = SCALES.get(kind(table.metric), ((kind(table.metric),), heading(table.metric), ""))
+    what = kind(table.metric)
+    comparable = ("bleu", "chrf") if what == "bleu" else (what,)  # kinds on one scale
     metrics = [name for name in table.columns if name.startswith("test_") and kind(name) in comparable]
     metrics = [name for name in metrics if "interval" not in name]
     metrics.sort(key=lambda name: name.endswith("_mean"))
@@ -174,16 +166,16 @@ def bars(table: Table, path: Path) -> str:
     if not rows or not metrics:
         return ""
     # Where a report chose its perplexities on test, so do the bars beside them.
-    best = kind(table.metric) == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
+    best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
     figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(metrics) * (0.55 + 0.27 * len(rows))), 4.4))
     diamonds = draw_bars(axis, table, rows, metrics, best)
     dotted = draw_best_baseline(axis, table, metrics)
     axis.set_xticks(range(len(metrics)), [TICKS.get(name, name.split("_", 2)[-1]) for name in metrics])
     axis.set_xlim(-0.7, len(metrics) - 0.3)
     axis.grid(axis="x", visible=False)
-    axis.set_ylabel(y_label + (", best of the run" if best else ""))
-    axis.set_xlabel(x_label)
-    if kind(table.metric) == "accuracy":
+    label = axis_label(metrics[0]) if len(comparable) == 1 else "test score, 0 to 100"
+    axis.set_ylabel(label + (", best of the run" if best else ""))
+    if what == "accuracy":
         axis.set_ylim(0, 105)
     save(figure, axis, path)
     several = any(len(row.finished) > 1 for row in rows)
@@ -203,21 +195,12 @@ def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], bes
             summary, unit = Summary(values), scale(name)
             x = group + (place - (len(rows) - 1) / 2) * width
             half = (summary.confidence_interval[1] - summary.mean) * unit
-            axis.bar(
-                x,
-                summary.mean * unit,
-                width * 0.92,
-                color=style[row.label].colour,
-                hatch=style[row.label].hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                yerr=None if math.isnan(half) else half,
-                error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2},
-                label=row.label if group == 0 else None,
-            )
-            if not (table.comparable and row.published):
-                continue
-            value = published.final(row.published, name, "best" if best else "last")
+            look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
+            look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
+            look |= {} if math.isnan(half) else {"yerr": half}
+            axis.bar(x, summary.mean * unit, width * 0.92, label=row.label if group == 0 else None, **look)
+            chosen, name_of_row = "best" if best else "last", row.published if table.comparable else None
+            value = published.final(name_of_row, name, chosen) if name_of_row else None
             if value is not None:
                 label = "" if diamonds else "published"
                 axis.plot(x, value * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)

@@ -41,11 +41,7 @@ def upgrade_metric(name: str) -> str:
 
 
 def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a `result.json` with current names.
-
-    Args:
-        result: as read from the file, of any version and status.
-    """
+    """Return the content of a `result.json`, of any version and status, with current names."""
     upgraded = dict(result)
     for name in ("metrics", "curve", "best"):
         if name in upgraded:
@@ -66,14 +62,7 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint, as `torch.load` reads it, with current names.
-
-    Renamed are the constructor's arguments, the weights (`core.` is now `model.`), and the metrics and classes in the
-    states of the callbacks.
-
-    Args:
-        checkpoint: the dictionary that Lightning stored, of the whole training state or of weights alone.
-    """
+    """Return a checkpoint, as `torch.load` reads it, with current names: arguments, weights, metrics, callbacks."""
     upgraded = dict(checkpoint)
     if "hyper_parameters" in upgraded:
         upgraded["hyper_parameters"] = _renamed(upgraded["hyper_parameters"], {"core": "architecture"})
