@@ -86,9 +86,9 @@ def main() -> None:
             raise UserError(f"--width must be between 1 and 16, to be read, not {given.width}.")
         if not 0 <= given.seed < 2**63:
             raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}.")
-        from speechformer.analysis.load import given_sentences
+        from speechformer.analysis.command_line import read_sentences
 
-        console.say(show(given_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
+        console.say(show(read_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
 
     run_command(command)
 

@@ -28,7 +28,7 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for path in CONF.rglob("*.yaml"):
         assert f"speechformer/conf/{path.relative_to(CONF).as_posix()}" in names
-    assert {"speechformer/report/published.yaml", "speechformer/attention.html"} <= names
+    assert {"speechformer/report/published.yaml", "speechformer/analysis/attention.html"} <= names
     assert {name.split("/")[0] for name in names} == {"speechformer", "speechformer-0.1.0.dist-info"}
     code = "import speechformer.train as t, sys; print(t.CONF); sys.argv = ['x', '--help']; t.main()"
     done = subprocess.run(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer import console
+from speechformer.analysis.load import load as load_run
 from speechformer.bench.timing import turns
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
@@ -35,7 +36,6 @@ from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
 from speechformer.training.fit import architecture_arguments, build_data, tune_memory
-from speechformer.translate import load_model
 
 
 class Peer(nn.Module):
@@ -164,20 +164,20 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
 
 def bench_cache(config: dict[str, Any], run: Path) -> tuple[str, ...]:
     """The row of decoding with and without a cache."""
-    model = load_model(run)
+    model = load_run(run)
     corpus = load(config)
-    decoding = model.task.decoding
+    decoding = model.task.hparams["decoding"]
     sources = [[*ids, END] for ids in model.tokenizer.encode_all([source for source, _ in corpus.test])]  # type: ignore
     seconds, found = [], []
     for cache in (True, False):
         started = time.perf_counter()
         found.append(
             translate_ids(
-                model.task.model,
+                model.model,  # type: ignore[arg-type]
                 sources,
                 beam=decoding["beam"],
                 alpha=decoding["length_penalty"],
-                max_length=model.task.model.max_length,
+                max_length=model.max_length,
                 cache=cache,
             )
         )
