@@ -70,7 +70,7 @@ class TrainedRun:
     @property
     def max_length(self) -> int | None:
         """The maximum number of tokens that the model can read; None: no limit."""
-        return self.task.model.max_length  # type: ignore[return-value]
+        return self.task.model.max_length
 
     @property
     def block_size(self) -> int:

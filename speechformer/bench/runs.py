@@ -24,7 +24,7 @@ from speechformer.bench.timing import Comparison, device, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.tasks.registry import TASKS
-from speechformer.training.fit import architecture_arguments, build_data, fit, fit_ensemble
+from speechformer.training.fit import build_data, fit, fit_ensemble
 
 COMMAND = [sys.executable, "-m", "speechformer.train"]
 NEVER = 10**9  # steps between evaluations
@@ -117,12 +117,9 @@ def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
 
 def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
     """Seconds a step without a Trainer."""
-    arguments: dict[str, Any] = {"architecture": architecture_arguments(config, data), "recipe": config["recipe"]}
-    if config["task"]["name"] == "classify":
-        arguments["classes"] = list(data.corpus.classes)
     torch.manual_seed(0)
-    task: Any = TASKS[config["task"]["name"]](**arguments).to(device())
-    task.watched = lambda loss, batch, batch_idx: loss
+    task: Any = TASKS[config["task"]["name"]].from_config(config, data).to(device())
+    task.track_loss = lambda loss, batch, batch_idx: loss
     optimizer = torch.optim.Adam(task.model.parameters(), lr=config["recipe"]["lr"], fused=True)
     loader, laps = data.train_dataloader(), Laps(steps)
     while laps.done < steps:

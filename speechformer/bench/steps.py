@@ -24,7 +24,7 @@ from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.kernels.loss import next_token_loss
 from speechformer.tasks.registry import TASKS
-from speechformer.training.fit import architecture_arguments, build_data
+from speechformer.training.fit import build_data
 
 SIZES: dict[str, dict[str, int]] = {
     "report": {"width": 64, "heads": 2, "layers": 4, "ff": 100, "block_size": 32, "batch_size": 16},
@@ -56,13 +56,9 @@ def losses_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, Any
     words = [f"{key}={value}" for key, value in sizes.items()]
     config = as_plain(compose([f"task={task}", f"vocab_size={WORDS}", f"dropout={dropout}", *words]))
     data = build_data(config, load(config))
-    arguments: dict[str, Any] = {"architecture": architecture_arguments(config, data), "recipe": config["recipe"]}
-    classes = 3
-    if task == "classify":
-        arguments["classes"] = list(data.corpus.classes)  # type: ignore[union-attr]
-        classes = len(arguments["classes"])
+    classes = len(data.corpus.classes) or 3
     torch.manual_seed(0)
-    ours: Any = TASKS[task](**arguments).model.to(device())
+    ours: Any = TASKS[task].from_config(config, data).model.to(device())
     theirs = {**sizes, "vocab_size": WORDS}
     models = {
         "speechformer": ours,

@@ -35,7 +35,8 @@ from speechformer.errors import UserError, run_command
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
-from speechformer.training.fit import architecture_arguments, build_data, tune_memory
+from speechformer.tasks.translate import Translate
+from speechformer.training.fit import build_data, tune_memory
 
 
 class Peer(nn.Module):
@@ -109,8 +110,8 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
     """The rows of the two comparisons of training."""
     from speechformer.models.encoder_decoder import build_translator
 
-    data = build_data(config, load(config))
-    arguments, smoothing = architecture_arguments(config, data), config["recipe"]["label_smoothing"]
+    data: Any = build_data(config, load(config))
+    arguments, smoothing = Translate.architecture_arguments(config, data), config["recipe"]["label_smoothing"]
     torch.manual_seed(0)
     model, peer = build_translator(**arguments), Peer(arguments)
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (model, peer)]
@@ -132,8 +133,8 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
     rows: list[tuple[str, ...]] = []
     found = turns(
         {
-            "ours": stepper(ours, model.parameters(), endless(buckets), steps),  # type: ignore
-            "theirs": stepper(theirs, peer.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
+            "ours": stepper(ours, model.parameters(), endless(buckets), steps),
+            "theirs": stepper(theirs, peer.parameters(), endless(data.train_dataloader()), steps),
         },
         rounds,
     )
@@ -146,12 +147,12 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[tupl
     )
     found = turns(
         {
-            "buckets": stepper(ours, model.parameters(), endless(data.train_dataloader()), steps),  # type: ignore
+            "buckets": stepper(ours, model.parameters(), endless(data.train_dataloader()), steps),
             "random": stepper(ours, model.parameters(), endless(plain), steps),
         },
         rounds,
     )
-    padding = [f"{100 * max(batches.padding().values()):.0f} %" for batches in (buckets, plain)]  # type: ignore
+    padding = [f"{100 * max(batches.padding().values()):.0f} %" for batches in (buckets, plain)]
     rows.append(
         (
             f"batches: of like length ({padding[0]} padding), {plain.size} pairs in random order ({padding[1]})",

@@ -1,11 +1,11 @@
-"""Batches: training rows in an order that is a function of (seed, epoch), evaluation rows by length.
+"""Batches: training rows in an order that depends on (seed, epoch) alone, evaluation rows sorted by length.
 
 Shapes: N rows, B rows of a batch, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,107 +14,107 @@ from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
 
-TOKENS_A_BATCH = 4096  # of an evaluation batch
-
-
+EVALUATION_TOKENS = 4096  # of an evaluation batch
 Rows = dict[str, Tensor]
-
-
 Batch = dict[str, Any]
-
-
-Part = tuple[str, str]  # what a figure is of: ("train", ""), ("test", "obama"), ("test_sliding", "obama")
+Batches = Iterable[Batch]
+Part = tuple[str, str]  # what a metric is measured on: ("train", ""), ("test", "obama"), ("test_sliding", "obama")
 
 
 @dataclass
 class Example:
-    """A text that a training shows how it treats: the ids that the model reads, [T] each, their tokens as text (for a
-    translation also those that it writes), and the class if it has one."""
+    """A text that TensorBoard shows during training.
+
+    Attributes:
+        ids: the inputs of the model, [T] each.
+        tokens: the same as text; of a translation also the tokens that the decoder writes.
+        label: the index of the class, if the text has one.
+    """
 
     ids: list[Tensor]
-    words: list[list[str]]
+    tokens: list[list[str]]
     label: int | None = None
 
 
 def lengths_of(rows: Rows) -> Tensor:
-    """How many tokens of each row are not padding, [N]."""
+    """Return the number of tokens of each row without padding, [N]."""
     return (rows["ids"] != PAD).sum(dim=1)
 
 
 def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
-    """The chosen rows, cut to the max_length of them: what is padding in all of them is not computed."""
+    """Return the chosen rows, cut to the longest of them."""
     max_length = int(lengths_N.index_select(0, chosen).max())
     batch = {name: tensor.index_select(0, chosen) for name, tensor in rows.items()}
     return {name: tensor[:, :max_length] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
 
 
 class SeededBatches:
-    """Batches in an order that is a function of (seed, epoch) alone.
+    """Batches in an order that depends on (seed, epoch) alone.
 
-    Lightning names the epoch (`sampler.set_epoch`), and keeps `state_dict()` in a checkpoint: loaded, the epoch goes
-    on after the batches that were given already. A subclass says `order` and `batch`, and its length.
+    Lightning announces the epoch (`sampler.set_epoch`) and saves `state_dict()` in checkpoints. After loading, the
+    epoch continues with the next batch. A subclass defines `order`, `batch` and its length.
 
     Args:
-        share: (k, n): of each batch every n-th row from the k-th on, for one of n devices. The batch then has a
-            `weight`, n times its part of what the loss is a mean over: the mean over devices of weighted mean losses
-            is that of the whole batch.
+        shard: (k, n): each batch consists of every n-th of its rows from the k-th on, for one of n devices. It then
+            has a `weight`, n times its part of the loss's denominator, so that the mean over devices of the weighted
+            losses is the loss of the whole batch.
     """
 
-    def __init__(self, seed: int, share: tuple[int, int] = (0, 1)) -> None:
-        self.seed, self.share = seed, share
-        self.epoch = self.given = 0
+    def __init__(self, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
+        self.seed, self.shard = seed, shard
+        self.epoch = self.batches_done = 0
         self.sampler = self
 
     def generator(self, epoch: int) -> torch.Generator:
-        """The random numbers of an epoch."""
+        """Return the random numbers of an epoch."""
         return torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
 
     def order(self, epoch: int) -> Sequence[Tensor]:
-        """The rows of each batch of an epoch, by index."""
+        """Return the indices of the rows of each batch of an epoch."""
         raise NotImplementedError
 
     def batch(self, chosen: Tensor) -> Batch:
-        """Some rows."""
+        """Return the rows with these indices as a batch."""
         raise NotImplementedError
 
     def weight(self, chosen: Tensor) -> int:
-        """What the loss of some rows is a mean over: how many."""
+        """Return the denominator of the mean loss of these rows."""
         return len(chosen)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch, if we are not in it already."""
+        """Start an epoch, unless it is the current one."""
         if epoch != self.epoch:
-            self.epoch, self.given = epoch, 0
+            self.epoch, self.batches_done = epoch, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        k, n = self.share
-        for chosen in self.order(self.epoch)[self.given :]:
-            self.given += 1
+        k, n = self.shard
+        for chosen in self.order(self.epoch)[self.batches_done :]:
+            self.batches_done += 1
             if n == 1:
                 yield self.batch(chosen)
             else:
                 own = chosen[k::n]
-                # a device without rows takes one that does not count, for the others wait for it
+                # A device without rows gets one of weight 0: the other devices wait for its gradients.
                 weight = self.weight(own) * n / self.weight(chosen)
                 yield {**self.batch(own if len(own) else chosen[:1]), "weight": weight}
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "given": self.given}
+        return {"epoch": self.epoch, "given": self.batches_done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.given = state["epoch"], state["given"]
+        self.epoch, self.batches_done = state["epoch"], state["given"]
 
 
 class TrainingBatches(SeededBatches):
     """Rows in random order; the last batch may be smaller.
 
     Args:
-        rows: maps names to tensors with the same first dimension N.
+        rows: tensors by name, all with the same first dimension N.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, share: tuple[int, int] = (0, 1)) -> None:
-        super().__init__(seed, share)
+    def __init__(self, rows: Rows, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
+        super().__init__(seed, shard)
         self.rows, self.batch_size = rows, batch_size
         self.lengths_N = lengths_of(rows)
         self.N = len(self.lengths_N)
@@ -130,7 +130,7 @@ class TrainingBatches(SeededBatches):
 
 
 class EvaluationBatches:
-    """All rows of all parts, each once, ordered by length so that little is padding; a batch carries its part."""
+    """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part."""
 
     def __init__(self, parts: Mapping[Part, Rows]) -> None:
         self.batches = [batch for part, rows in parts.items() for batch in self.cut(part, rows)]
@@ -139,7 +139,7 @@ class EvaluationBatches:
     def cut(part: Part, rows: Rows) -> Iterator[Batch]:
         lengths_N = lengths_of(rows)
         order = lengths_N.argsort(stable=True)
-        size = max(1, TOKENS_A_BATCH // rows["ids"].shape[1])
+        size = max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
         for chosen in order.split(size):
             yield {"part": part, **take(rows, chosen, lengths_N)}
 
@@ -151,15 +151,15 @@ class EvaluationBatches:
 
 
 def evaluation_rows(stream: Tensor, block_size: int, stride: int) -> Rows:
-    """Windows over a stream of n ids in which each token but the first is a target exactly once.
+    """Cover a stream of n ids with windows in which each token but the first is a target exactly once.
 
-    A window holds `block_size` inputs and starts `stride` after the one before it; it scores only the targets
-    that no earlier window has scored. With stride == block_size these are plain blocks, where a target has
-    1 to block_size tokens before it; with a smaller stride it has at least block_size - stride + 1, but for the
-    first ones of the text (Press, Smith, Lewis 2021, "Shortformer", section 2, "sliding window").
+    A window holds `block_size` inputs and starts `stride` after the previous one. It scores only targets that no
+    earlier window scored. With stride == block_size these are blocks: a target has 1 to block_size tokens of
+    context. With a smaller stride it has at least block_size - stride + 1, except at the start of the text. Press,
+    Smith, Lewis 2021, "Shortformer", section 2, "sliding window".
 
     Returns:
-        ids and targets, [windows, block_size]; targets are -100 where not scored.
+        ids and targets, [windows, block_size]; targets that are not scored are -100.
     """
     n = len(stream)
     starts = list(range(0, max(1, n - 1 - block_size + stride), stride))

@@ -1,9 +1,9 @@
-"""Finding a translation under a model: beam search, of which greedy search is the beam of 1.
+"""Beam search for translations; greedy search is a beam of 1.
 
     score(Y) = log P(Y | X) / lp(Y),   lp(Y) = ((5 + |Y|) / 6)^alpha
 
-Wu et al. 2016, "Google's Neural Machine Translation System", equation 14; |Y| counts the <eos>. With alpha = 0 the
-most probable translation is looked for, which is often too short; 0.6 to 1 are usual.
+Wu et al. 2016, "Google's Neural Machine Translation System", equation 14; |Y| counts the <eos>. alpha = 0 searches
+the most probable translation, which is often too short; 0.6 to 1 are usual.
 
 Shapes: B sources, K hypotheses of each (the beam), V tokens of the vocabulary.
 """
@@ -21,114 +21,147 @@ from torch.nn.utils.rnn import pad_sequence
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
 from speechformer.models.encoder_decoder import Translator
 
-TOKENS_AT_ONCE = 32768  # that the hypotheses of a batch can come to; with LOGITS_AT_ONCE what bounds the memory
-LOGITS_AT_ONCE = 2**23  # of one step
+# These bound the memory of a batch: the tokens that its hypotheses can reach, and the logits of one step.
+BATCH_TOKENS = 32768
+STEP_LOGITS = 2**23
 
 
 def length_penalty(length: Any, alpha: float) -> Any:
-    """lp of a hypothesis of so many tokens, its <eos> included; of a tensor of lengths, of each."""
+    """Return lp of hypotheses of `length` tokens, <eos> included; `length` is a number or a tensor."""
     return ((5 + length) / 6) ** alpha
 
 
-def limit_of(tokens: int, max_length: int | None) -> int:
-    """The most tokens that the translation of a source of so many has, its <eos> included: twice as many and ten, and
-    no more than the model's positions."""
+def max_target_length(tokens: int, max_length: int | None) -> int:
+    """Return the most tokens, <eos> included, that the translation of a source of `tokens` tokens may have."""
     return min(2 * tokens + 10, max_length or 2 * tokens + 10)
 
 
-@torch.no_grad()
-def search(
-    model: Translator, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
-) -> list[tuple[list[int], float]]:
-    """The best translation found of each source, as ids without <bos> and <eos>, and its score.
+class BeamSearch:
+    """The state of a search; `beam_search` documents the arguments.
 
-    At each step the 2K best continuations of a source's K hypotheses are looked at. One that ends is a finished
-    translation if it is among the K best; the K best that do not end go on. A source is done when it has K finished
-    ones, or when no unfinished one can become better than the best. Every translation ends within its limit: there
-    <eos> is the only choice.
-
-    Args:
-        source_BS: ids, padded with 0.
-        alpha: of the length penalty, at least 0.
-        limits: the most tokens of each translation, its <eos> included.
-        cache: whether the decoder keeps what it has computed of the tokens so far; without, it reads all of them
-            again for each next one, which gives the same and is for comparison.
+    Attributes:
+        best: the best finished translation of each source, and its score.
+        open_B: the sources that are not done; the other tensors have a row for each of them.
     """
-    device, K = source_BS.device, beam
-    memory = model.encode(source_BS)
-    past = select(model.past(memory), torch.arange(len(source_BS), device=device).repeat_interleave(K))
-    remaining = torch.arange(len(source_BS), device=device)  # the sources that are not done
-    limit_B = torch.tensor(limits, device=device)
-    found: list[tuple[list[int], float]] = [([], -math.inf)] * len(source_BS)
-    finished_B = torch.zeros(len(source_BS), dtype=torch.long, device=device)
-    best_B = torch.full((len(source_BS),), -math.inf, device=device)
-    score_BK = torch.full((len(source_BS), K), -math.inf, device=device)
-    score_BK[:, 0] = 0  # all K are alike at first, so one of them stands for all
-    ids_BKT = torch.full((len(source_BS), K, 1), BEGIN, device=device)
 
-    for length in range(1, max(limits) + 1):
-        B = len(remaining)
-        rows = ids_BKT.flatten(0, 1)
-        states = model.decode(memory, rows[:, -1:], past) if cache else model.decode(memory, rows)
-        log_BKV = model.output(states[:, -1]).float().log_softmax(dim=-1).unflatten(0, (B, K))
-        V = log_BKV.shape[-1]
+    def __init__(
+        self, model: Translator, source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int], cache: bool
+    ) -> None:
+        B, device = len(source_BS), source_BS.device
+        self.model, self.K, self.alpha, self.cache = model, beam, alpha, cache
+        self.memory = model.encode(source_BS)
+        self.past = select(model.past(self.memory), torch.arange(B, device=device).repeat_interleave(beam))
+        self.best: list[tuple[list[int], float]] = [([], -math.inf)] * B
+        self.open_B = torch.arange(B, device=device)
+        self.limit_B = torch.tensor(limits, device=device)
+        self.finished_B = torch.zeros(B, dtype=torch.long, device=device)
+        self.best_B = torch.full((B,), -math.inf, device=device)
+        self.score_BK = torch.full((B, beam), -math.inf, device=device)
+        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so the first one stands for all
+        self.ids_BKT = torch.full((B, beam, 1), BEGIN, device=device)
+
+    def log_probabilities(self, length: int) -> Tensor:
+        """Return those of the next token, [B, K, V]: at its limit a hypothesis can only end."""
+        rows = self.ids_BKT.flatten(0, 1)
+        states = (
+            self.model.decode(self.memory, rows[:, -1:], self.past)
+            if self.cache
+            else self.model.decode(self.memory, rows)
+        )
+        logits = self.model.output(states[:, -1]).float()
+        log_BKV = logits.log_softmax(dim=-1).unflatten(0, (len(self.open_B), self.K))
         log_BKV[..., [PAD, BEGIN]] = -math.inf
-        at_limit = limit_B <= length
+        at_limit = self.limit_B <= length
         if at_limit.any():
             ends = log_BKV[..., END].clone()
             log_BKV[at_limit] = -math.inf
             log_BKV[..., END] = ends
-        total = (score_BK[:, :, None] + log_BKV).flatten(1)
+        return log_BKV
+
+    def step(self, length: int) -> bool:
+        """Extend the hypotheses to `length` tokens; return whether any source is still open."""
+        K, log_BKV = self.K, self.log_probabilities(length)
+        V = log_BKV.shape[-1]
+        total = (self.score_BK[:, :, None] + log_BKV).flatten(1)
         value, place = total.topk(min(2 * K, K * V), dim=1)
         hypothesis, token = place // V, place % V
-
-        ended = (token == END) & value.isfinite()
-        ended[:, K:] = False
-        score = (value / length_penalty(length, alpha)).masked_fill(~ended, -math.inf)
-        finished_B += ended.sum(dim=1)
-        top, where = score.max(dim=1)
-        for b in (top > best_B).nonzero().flatten().tolist():
-            ids = ids_BKT[b, hypothesis[b, where[b]], 1:].tolist()
-            found[int(remaining[b])] = (ids, float(top[b]))
-        best_B = torch.maximum(best_B, top)
-
-        # the K best that go on, in their order; where there are fewer, hypotheses of no chance fill the row
+        self.finish(value, hypothesis, token, length)
+        # The K best that do not end, in their order; if there are fewer, hypotheses of score -inf fill the row.
         value = value.masked_fill(token == END, -math.inf)
-        score_BK, kept = value.topk(K, dim=1)
-        hypothesis, token = hypothesis.gather(1, kept), token.gather(1, kept)
-        possible = score_BK[:, 0] / length_penalty(limit_B, alpha)
-        done = (finished_B >= K) | (best_B >= possible) | at_limit
+        self.score_BK, kept = value.topk(K, dim=1)
+        possible = self.score_BK[:, 0] / length_penalty(self.limit_B, self.alpha)
+        done = (self.finished_B >= K) | (self.best_B >= possible) | (self.limit_B <= length)
+        still_open = (~done).nonzero().flatten()
+        if len(still_open):
+            self.keep(still_open, hypothesis.gather(1, kept)[still_open], token.gather(1, kept)[still_open])
+        return len(still_open) > 0
 
-        going = (~done).nonzero().flatten()
-        if len(going) == 0:
-            break
-        hypothesis, token = hypothesis[going], token[going]
-        rows_before = (going[:, None] * K + hypothesis).flatten()
-        past = select(past, rows_before)
-        ids_BKT = torch.cat(
-            (ids_BKT.flatten(0, 1)[rows_before].unflatten(0, (len(going), K)), token[..., None]), dim=2
-        )
-        score_BK = score_BK[going]
-        if len(going) < B:
-            memory, remaining = memory.of(going), remaining[going]
-            limit_B, finished_B, best_B = limit_B[going], finished_B[going], best_B[going]
-    return found
+    def finish(self, value: Tensor, hypothesis: Tensor, token: Tensor, length: int) -> None:
+        """Record the hypotheses among the K best that end at `length` tokens."""
+        ended = (token == END) & value.isfinite()
+        ended[:, self.K :] = False
+        score = (value / length_penalty(length, self.alpha)).masked_fill(~ended, -math.inf)
+        self.finished_B += ended.sum(dim=1)
+        top, where = score.max(dim=1)
+        for b in (top > self.best_B).nonzero().flatten().tolist():
+            ids = self.ids_BKT[b, hypothesis[b, where[b]], 1:].tolist()
+            self.best[int(self.open_B[b])] = (ids, float(top[b]))
+        self.best_B = torch.maximum(self.best_B, top)
+
+    def keep(self, sources: Tensor, hypothesis: Tensor, token: Tensor) -> None:
+        """Continue with these sources, and in each with these hypotheses, extended by these tokens."""
+        rows = (sources[:, None] * self.K + hypothesis).flatten()
+        self.past = select(self.past, rows)
+        ids_BKT = self.ids_BKT.flatten(0, 1)[rows].unflatten(0, (len(sources), self.K))
+        self.ids_BKT = torch.cat((ids_BKT, token[..., None]), dim=2)
+        self.score_BK = self.score_BK[sources]
+        if len(sources) < len(self.open_B):
+            self.memory, self.open_B = self.memory.of(sources), self.open_B[sources]
+            self.limit_B, self.finished_B = self.limit_B[sources], self.finished_B[sources]
+            self.best_B = self.best_B[sources]
 
 
 def select(past: list[dict[str, Tensor]], rows: Tensor) -> list[dict[str, Tensor]]:
-    """What a decoder has seen, for some of its rows."""
+    """Return some rows of a decoder's cache."""
     return [{name: part[rows] for name, part in layer.items()} for layer in past]
 
 
-def batches(
-    lengths: Sequence[int], beam: int, max_length: int | None, tokens: int = TOKENS_AT_ONCE, rows: int = 10**9
+@torch.no_grad()
+def beam_search(
+    model: Translator, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
+) -> list[tuple[list[int], float]]:
+    """Return the best translation found of each source, as ids without <bos> and <eos>, and its score.
+
+    Each step considers the 2K best continuations of a source's K hypotheses. One that ends is a finished translation
+    if it is among the K best; the K best that do not end continue. A source is done when it has K finished
+    translations, or when no unfinished one can score higher than the best.
+
+    Args:
+        source_BS: ids, padded with 0.
+        alpha: of the length penalty, at least 0.
+        limits: the most tokens of each translation, <eos> included.
+        cache: whether the decoder caches keys and values; without, it reads all tokens at each step. The results are
+            the same.
+    """
+    search = BeamSearch(model, source_BS, beam, alpha, limits, cache)
+    length = 1
+    while length <= max(limits) and search.step(length):
+        length += 1
+    return search.best
+
+
+def batch_sources(
+    lengths: Sequence[int], beam: int, max_length: int | None, tokens: int = BATCH_TOKENS, rows: int = 10**9
 ) -> Iterator[list[int]]:
-    """The sources as lists of indices, alike in length. The hypotheses of a list are at most `rows`, and can come to
-    at most `tokens` tokens (a source that is too long for that is alone)."""
+    """Yield the indices of the sources in batches of similar length.
+
+    The hypotheses of a batch number at most `rows`, and can reach at most `tokens` tokens. A source that is too long
+    for that is a batch of its own.
+    """
     chosen: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        hypotheses = (len(chosen) + 1) * beam  # the max_length is the last
-        if chosen and (hypotheses > rows or hypotheses * limit_of(lengths[index], max_length) > tokens):
+        hypotheses = (len(chosen) + 1) * beam  # this source is the longest so far
+        if chosen and (hypotheses > rows or hypotheses * max_target_length(lengths[index], max_length) > tokens):
             yield chosen
             chosen = []
         chosen.append(index)
@@ -144,20 +177,20 @@ def translate_ids(
     alpha: float,
     max_length: int | None = None,
     cache: bool = True,
-    tokens: int = TOKENS_AT_ONCE,
+    tokens: int = BATCH_TOKENS,
 ) -> list[list[int]]:
-    """The translations of sources (ids with their <eos>), in the same order.
+    """Translate sources (ids that end with <eos>); return the translations in the same order.
 
-    A source of more tokens than the model has positions is cut there; `max_length` is that number, None for no limit.
+    Sources longer than `max_length`, the positions of the model, are cut; None is no limit.
     """
     device = model.output.weight.device
     sources = [list(source[:max_length]) for source in sources]
-    found: list[list[int]] = [[] for _ in sources]
-    rows = LOGITS_AT_ONCE // model.output.out_features
-    for chosen in batches([len(source) for source in sources], beam, max_length, tokens, rows):
+    translations: list[list[int]] = [[] for _ in sources]
+    rows = STEP_LOGITS // model.output.out_features
+    for chosen in batch_sources([len(source) for source in sources], beam, max_length, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
-        limits = [limit_of(len(sources[k]), max_length) for k in chosen]
-        translations = search(model, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
-        for k, (translation, _) in zip(chosen, translations):
-            found[k] = translation
-    return found
+        limits = [max_target_length(len(sources[k]), max_length) for k in chosen]
+        best = beam_search(model, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
+        for k, (translation, _) in zip(chosen, best):
+            translations[k] = translation
+    return translations

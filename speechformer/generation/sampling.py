@@ -1,10 +1,10 @@
-"""A text that goes on: words drawn one after another from a language model.
+"""Sampling from a language model.
 
     p_v  ~  exp(logit_v / temperature)      over the words that are kept
 
-kept are the `top_k` most probable (Fan et al. 2018, "Hierarchical Neural Story Generation"), and of these the
-fewest whose probabilities sum to `top_p` (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration",
-section 3.1). A temperature of 0 takes the most probable.
+`top_k` keeps the k most probable words (Fan et al. 2018, "Hierarchical Neural Story Generation"). Of these `top_p`
+keeps the fewest whose probabilities sum to p (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration",
+section 3.1). Temperature 0 takes the most probable word.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
 from speechformer.models.decoder import Decoder
 
 
-def kept(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) -> Tensor:
-    """The probabilities to draw from, [V]: 0 for words that are not kept."""
+def sampling_probabilities(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) -> Tensor:
+    """Return the probabilities to draw from, [V]; words that are not kept have 0."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits_V.argmax(), len(logits_V)).to(logits_V.dtype)
-    wide_V = (logits_V - logits_V.max()).double()  # for any temperature that is a number
+    wide_V = (logits_V - logits_V.max()).double()  # double, or extreme temperatures overflow
     probabilities, order = (wide_V / temperature).softmax(dim=-1).sort(descending=True, stable=True)
     chosen = torch.ones_like(probabilities, dtype=torch.bool)
     if top_k is not None:
         chosen[top_k:] = False
         probabilities = probabilities * chosen / probabilities[chosen].sum()
     if top_p < 1:
-        chosen &= probabilities.cumsum(dim=0) - probabilities < top_p  # those before it do not suffice
+        chosen &= probabilities.cumsum(dim=0) - probabilities < top_p  # the sum of those before it is less than p
     probabilities = probabilities * chosen
-    found_V = torch.zeros_like(wide_V).scatter(0, order, probabilities / probabilities.sum())
-    return found_V.to(logits_V.dtype)
+    return torch.zeros_like(wide_V).scatter(0, order, probabilities / probabilities.sum()).to(logits_V.dtype)
 
 
 @torch.no_grad()
@@ -47,14 +47,16 @@ def sample(
     words: int | None = None,
     cache: bool = True,
 ) -> Iterator[int]:
-    """The ids that follow a prompt, without end; the caller takes as many as it wants and the positions give.
+    """Yield the ids that follow a prompt, without end.
+
+    The caller takes as many as it wants and as the positions of the model allow.
 
     Args:
         prompt: at least one id.
-        generator: on the CPU; None for torch's own random numbers.
-        words: the rows of the embedding table that are words; the rest, and the padding, is never drawn.
-        cache: whether keys and values of what was read are kept; without, all is read again for each next word,
-            which gives the same and is for comparison.
+        generator: of the CPU; None for torch's default.
+        words: the size of the vocabulary, if the embedding table has more rows. Those and padding are never drawn.
+        cache: whether to cache keys and values; without, the model reads all words at each step. The results are the
+            same.
 
     Raises:
         UserError: the model has diverged.
@@ -65,10 +67,11 @@ def sample(
     while True:
         logits_V = model.output(model.hidden(ids, past)[0, -1]).float().cpu()
         if not logits_V.isfinite().all():
-            raise UserError("The model's figures are NaN or infinite: it has diverged, and knows no next word.")
-        logits_V[0] = float("-inf")
+            raise UserError("The model has diverged: logits are NaN or infinite; train it with a lower recipe.lr.")
+        logits_V[PAD] = float("-inf")
         logits_V[len(logits_V) if words is None else words :] = float("-inf")
-        index = int(torch.multinomial(kept(logits_V, temperature, top_k, top_p), 1, generator=generator))
+        probabilities_V = sampling_probabilities(logits_V, temperature, top_k, top_p)
+        index = int(torch.multinomial(probabilities_V, 1, generator=generator))
         yield index
         following = torch.tensor([[index]], device=device)
         ids = following if cache else torch.cat((ids, following), dim=1)

@@ -1,11 +1,10 @@
-"""How good translations are: BLEU and chrF by sacreBLEU, of detokenized text, as others measure them.
+"""BLEU and chrF of detokenized translations, by sacreBLEU.
 
-BLEU: Papineni et al. 2002; chrF2: Popović 2015; comparable figures: Post 2018, "A Call for Clarity in Reporting BLEU
-Scores". The signature says how it was counted, and belongs beside every figure. Each with its 95 % interval: half the
-width that sacreBLEU's bootstrap finds (1,000 resamples of the sentences; Koehn 2004).
+BLEU: Papineni et al. 2002. chrF2: Popović 2015. Results carry the signature that states how a score was computed, as
+Post 2018, "A Call for Clarity in Reporting BLEU Scores", asks for. The 95 % confidence intervals are sacreBLEU's
+bootstrap over sentences (Koehn 2004).
 
-A mean over all lengths hides what a model does to long sentences, so each figure is also given by the number of words
-of the source, on the sentences of that length alone.
+A mean over all lengths hides how a model treats long sentences, so each metric is also computed by source length.
 """
 
 from __future__ import annotations
@@ -13,60 +12,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-LENGTHS = {"1-10": 10, "11-20": 20, "21-30": 30, "31+": 10**9}  # up to so many words of the source
+LENGTHS = {"1-10": 10, "11-20": 20, "21-30": 30, "31+": 10**9}  # bucket: the most words of a source
 RESAMPLES = 1000
 
 
-def bucket(source: str) -> str:
-    """The name of the bucket of a source, by its words (what stands between spaces)."""
+def length_bucket(source: str) -> str:
+    """Return the name of the bucket of a source, by its words (separated by spaces)."""
     words = len(source.split())
     return next(name for name, most in LENGTHS.items() if words <= most)
 
 
 def signatures() -> dict[str, str]:
-    """sacreBLEU's signature of each metric: what to name beside a figure."""
+    """Return sacreBLEU's signature of each metric."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    found = {}
+    by_name = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-        metric.corpus_score(["a"], [["a"]])  # it knows the number of references only then
-        found[name] = str(metric.get_signature())
-    return found
+        metric.corpus_score(["a"], [["a"]])  # the signature needs the number of references
+        by_name[name] = str(metric.get_signature())
+    return by_name
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU, 0 to 100: cased, 13a tokens, exponential smoothing."""
+    """Return corpus BLEU, 0 to 100: cased, 13a tokens, exponential smoothing."""
     from sacrebleu.metrics import BLEU
 
     return BLEU().corpus_score(list(hypotheses), [list(references)]).score
 
 
-def measured(hypotheses: Sequence[str], references: Sequence[str], resamples: int = RESAMPLES) -> dict[str, float]:
-    """The figures of some translations: BLEU and chrF (0 to 100) with half the width of their 95 % intervals, the
-    ratio of lengths (13a tokens of all translations to those of all references), and the share that is right to the
-    letter.
+def score(hypotheses: Sequence[str], references: Sequence[str], resamples: int = RESAMPLES) -> dict[str, float]:
+    """Score translations.
 
-    `resamples` of 0 leaves the intervals away.
+    Args:
+        resamples: of the bootstrap; 0 omits the confidence intervals.
+
+    Returns:
+        `bleu` and `chrf` (0 to 100), `bleu_interval` and `chrf_interval` (half the width of the 95 % confidence
+        interval), `length_ratio` (13a tokens of all translations to those of all references), `exact` (fraction of
+        translations equal to their reference).
     """
     from sacrebleu.metrics import BLEU, CHRF
 
-    figures: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-        score: Any = metric.corpus_score(list(hypotheses), [list(references)])
-        figures[name] = float(score.score)
+        corpus: Any = metric.corpus_score(list(hypotheses), [list(references)])
+        scores[name] = float(corpus.score)
         if resamples and len(hypotheses) > 1:
-            figures[f"{name}_interval"] = half_width(metric, hypotheses, references, resamples)
+            scores[f"{name}_interval"] = half_width(metric, hypotheses, references, resamples)
         if name == "bleu":
-            figures["length_ratio"] = score.sys_len / max(1, score.ref_len)
-    figures["exact"] = sum(a == b for a, b in zip(hypotheses, references)) / len(references)
-    return figures
+            scores["length_ratio"] = corpus.sys_len / max(1, corpus.ref_len)
+    scores["exact"] = sum(a == b for a, b in zip(hypotheses, references)) / len(references)
+    return scores
 
 
 def half_width(metric: Any, hypotheses: Sequence[str], references: Sequence[str], resamples: int) -> float:
-    """Half the width of the 95 % interval of a score, by sacreBLEU's bootstrap.
+    """Return half the width of the 95 % confidence interval of a score, by sacreBLEU's bootstrap.
 
-    Not by `corpus_score(n_bootstrap=...)`, which does the same and then raises a TypeError where some resamples have
-    a chrF of 0 (sacreBLEU 2.6.0).
+    `corpus_score(n_bootstrap=...)` computes the same, but raises a TypeError if some resamples have a chrF of 0
+    (sacreBLEU 2.6.0).
     """
     from sacrebleu.significance import _bootstrap_resample
 
@@ -75,23 +78,23 @@ def half_width(metric: Any, hypotheses: Sequence[str], references: Sequence[str]
     return (scores[-1 - resamples // 40] - scores[resamples // 40]) / 2
 
 
-def measured_by_length(
+def score_by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """`measured` for each bucket of source lengths that has a sentence."""
+    """Return `score` of the sentences of each bucket of source lengths that has any."""
     members: dict[str, list[int]] = {name: [] for name in LENGTHS}
     for index, source in enumerate(sources):
-        members[bucket(source)].append(index)
+        members[length_bucket(source)].append(index)
     return {
-        name: measured([hypotheses[k] for k in chosen], [references[k] for k in chosen])
+        name: score([hypotheses[k] for k in chosen], [references[k] for k in chosen])
         for name, chosen in members.items()
         if chosen
     }
 
 
-def figures_of_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """All figures of a translated test by name: `test_bleu`, ..., and `test_bleu_at_1-10`, ..."""
-    figures = {f"test_{name}": value for name, value in measured(hypotheses, references).items()}
-    for length, found in measured_by_length(sources, hypotheses, references).items():
-        figures |= {f"test_{name}_at_{length}": value for name, value in found.items()}
-    return figures
+def score_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return all metrics of a translated test set by name: `test_bleu`, ..., and `test_bleu_at_1-10`, ..."""
+    metrics = {f"test_{name}": value for name, value in score(hypotheses, references).items()}
+    for length, scores in score_by_length(sources, hypotheses, references).items():
+        metrics |= {f"test_{name}_at_{length}": value for name, value in scores.items()}
+    return metrics

@@ -10,10 +10,10 @@ from torchmetrics import Metric
 
 
 class MeanPerplexity(Metric):
-    """exp of the mean loss per token, from mean losses of batches and their numbers of tokens.
+    """exp of the mean loss per token, from the mean losses of batches and their numbers of tokens.
 
-    Not torchmetrics' MeanMetric: it leaves NaN out, so that a diverged model would look well, and where it is told
-    not to, it forgets the weights (1.9.0).
+    torchmetrics' MeanMetric leaves NaN out, so a diverged model would look good; told not to, it forgets the weights
+    (1.9.0).
     """
 
     total: Tensor

@@ -82,8 +82,8 @@ class SweepCallback(Callback):
 def expanded(config: DictConfig) -> list[list[str]] | None:
     """The overrides of each job, in order; None for a sweeper that decides as it goes."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.model.global_hydra import GlobalHydra
-    from hydra.model.override_parser.overrides_parser import OverridesParser
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None

@@ -1,249 +1,129 @@
-"""The LightningModules: logits in, loss and metrics out.
+"""What a task is: a network with its loss, its metrics, and the way in which its results are presented.
 
-    Classify        cross-entropy over speakers; accuracy
-    LanguageModel   cross-entropy over the next token; perplexity = exp(mean negative log-likelihood per token)
-    Translate       the same over the next token of the translation; BLEU and chrF of what it translates
-
-All are evaluated part by part (train, validation, test, ...) on batches that carry their part's name, and log
-one figure for each part. A checkpoint holds their constructor's arguments as plain data, so that it rebuilds
-them alone: `load_task(path)`.
+A task is a LightningModule. Nothing outside this folder depends on which task it is; `speechformer/README.md`
+explains how to add one. A checkpoint holds the constructor's arguments as plain data, so `load_task(path)` rebuilds a
+task from the checkpoint alone.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
-import lightning.pytorch as pl
-import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from speechformer.data.batches import Batch
-from speechformer.errors import UserError, pick
-from speechformer.tasks.optim import ENDLESS, OPTIMIZERS, SCHEDULES, constant
+from speechformer.console import format_metric
+from speechformer.data.base import TaskData
+from speechformer.data.batches import Batch, Example
+from speechformer.errors import pick
+from speechformer.layers.block import ACTIVATIONS, NORMS
+from speechformer.models.classifier import POOLS
+from speechformer.tasks.evaluable import EvaluableModule
+from speechformer.tasks.text import MAX_TOKENS, TextInputs, read_words
 
-
-def all_gathered(value: Any) -> list[Any]:
-    """The value of each process of a run, by rank."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return [value]
-    values = [value] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
-
-
-def logs_after(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether this batch ends an optimiser step that is logged."""
-    batches = batch_idx + 1
-    ends_step = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
-    return ends_step and (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+# What every network takes: keys of the config, and keys of its group `architecture`
+SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern")
+COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
 
 
-class Task(pl.LightningModule):
-    """What both tasks share: the core's initialisation, the optimiser and its schedule, and evaluation.
+def check_architecture(architecture: dict[str, Any]) -> None:
+    """Raise a `UserError` for an invalid choice in `architecture`, even if the task does not use it."""
+    kinds: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}
+    for key, valid in kinds.items():
+        pick(valid, architecture[key], f"architecture.{key}")
 
-    A subclass sets `core`, and says what a training batch's loss is and what an evaluation batch adds to the
-    metrics.
 
-    Attributes: `name` in the config; `metric`, the word for its figure, and `mode`, the direction that is better;
-    `tokens`, the real (not padded) tokens trained on so far; `curve`, step and figures of each evaluation;
-    `diverged_at`, the step whose loss was NaN or infinite, with which training stops; `generator`, of the random
-    numbers that it draws on the CPU.
+class Task(EvaluableModule):
+    """A task. A subclass declares the class variables, and its constructor builds `model`.
+
+    The constructor takes `architecture`, the arguments of the network, and `recipe`, the config group, and calls
+    `save_hyperparameters`. A subclass must define `training_step`, `new_metric`, `forward_batch` and
+    `update_metrics`; the other methods have defaults.
     """
 
-    name: str
-    metric: str
-    mode: str
-    model: torch.nn.Module
-    tokens: Tensor
+    name: ClassVar[str]  # as in conf/task/<name>.yaml
+    purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
+    datamodule: ClassVar[type[TaskData]]
+    abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
+    tokenizer_class: ClassVar[Any]  # has a classmethod `load(path)`
+    inputs: ClassVar[dict[str, str]]  # of the network, by name
+    output: ClassVar[str]
+    pads_input: ClassVar[bool] = True  # whether batches of the first input are padded
+    options: ClassVar[tuple[str, ...]] = ()  # keys of `architecture` that the network takes besides COMMON_OPTIONS
+    charts: ClassVar[dict[str, str]] = {}  # TensorBoard: title -> regular expression of the metrics' names
+    no_ensemble: ClassVar[str | None] = "the task does not define member_losses"  # None: runs can be an ensemble
+    # The report
+    compared: ClassVar[tuple[str, ...]] = ()  # metrics by which runs are compared, besides the main one
+    x_axis: ClassVar[str] = "step"  # or "epoch"
+    unit: ClassVar[str] = "lines"
+    note: ClassVar[str] = ""
 
-    def __init__(self, recipe: dict[str, Any]) -> None:
-        super().__init__()
-        self.recipe = recipe
-        pick(OPTIMIZERS, recipe["optimizer"], "recipe.optimizer")
-        pick(SCHEDULES, recipe["schedule"], "recipe.schedule")
-        self.measured: dict[str, Metric] = {}
-        self.curve: list[dict[str, float]] = []
-        self.diverged_at: int | None = None
-        self.generator = torch.default_generator
-        self.random: list[Tensor] | None = None  # this and the next, of a checkpoint that training goes on from
-        self.batches: dict[str, int] = {}
-        self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> Task:
+        """Build a new task. Override this if the constructor has further arguments, which must be plain data."""
+        return cls(architecture=cls.architecture_arguments(config, data), recipe=config["recipe"])  # type: ignore
 
-    def configure_optimizers(self) -> Any:
-        return self.optimizers_of(self.model.parameters())
+    @classmethod
+    def architecture_arguments(cls, config: dict[str, Any], data: TaskData, **more: Any) -> dict[str, Any]:
+        """Return the arguments of the network as plain data, `more` included."""
+        check_architecture(config["architecture"])
+        keys = (*COMMON_OPTIONS, *cls.options)
+        arguments = {key: value for key, value in config["architecture"].items() if key in keys}
+        return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
 
-    def optimizers_of(self, parameters: Iterable[torch.nn.Parameter]) -> Any:
-        """The optimiser over all parameters alike (the reports decay norms and biases too), and its schedule:
-        a linear warm-up over `warmup_steps`, then `schedule` down to the last step.
+    def forward(self, *ids: Tensor) -> Tensor:
+        """Compute the logits of the network for its inputs."""
+        return self.model(*ids)
 
-        "vaswani" is the schedule of Vaswani et al. 2017, equation 3: "inverse_sqrt" whose peak follows from the width
-        and the warm-up, lr / sqrt(width * warmup_steps); `lr` is then a factor, theirs is 1.
+    def attach(self, data: TaskData) -> None:
+        """Take from the data what evaluation and reports need besides batches."""
+
+    def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor | int]:
+        """Return the mean loss of each member of an ensemble, [K], and the tokens that each trains on.
+
+        Args:
+            model: the stacked network of the ensemble.
+            batch: the batches of all members, concatenated along the first dimension.
+            members: K.
         """
-        recipe, peak = self.recipe, self.recipe["lr"]
-        if recipe["schedule"] == "vaswani":
-            if not recipe["warmup_steps"]:
-                raise UserError("recipe.schedule=vaswani needs recipe.warmup_steps, of which its rate follows.")
-            width = self.hparams["architecture"]["width"]
-            peak /= math.sqrt(width * recipe["warmup_steps"])
-        options = {"lr": peak, "weight_decay": recipe["weight_decay"]}
-        # Lightning cannot clip the gradients of a fused optimiser in mixed precision.
-        options["fused"] = not self.trainer.gradient_clip_val or "mixed" not in str(self.trainer.precision)
-        if recipe["optimizer"] != "sgd":
-            options["betas"] = tuple(recipe["betas"])
-        optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
-        warmup, shape = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]]
-        if warmup == 0 and shape is constant:
-            return optimizer
-        steps = 0
-        if recipe["schedule"] not in ENDLESS:
-            if not math.isfinite(self.trainer.estimated_stepping_batches):
-                raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
-            steps = int(self.trainer.estimated_stepping_batches)
-            if warmup >= steps:
-                raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
-
-        def factor(step: int) -> float:
-            if step < warmup:
-                return (step + 1) / warmup
-            # the endless ones go by the number of the step, from 1, at which the warm-up reaches 1
-            return shape(step + (recipe["schedule"] in ENDLESS) - warmup, steps - warmup, warmup)
-
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        optimizer.zero_grad()  # at once: what is forgotten before the next forward pass leaves it the memory
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        """Lightning's place for that, after the forward pass."""
-
-    def metric_name(self, split: str) -> str:
-        """The name of the one figure that says how good the model is on "train", "validation" or "test"."""
-        return f"{split}_{self.metric}"
-
-    def better(self, figure: float, than: float) -> bool:
-        """Whether one figure is better than another."""
-        return figure > than if self.mode == "max" else figure < than
-
-    def diverged(self) -> bool:
-        """Whether the loss or a weight is NaN or infinite."""
-        return self.diverged_at is not None or not all(p.isfinite().all() for p in self.model.parameters())
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["task"] = self.name
-        if "optimizer_states" in checkpoint:  # not of weights alone
-            checkpoint["progress"] = {
-                "tokens": all_gathered(int(self.tokens)),
-                "random": all_gathered(self.random_state()),
-                "curve": self.curve,
-                "diverged_at": self.diverged_at,
-                "batches": getattr(self.trainer.train_dataloader, "state_dict", dict)(),
-            }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "progress" in checkpoint:
-            progress = checkpoint["progress"]
-            self.curve, self.diverged_at = list(progress["curve"]), progress["diverged_at"]
-            self.batches = progress["batches"]
-            rank = self.global_rank % len(progress["tokens"])
-            self.tokens.fill_(progress["tokens"][rank])
-            self.random = progress["random"][rank]
-
-    def random_state(self) -> list[Tensor]:
-        """Where the random numbers stand, on the CPU and on the device."""
-        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [self.generator.get_state(), *on_device]
-
-    def set_random_state(self, state: list[Tensor]) -> None:
-        """Go back to where `random_state` was; a device that had none goes on with its own."""
-        self.generator.set_state(state[0].cpu())
-        if self.device.type == "cuda" and len(state) > 1:
-            torch.cuda.set_rng_state(state[1].cpu(), self.device)
-
-    def on_train_start(self) -> None:
-        if self.random is not None:  # as late as this: building a run draws random numbers
-            self.set_random_state(self.random)
-            self.random = None
-        if self.batches:  # Lightning does so too, but not where it had to count the steps for a schedule before
-            self.trainer.train_dataloader.load_state_dict(self.batches)  # type: ignore[union-attr]
-            self.batches = {}
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
-        stop = self.diverged_at is not None
-        if self.trainer.world_size > 1:
-            stop = self.trainer.strategy.reduce_boolean_decision(stop, all=False)
-        if not stop:
-            return None
-        self.trainer.should_stop = True
-        return -1
-
-    def watched(self, loss: Tensor, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss to differentiate, looked at and, every `log_every_n_steps` optimiser steps, logged.
-
-        A CPU is asked at each step whether it is finite; an accelerator, which would have to wait for the answer, at
-        the steps that are logged. Over several devices each share of a batch counts as its rows.
-        """
-        logged = logs_after(self.trainer, batch_idx)
-        looked_at = loss.detach()
-        if logged and "weight" in batch:
-            looked_at = self.trainer.strategy.reduce(looked_at * batch["weight"], reduce_op="mean")
-        if logged or loss.device.type == "cpu":
-            self.look_at(float(looked_at), self.global_step + 1, logged)
-        return loss * batch["weight"] if "weight" in batch else loss
-
-    def look_at(self, loss: float, step: int, logged: bool, part: float = 1.0) -> None:
-        """See whether a loss is finite, and log it if it is to be; the learning rate is `part` of the optimiser's."""
-        if self.diverged_at is None and not math.isfinite(loss):
-            self.diverged_at = step
-        # not by `self.log`, which costs as much as a layer, and is written after the checkpoint of its step
-        if logged and self.trainer.logger is not None:
-            lr = part * self.trainer.optimizers[0].param_groups[0]["lr"]
-            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr}, step)
-
-    def on_validation_epoch_start(self) -> None:
-        self.measured = defaultdict(self.new_metric)
-
-    def on_validation_epoch_end(self) -> None:
-        figures = self.figures()
-        self.curve.append({"step": self.global_step, **figures})
-        self.write(figures)
-
-    def write(self, figures: dict[str, float]) -> None:
-        """Hand figures to the loggers, at the step that was done."""
-        if self.trainer.logger is not None:
-            self.trainer.logger.log_metrics(figures, self.global_step)
-
-    def on_test_epoch_end(self) -> None:
-        self.write(self.figures())
-
-    on_test_epoch_start = on_validation_epoch_start
-
-    def validation_step(self, batch: Batch) -> None:
-        self.measure(batch)
-
-    test_step = validation_step
-
-    def new_metric(self) -> Metric:
         raise NotImplementedError
 
-    def measure(self, batch: Batch) -> None:
-        """Add what a batch of an evaluation shows to `measured`."""
-        self.add(self.forward_batch(self.model, batch), batch)
+    def read(self, text: str, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> TextInputs:
+        """Return a text as inputs of the network, of at most `max_tokens` tokens per side."""
+        return read_words(text, tokenizer, min(max_tokens, self.model.max_length or max_tokens))
 
-    def forward_batch(self, model: Any, batch: Batch) -> Tensor:
-        """What the model makes of a batch of an evaluation, a row for each of the batch."""
-        raise NotImplementedError
+    def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the metrics that the console shows after an evaluation."""
+        return metrics
 
-    def add(self, output: Tensor, batch: Batch) -> None:
-        """Add what `forward_batch` returned to `measured`."""
-        raise NotImplementedError
+    def describe_examples(self, examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[str, str]]:
+        """Yield what the network makes of the examples, as title and Markdown, for TensorBoard."""
+        yield from ()
 
-    def figures(self) -> dict[str, float]:
-        raise NotImplementedError
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        """Return the rows of the table that the console shows at the end of a run, the header first."""
+        values = {split: result["metrics"].get(self.metric_name(split)) for split in ("train", "validation", "test")}
+        rows = [(split, format_metric(self.metric, value)) for split, value in values.items() if value is not None]
+        return [(self.metric, ""), *rows]
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        """Return the columns of the report, the most important first; those without a value are left out."""
+        return [self.metric_name(split) for split in ("test", "validation", "train")]
+
+    def report(self, metrics: dict[str, float | None]) -> dict[str, Any]:
+        """Return how the report shows a run with these metrics: `result["report"]`."""
+        columns = [name for name in self.columns(metrics) if metrics.get(name) is not None]
+        return {
+            "metric": self.metric_name("test"),
+            "higher_is_better": self.mode == "max",
+            "columns": columns,
+            "compare": [self.metric_name("test"), *(name for name in self.compared if name in columns)],
+            "x_axis": self.x_axis,
+            "note": self.note,
+            "unit": self.unit,
+        }
+
+    def write_artifacts(self, directory: Path) -> dict[str, Any]:
+        """Write further files of the run, and return further entries of its result."""
+        return {}

@@ -1,31 +1,51 @@
-"""Who said it? An `EncoderClassifier` under cross-entropy; accuracy."""
+"""task=classify: who said it?"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import PAD
-from speechformer.data.batches import Batch
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data.base import TaskData
+from speechformer.data.batches import Batch, Example
+from speechformer.data.speeches import SentenceData
+from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
+from speechformer.tasks.text import MAX_TOKENS, TextInputs, escape_markdown, read_words
 
 
 class Classify(Task):
-    """Who said it? An `EncoderClassifier` under cross-entropy.
+    """An `EncoderClassifier` under cross-entropy.
 
     Args:
-        model: the arguments of `EncoderClassifier`.
+        architecture: the arguments of `EncoderClassifier`.
         recipe: the config group.
         classes: the name of each class.
     """
 
     name, metric, mode = "classify", "accuracy", "max"
+    purpose = "tells speakers apart"
+    abilities = frozenset({"predict"})
+    datamodule, tokenizer_class = SentenceData, Tokenizer
+    inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
+    output = "logits [sentences, classes]"
+    options = ("pool", "classifier_width")
+    charts: ClassVar = {
+        "accuracy": r"(train|validation|test)_accuracy",
+        "accuracy on leaked and other test sentences": r"test_accuracy_(in_train|not_in_train)",
+        "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
+    }
+    no_ensemble = None
+    compared, x_axis = ("test_accuracy_not_in_train",), "epoch"
     model: EncoderClassifier
 
     def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], classes: list[str]) -> None:
@@ -35,32 +55,82 @@ class Classify(Task):
         self.model = EncoderClassifier(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
+        classes = list(data.corpus.classes)
+        return cls(cls.architecture_arguments(config, data, classes=len(classes)), config["recipe"], classes)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         smoothing = self.recipe["label_smoothing"]
         loss = F.cross_entropy(self.model(batch["ids"]), batch["labels"], label_smoothing=smoothing)
         self.tokens += (batch["ids"] != PAD).sum()
-        return self.watched(loss, batch, batch_idx)
+        return self.track_loss(loss, batch, batch_idx)
+
+    def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
+        smoothing = self.recipe["label_smoothing"]
+        losses = F.cross_entropy(model(batch["ids"]), batch["labels"], label_smoothing=smoothing, reduction="none")
+        return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
 
     def new_metric(self) -> Metric:
-        return MulticlassAccuracy(len(self.classes), average="micro", validate_args=False, sync_on_compute=False).to(
-            self.device
-        )
+        options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
+        return MulticlassAccuracy(len(self.classes), **options).to(self.device)
 
     def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
         return model(batch["ids"])
 
-    def add(self, logits: Tensor, batch: Batch) -> None:
+    def update_metrics(self, logits: Tensor, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
-        self.measured[f"{split}_accuracy"].update(logits, labels)
+        groups: dict[str, Tensor] = {}
         if "in_train" in batch:
-            for name, chosen in (("in_train", batch["in_train"]), ("not_in_train", ~batch["in_train"])):
-                if chosen.any():
-                    self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
+            groups |= {"in_train": batch["in_train"], "not_in_train": ~batch["in_train"]}
         if split != "train":
-            for label, name in enumerate(self.classes):
-                chosen = labels == label
-                if chosen.any():
-                    self.measured[f"{split}_accuracy_of_{name}"].update(logits[chosen], labels[chosen])
+            groups |= {f"of_{name}": labels == label for label, name in enumerate(self.classes)}
+        self.measured[f"{split}_accuracy"].update(logits, labels)
+        for name, chosen in groups.items():
+            if chosen.any():
+                self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
 
-    def figures(self) -> dict[str, float]:
-        return {name: metric.compute().item() for name, metric in self.measured.items()}
+    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> TextInputs:
+        block_size = self.hparams["architecture"]["block_size"]
+        limit = min(max_tokens, self.model.max_length or max_tokens, block_size)
+        return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
+
+    def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
+        hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
+        return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
+
+    def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+        rows = ["| sentence | said by | " + " | ".join(self.classes) + " |", "|---" * (2 + len(self.classes)) + "|"]
+        for example in examples:
+            probabilities = self.model(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
+            label = "" if example.label is None else self.classes[example.label]
+            cells = [
+                escape_markdown(" ".join(example.tokens[0])),
+                label,
+                *(f"{100 * p:.0f} %" for p in probabilities),
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+        yield "who said it", "\n".join(rows)
+
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        sizes = {split: counts[split] for split in ("train", "validation", "test")}
+        labels = {split: split for split in sizes}
+        if leaked := counts["test_in_train"]:
+            sizes |= {"test_in_train": leaked, "test_not_in_train": counts["test"] - leaked}
+            labels |= {"test_in_train": "  in train too", "test_not_in_train": "  not in train"}
+        rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
+        for key, n in sizes.items():
+            split, _, group = key.partition("_")
+            value = metrics.get(f"{split}_accuracy" + (f"_{group}" if group else ""))
+            if value is not None:
+                low, high = wilson(value, n)
+                interval = f"{100 * low:.1f} - {100 * high:.1f} %"
+                rows.append((labels[key], format_metric("accuracy", value), interval, str(n)))
+        return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
+        if metrics.get("test_accuracy_in_train") is None:
+            leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
+        return ["test_accuracy", *leaked, "train_accuracy"]

@@ -1,41 +1,68 @@
-"""What comes next? A `Decoder` under cross-entropy; perplexity."""
+"""task=lm: what comes next?"""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 
+from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import IGNORE
-from speechformer.data.batches import Batch
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data.base import TaskData
+from speechformer.data.batches import Batch, Example
+from speechformer.data.speeches import StreamData
+from speechformer.errors import UserError
+from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
+from speechformer.tasks.text import MAX_TOKENS, TextInputs, escape_markdown
+
+PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 
 
 class LanguageModel(Task):
-    """What comes next? A `Decoder` under cross-entropy.
+    """A `Decoder` under cross-entropy over the next token. Perplexity is exp(mean negative log-likelihood per token).
 
     Args:
-        model: the arguments of `Decoder`.
+        architecture: the arguments of `Decoder`.
         recipe: the config group.
     """
 
     name, metric, mode = "lm", "perplexity", "min"
+    purpose = "continues a text"
+    abilities = frozenset({"generate"})
+    datamodule, tokenizer_class = StreamData, Tokenizer
+    inputs: ClassVar = {"ids": "[texts, tokens], whole numbers"}
+    output = "logits of the token after each [texts, tokens, vocabulary]"
+    pads_input = False
+    options = ("tied_output",)
+    charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
+    no_ensemble = None
+    note = "Perplexity per token; lower is better."
     model: Decoder
 
     def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any]) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
+        self.speakers: list[str] = []
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
+    def attach(self, data: TaskData) -> None:
+        self.speakers = data.corpus.classes
+
     def metric_name(self, split: str) -> str:
-        """As in `Task`; over several test texts, the mean of their perplexities."""
+        """Return the name of the main metric; of several test texts it is the mean of their perplexities."""
         return f"{split}_perplexity" + ("_mean" if split == "test" else "")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -43,7 +70,18 @@ class LanguageModel(Task):
         hidden, smoothing = self.model.hidden(ids).flatten(0, 1), self.recipe["label_smoothing"]
         loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets.flatten(), smoothing)
         self.tokens += ids.numel()
-        return self.watched(loss, batch, batch_idx)
+        return self.track_loss(loss, batch, batch_idx)
+
+    def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, int]:
+        smoothing, tokens = self.recipe["label_smoothing"], batch["ids"][:, 1:].numel() // members
+        targets, hidden = batch["ids"][:, 1:], model.hidden(batch["ids"][:, :-1])
+        if hidden.device.type == "cpu":  # one member's logits at a time fit into the cache
+            each = zip(model.output.members(), hidden.chunk(members), targets.chunk(members))
+            losses = [next_token_loss(w, b, h.flatten(0, 1), t.flatten(), smoothing) for (w, b), h, t in each]
+            return torch.stack(losses), tokens
+        logits = model.output(hidden).float().flatten(0, 1)
+        losses_R = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="none")
+        return losses_R.view(members, -1).mean(dim=1), tokens
 
     def new_metric(self) -> Metric:
         return MeanPerplexity(sync_on_compute=False).to(self.device)
@@ -51,19 +89,68 @@ class LanguageModel(Task):
     def forward_batch(self, model: Decoder, batch: Batch) -> Tensor:
         return model.hidden(batch["ids"])
 
-    def add(self, hidden_BTD: Tensor, batch: Batch) -> None:
+    def update_metrics(self, hidden_BTD: Tensor, batch: Batch) -> None:
         split, name = batch["part"]
         scored = batch["targets"] != IGNORE
         hidden, targets = hidden_BTD[scored], batch["targets"][scored]
         loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets)
         self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, len(targets))
 
-    def figures(self) -> dict[str, float]:
-        figures = {name: metric.compute().item() for name, metric in self.measured.items()}
-        tests = defaultdict(list)
-        for name, value in figures.items():
+    def metrics(self) -> dict[str, float]:
+        metrics, tests = super().metrics(), defaultdict(list)
+        for name, value in metrics.items():
             split, _, test = name.partition("_perplexity_")
             if test:
                 tests[split].append(value)
-        means = {f"{split}_perplexity_mean": sum(values) / len(values) for split, values in tests.items()}
-        return figures | means
+        return metrics | {f"{split}_perplexity_mean": sum(values) / len(values) for split, values in tests.items()}
+
+    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> TextInputs:
+        inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
+        if len(inputs.ids[0]) > block_size:
+            inputs.notes.append(f"it was trained on {block_size} words at once")
+        return inputs
+
+    def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if "sliding" not in name}
+
+    def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+        for example in examples[:1]:
+            prompt = example.ids[0][:PROMPT].tolist()
+            max_length = self.model.max_length
+            room = CONTINUATION if max_length is None else min(CONTINUATION, max_length - len(prompt) + 1)
+            generator = torch.Generator().manual_seed(0)
+            drawn = sample(self.model, prompt, generator=generator, words=len(tokenizer))
+            try:
+                words = tokenizer.decode(itertools.islice(drawn, room))
+            except UserError as error:
+                words = [str(error)]
+            parts = (escape_markdown(" ".join(part)) for part in (example.tokens[0][: len(prompt)], words))
+            yield "what comes next", "{} **{}**".format(*parts)
+
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        metrics = result["metrics"]
+
+        def cells(test: str) -> tuple[str, str]:
+            names = (f"{how}_perplexity_{test}" for how in ("test", "test_sliding"))
+            blocks, sliding = (format_metric("", metrics.get(name)) for name in names)
+            return blocks, sliding
+
+        rows: list[tuple[str, ...]] = [("perplexity", "in blocks", "sliding window", "tokens")]
+        for name in metrics:
+            if name.endswith("_perplexity"):
+                rows.append((name.removesuffix("_perplexity"), format_metric(name, metrics[name]), "", ""))
+        for name, test in result["corpus"]["counts"]["tests"].items():
+            rows.append((f"test {name}", *cells(name), str(test["tokens"])))
+        rows.append(("test mean", *cells("mean"), ""))
+        for length in result["config"]["task"]["lengths"]:
+            value = metrics.get(f"test_length_{length}_perplexity_mean")
+            said = "out of reach" if value is None else format_metric("", value)
+            rows.append((f"  in contexts of {length}", said, "", ""))
+        return rows
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        main, prefix = self.metric_name("test"), "test_perplexity_"
+        tests = [name for name in metrics if name.startswith(prefix) and name != main]
+        ordered = [f"{prefix}{name}" for name in self.speakers]  # as in the classification task
+        tests = [name for name in ordered if name in tests] + [name for name in tests if name not in ordered]
+        return [main, *tests, "test_sliding_perplexity_mean", "train_perplexity"]

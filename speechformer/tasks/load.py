@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 
 from speechformer.errors import UserError
-from speechformer.tasks.classify import Classify
-from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
-from speechformer.tasks.translate import Translate
 
 
-def load_task(path: Path) -> Classify | LanguageModel | Translate:
-    """The trained task of a checkpoint, on the CPU and in evaluation mode, from that file alone.
+def load_task(path: Path) -> Task:
+    """Load the trained task of a checkpoint, from that file alone, on the CPU and in evaluation mode.
 
     Raises:
         UserError: the file is missing, or not a checkpoint of speechformer.
@@ -24,6 +22,7 @@ def load_task(path: Path) -> Classify | LanguageModel | Translate:
         raise UserError(f"{path}: there is no such file.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        # MERGE: checkpoint = upgrade_checkpoint(checkpoint), from speechformer.runs.legacy
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+
+from speechformer.errors import UserError
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -14,26 +18,26 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def constant(step: int, steps: int, warmup: int) -> float:
-    """The same learning rate throughout."""
+    """Return the same learning rate throughout."""
     return 1.0
 
 
 def linear(step: int, steps: int, warmup: int) -> float:
-    """Down to zero in a straight line."""
+    """Decay linearly to zero."""
     return 1 - step / steps
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
-    """Down to zero along half a cosine. Loshchilov and Hutter 2017, "SGDR", without restarts."""
+    """Decay to zero along half a cosine. Loshchilov and Hutter 2017, "SGDR", without restarts."""
     return 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
-    """Down with the square root of the steps: 1 at the end of the warm-up, a half after four times as many."""
+    """Decay with the square root of the step: 1 at the end of the warm-up, 1/2 at four times as many steps."""
     return math.sqrt(max(1, warmup) / (warmup + step))
 
 
-# From the steps after the warm-up, those that are left at its end, and those of it, to a part of the peak rate
+# From the step after the warm-up, the steps that follow the warm-up, and its own steps, to a fraction of the peak
 SCHEDULES = {
     "constant": constant,
     "linear": linear,
@@ -41,6 +45,52 @@ SCHEDULES = {
     "inverse_sqrt": inverse_sqrt,
     "vaswani": inverse_sqrt,
 }
+ENDLESS = ("inverse_sqrt", "vaswani")  # independent of the length of the run
 
 
-ENDLESS = ("inverse_sqrt", "vaswani")  # these do not go by the end of the run
+def build_optimizer(
+    parameters: Iterable[torch.nn.Parameter], recipe: dict[str, Any], width: int, trainer: Any
+) -> Any:
+    """Build the optimizer of a recipe, and its schedule: linear warm-up, then `schedule` until the last step.
+
+    Weight decay applies to all parameters, norms and biases included, as in the reports. "vaswani" is the schedule of
+    Vaswani et al. 2017, equation 3: "inverse_sqrt" with the peak `lr` / sqrt(width * warmup_steps).
+
+    Returns:
+        What `configure_optimizers` of a LightningModule returns.
+    """
+    peak, warmup = recipe["lr"], recipe["warmup_steps"]
+    if recipe["schedule"] == "vaswani":
+        if not warmup:
+            raise UserError("recipe.schedule=vaswani needs recipe.warmup_steps, which determines its peak.")
+        peak /= math.sqrt(width * warmup)
+    options = {"lr": peak, "weight_decay": recipe["weight_decay"]}
+    # Lightning cannot clip the gradients of a fused optimizer in mixed precision.
+    options["fused"] = not trainer.gradient_clip_val or "mixed" not in str(trainer.precision)
+    if recipe["optimizer"] != "sgd":
+        options["betas"] = tuple(recipe["betas"])
+    optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
+    if warmup == 0 and SCHEDULES[recipe["schedule"]] is constant:
+        return optimizer
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer))
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
+    """Return the function from the step, counted from 0, to the fraction of the peak learning rate."""
+    warmup, shape, endless = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]], recipe["schedule"] in ENDLESS
+    steps = 0
+    if not endless:
+        if not math.isfinite(trainer.estimated_stepping_batches):
+            raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
+        steps = int(trainer.estimated_stepping_batches)
+        if warmup >= steps:
+            raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        # The endless schedules count steps from 1, at which the warm-up reaches 1.
+        return shape(step + endless - warmup, steps - warmup, warmup)
+
+    return factor

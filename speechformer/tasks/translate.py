@@ -1,43 +1,62 @@
-"""How is it said in another language? An encoder-decoder under cross-entropy; BLEU and chrF."""
+"""task=translate: how is it said in another language?"""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from speechformer.corpora.special_tokens import PAD
-from speechformer.corpora.subwords import Subwords
+from speechformer.console import format_metric
+from speechformer.corpora.special_tokens import BEGIN, END, PAD
+from speechformer.corpora.subwords import Subwords, on_one_line
+from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
+from speechformer.data.pairs import PairData
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
-from speechformer.metrics.bleu import bleu, figures_of_test
+from speechformer.metrics.bleu import bleu, score_test, signatures
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
+from speechformer.tasks.text import MAX_TOKENS, TextInputs
+
+SHOWN = 5  # validation sentences in TensorBoard
 
 
 class Translate(Task):
-    """How is it said in another language? An encoder-decoder under cross-entropy over the next token.
+    """An encoder-decoder under cross-entropy over the next token of the translation; BLEU and chrF.
 
-    Dev is translated greedily at every evaluation; what is tested at the end, by beam search. Perplexity is per
-    subword, so it compares runs of one vocabulary alone.
+    Validation sentences are translated greedily at every evaluation, test sentences at the end by beam search.
+    Perplexity is per subword, so it compares only runs with the same vocabulary.
 
     Args:
-        model: the arguments of `build_translator`.
+        architecture: the arguments of `build_translator`.
         recipe: the config group.
         decoding: `beam` and `length_penalty` of the test.
 
-    Attributes: `tokenizer` and `texts` (the pairs of each part as text), which `fit` sets: what is measured is text;
-    `translations`, of each part that was measured last.
+    Attributes:
+        tokenizer, texts: of the data; without them only perplexity is measured.
+        translations: of each part, from the last evaluation.
     """
 
     name, metric, mode = "translate", "bleu", "max"
+    purpose = "translates"
+    abilities = frozenset({"translate"})
+    datamodule, tokenizer_class = PairData, Subwords
+    inputs: ClassVar = {
+        "source": "[pairs, tokens], whole numbers, with <eos>, 0 is padding at the end",
+        "target": "[pairs, tokens], whole numbers, what is written so far, from <bos> on",
+    }
+    output = "logits of the target's token after each [pairs, tokens, vocabulary]"
+    options = ("tied_output", "shared_embeddings")
+    charts: ClassVar = {"BLEU": r"validation_bleu", "perplexity": r"validation_perplexity"}
+    no_ensemble = "batches of translation differ in size from seed to seed"
+    unit = "pairs"
     model: Translator
-    SHOWN = 5  # sentences of dev in TensorBoard
 
     def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], decoding: dict[str, Any]) -> None:
         super().__init__(recipe)
@@ -47,80 +66,127 @@ class Translate(Task):
         self.tokenizer: Subwords | None = None
         self.texts: dict[str, list[tuple[str, str]]] = {}
         self.translations: dict[str, list[str]] = {}
-        self.figured: dict[str, float] | None = None  # once for each evaluation
+        self.scores: dict[str, float] | None = None  # computed once per evaluation
         initialise(self.model, recipe["init"], recipe["init_std"])
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> Translate:
+        decoding = {key: config["task"][key] for key in ("beam", "length_penalty")}
+        return cls(cls.architecture_arguments(config, data), config["recipe"], decoding)
+
+    def attach(self, data: TaskData) -> None:
+        assert isinstance(data, PairData)
+        self.tokenizer, self.texts = data.tokenizer, data.texts
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        source, inputs, targets = batch["source"], batch["target"][:, :-1], batch["target"][:, 1:]
+        source, targets = batch["source"], batch["target"][:, 1:]
         scored = (targets != PAD).flatten().nonzero().flatten()
-        hidden = self.model.hidden(source, inputs).flatten(0, 1)[scored]
-        loss = next_token_loss(
-            self.model.output.weight,
-            self.model.output.bias,
-            hidden,
-            targets.flatten()[scored],
-            self.recipe["label_smoothing"],
-        )
+        loss = self.loss(batch, scored, self.recipe["label_smoothing"])
         self.tokens += (source != PAD).sum() + len(scored)
-        return self.watched(loss, batch, batch_idx)
+        return self.track_loss(loss, batch, batch_idx)
+
+    def loss(self, batch: Batch, scored: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the mean loss of the targets with these indices in the flattened batch."""
+        hidden = self.model.hidden(batch["source"], batch["target"][:, :-1]).flatten(0, 1)[scored]
+        targets, output = batch["target"][:, 1:].flatten()[scored], self.model.output
+        return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        self.translations, self.figured = {}, None
-
-    on_test_epoch_start = on_validation_epoch_start
+        self.translations, self.scores = {}, None
 
     def new_metric(self) -> Metric:
         return MeanPerplexity(sync_on_compute=False).to(self.device)
 
-    def measure(self, batch: Batch) -> None:
-        with torch.autocast(self.device.type, enabled=False):  # as `translate` will compute, whatever the precision
-            self.measure_exactly(batch)
+    def evaluate_batch(self, batch: Batch) -> None:
+        with torch.autocast(self.device.type, enabled=False):  # as in `speechformer.translate`, in any precision
+            scored = (batch["target"][:, 1:] != PAD).flatten().nonzero().flatten()
+            self.measured[f"{batch['part']}_perplexity"].update(self.loss(batch, scored), len(scored))
+            if self.tokenizer is not None:
+                self.translate_batch(batch, self.tokenizer)
 
-    def measure_exactly(self, batch: Batch) -> None:
-        """Add the loss of a batch, and translate it."""
-        part, targets = batch["part"], batch["target"][:, 1:]
-        scored = targets != PAD
-        hidden = self.model.hidden(batch["source"], batch["target"][:, :-1])[scored]
-        loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets[scored])
-        self.measured[f"{part}_perplexity"].update(loss, len(hidden))
-        if self.tokenizer is None:
-            return
-        beamed = part == "test"
+    def translate_batch(self, batch: Batch, tokenizer: Subwords) -> None:
+        """Add the translations of an evaluation batch to `translations`."""
+        part = batch["part"]
         sources = [ids[ids != PAD].tolist() for ids in batch["source"]]
-        found = translate_ids(
-            self.model,
-            sources,
-            beam=self.decoding["beam"] if beamed else 1,
-            alpha=self.decoding["length_penalty"],
-            max_length=self.model.max_length,
-        )
+        written = self.translate_ids(sources, beam=None if part == "test" else 1)
         texts = self.translations.setdefault(part, [""] * len(self.texts[part]))
-        for row, ids in zip(batch["rows"], found):
-            texts[row] = self.tokenizer.decode(ids)
+        for row, ids in zip(batch["rows"], written):
+            texts[row] = tokenizer.decode(ids)
 
-    def figures(self) -> dict[str, float]:
-        if self.figured is None:
-            self.figured = self.score()
-        return self.figured
+    def translate_ids(self, sources: list[list[int]], beam: int | None = None) -> list[list[int]]:
+        """Translate ids that end with <eos>, with this beam or that of the test."""
+        options = {"alpha": self.decoding["length_penalty"], "max_length": self.model.max_length}
+        return translate_ids(self.model, sources, beam=self.decoding["beam"] if beam is None else beam, **options)
 
-    def score(self) -> dict[str, float]:
-        """The figures of what was translated in this evaluation."""
-        figures = {name: metric.compute().item() for name, metric in self.measured.items()}
-        for part, translations in self.translations.items():
-            sources, references = zip(*self.texts[part])
-            if part == "test":
-                figures |= figures_of_test(sources, translations, references)
-            else:
-                figures[f"{part}_bleu"] = bleu(translations, references)
-        return figures
+    def metrics(self) -> dict[str, float]:
+        if self.scores is None:
+            self.scores = super().metrics()
+            for part, translations in self.translations.items():
+                sources, references = zip(*self.texts[part])
+                if part == "test":
+                    self.scores |= score_test(sources, translations, references)
+                else:
+                    self.scores[f"{part}_bleu"] = bleu(translations, references)
+        return self.scores
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        logger, found = self.trainer.logger, self.translations.get("validation", [])
-        if found and logger is not None:
-            shown = min(self.SHOWN, len(found))
-            for k in (place * len(found) // shown for place in range(shown)):
+        logger, written = self.trainer.logger, self.translations.get("validation", [])
+        if written and logger is not None:
+            shown = min(SHOWN, len(written))
+            for k in (place * len(written) // shown for place in range(shown)):
                 source, reference = self.texts["validation"][k]
-                text = f"source: {source}  \nreference: {reference}  \nmodel: {found[k]}"
+                text = f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
                 logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[attr-defined]
+
+    def read(self, text: str, tokenizer: Subwords, max_tokens: int = MAX_TOKENS) -> TextInputs:
+        """Return a source and its translation as inputs of the network."""
+        return read_pair(self, text, tokenizer, min(max_tokens, self.model.max_length or max_tokens))
+
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        return summary_rows(result["metrics"], result["corpus"]["counts"])
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        test = ("bleu", "bleu_interval", "chrf", "length_ratio", "exact")
+        return [*(f"test_{name}" for name in test), "validation_bleu"]
+
+    def write_artifacts(self, directory: Path) -> dict[str, Any]:
+        """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
+        if (written := self.translations.get("test")) and self.global_rank == 0:
+            rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
+            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
+            (directory / "translations.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return {"scoring": signatures()}
+
+
+def read_pair(task: Translate, text: str, tokenizer: Subwords, limit: int) -> TextInputs:
+    """Read at most `limit` tokens of a source, and of the translation that the task makes of it."""
+    notes = []
+    (ids,) = tokenizer.encode_all([text.strip()])
+    if len(ids) + 1 > limit:
+        notes.append(f"the first {limit - 1} of its {len(ids)} tokens are read")
+    source = [*ids[: limit - 1], END]
+    (translation,) = task.translate_ids([source])
+    if len(translation) + 1 > limit:
+        notes.append(f"the first {limit - 1} of the translation's {len(translation)} tokens are shown")
+    translation = translation[: limit - 1]
+    notes.append(f"translated: {tokenizer.decode(translation)}")
+    read, written = [BEGIN, *translation], [*translation, END]
+    tokens = [tokenizer.tokens(part) for part in (source, read, written)]
+    return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes)
+
+
+def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the scores of the test set, of all sentences and by source length, and those of the copied source."""
+    rows: list[tuple[str, ...]] = [("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")]
+    groups = {"all": ("", counts["test"])}
+    groups |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
+    for label, (group, n) in groups.items():
+        half = metrics.get(f"test_bleu_interval{group}")
+        cells = [format_metric("bleu", metrics.get(f"test_bleu{group}")), "" if half is None else f"± {half:.1f}"]
+        names = ("chrf", "length_ratio", "exact")
+        cells += [format_metric(name, metrics.get(f"test_{name}{group}")) for name in names]
+        rows.append((label, *cells, str(n)))
+    copy = (format_metric("bleu", metrics["copy_bleu"]), "", format_metric("chrf", metrics["copy_chrf"]))
+    return [*rows, ("the source, untranslated", *copy, "", "", "")]

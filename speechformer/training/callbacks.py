@@ -190,8 +190,8 @@ class Checkpoints(Checkpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # of several devices all go by the first one's figure: theirs may differ in the last bits
-        figure = trainer.strategy.broadcast(pl_module.figures()[self.monitor])  # type: ignore[operator]
-        if math.isfinite(figure) and (self.best is None or pl_module.better(figure, self.best)):  # type: ignore
+        figure = trainer.strategy.broadcast(pl_module.metrics()[self.monitor])  # type: ignore[operator]
+        if math.isfinite(figure) and (self.best is None or pl_module.is_better(figure, self.best)):  # type: ignore
             self.best, self.best_step = figure, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
         if self.keep:
@@ -308,14 +308,7 @@ class Progress(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        figures = pl_module.figures()  # type: ignore[operator]
-        hidden = {"test_accuracy_not_in_train"} if "test_accuracy_in_train" not in figures else set()
-        parts = ("sliding", "_accuracy_of_")  # one figure of a line says enough
-        figures = {
-            name: value
-            for name, value in figures.items()
-            if name not in hidden and not any(part in name for part in parts)
-        }
+        figures = pl_module.progress_columns(pl_module.metrics())  # type: ignore[operator]
         if list(figures) != self.columns:
             self.columns = list(figures)
             self.say("   step  " + "  ".join(self.columns))

@@ -22,12 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import PAD
+from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, TrainingBatches
-from speechformer.data.speeches import SpeechData
-from speechformer.kernels.loss import next_token_loss
 from speechformer.models.ensemble import Draws, stack_models
-from speechformer.tasks.base import Task, logs_after
-from speechformer.tasks.classify import Classify
+from speechformer.tasks.base import Task
+from speechformer.tasks.trainable import is_logged
 from speechformer.training.callbacks import AtomicCheckpointIO, Checkpoints, PhaseTimer, ReplayLogger
 
 
@@ -87,7 +86,7 @@ class Ensemble(pl.LightningModule):
         rates = [task.recipe["lr"] for task in self.tasks]
         self.first = self.tasks[rates.index(max(rates))]
         self.rates = [rate / (max(rates) or 1.0) for rate in rates]  # of learning, as parts of the first's
-        self.recipe, self.metric_name, self.better = self.first.recipe, self.first.metric_name, self.first.better
+        self.recipe, self.progress_columns = self.first.recipe, self.first.progress_columns
 
     tokens: Tensor
 
@@ -107,7 +106,7 @@ class Ensemble(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         self.tie()
         parameters = list(self.model.parameters())
-        found = self.first.optimizers_of(parameters)
+        found = self.first.build_optimizer(parameters)
         optimizer = found["optimizer"] if isinstance(found, dict) else found
         if set(self.rates) != {1.0}:
             # Each of the optimisers' steps is a multiple of the learning rate, so a member's is a part of the first's
@@ -129,34 +128,19 @@ class Ensemble(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self.draws.padding = batch["padding"]
         losses_K = self.losses(batch)
-        logged = logs_after(self.trainer, batch_idx)
+        logged = is_logged(self.trainer, batch_idx)
         if logged or losses_K.device.type == "cpu":
             step = self.global_step + 1
             for (k, member), loss in zip(enumerate(self.members), losses_K.tolist()):
                 if member.over is None:
-                    member.task.look_at(loss, step, logged, self.rates[k])
+                    member.task.record_loss(loss, step, logged, self.rates[k])
         return losses_K.sum()
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss of each member, [K]."""
-        K, smoothing = len(self.tasks), self.recipe["label_smoothing"]
-        if isinstance(self.first, Classify):
-            logits, labels = self.model(batch["ids"]), batch["labels"]
-            self.tokens += (batch["ids"].view(K, -1) != PAD).sum(dim=1)
-            losses = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-            return losses.view(K, -1).mean(dim=1)
-        ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
-        self.tokens += ids.numel() // K
-        model: Any = self.model
-        hidden = model.hidden(ids)
-        if hidden.device.type == "cpu":  # a member's logits fit into the cache
-            each = zip(model.output.members(), hidden.chunk(K), targets.chunk(K))
-            return torch.stack(
-                [next_token_loss(w, b, h.flatten(0, 1), t.flatten(), smoothing) for (w, b), h, t in each]
-            )
-        logits = model.output(hidden).float().flatten(0, 1)
-        losses = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="none")
-        return losses.view(K, -1).mean(dim=1)
+        """Return the loss of each member, [K]."""
+        losses_K, tokens = self.first.member_losses(self.model, batch, len(self.tasks))
+        self.tokens += tokens
+        return losses_K
 
     def gradient_norms(self) -> Tensor:
         """Of each member, over all of its parameters, [K]."""
@@ -204,13 +188,13 @@ class Ensemble(pl.LightningModule):
     def validation_step(self, batch: Batch) -> None:
         if self.device.type == "cpu":  # a member's rows fit into the cache
             for _, member in self.alive():
-                member.task.eval().measure(batch)
+                member.task.eval().evaluate_batch(batch)
             return
         K = len(self.tasks)
         repeated = {**batch, "ids": batch["ids"].repeat(K, 1)}
         outputs = self.first.forward_batch(self.model, repeated).chunk(K)
         for k, member in self.alive():
-            member.task.add(outputs[k], batch)
+            member.task.update_metrics(outputs[k], batch)
 
     def on_validation_epoch_end(self) -> None:
         for _, member in self.alive():
@@ -222,10 +206,10 @@ class Ensemble(pl.LightningModule):
 
     on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
-    def figures(self) -> dict[str, float]:
-        """Those of the last evaluation, in the mean over the members."""
-        each = [member.task.figures() for _, member in self.alive()]
-        return {name: sum(figures[name] for figures in each) / len(each) for name in (each[0] if each else {})}
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the last evaluation, averaged over the members."""
+        each = [member.task.metrics() for _, member in self.alive()]
+        return {name: sum(metrics[name] for metrics in each) / len(each) for name in (each[0] if each else {})}
 
     def cut(self, whole: dict[str, Any], stopwatch: PhaseTimer) -> dict[str, Any]:
         """The checkpoint of the member that is to be cut out, as its run alone would write it, from the whole's."""
@@ -340,7 +324,7 @@ class EnsembleBatches:
 class EnsembleData(pl.LightningDataModule):
     """The data of all members, which differ in the order of training alone."""
 
-    def __init__(self, data: SpeechData, seeds: Sequence[int]) -> None:
+    def __init__(self, data: TaskData, seeds: Sequence[int]) -> None:
         super().__init__()
         self.data, self.seeds = data, list(seeds)
 

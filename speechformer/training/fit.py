@@ -31,7 +31,6 @@ from speechformer.config import as_plain, count_devices
 from speechformer.corpora.load import load
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError, one_sentence, pick
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -40,8 +39,7 @@ from speechformer.training import devices
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from speechformer.data.pairs import PairData
-    from speechformer.data.speeches import SpeechData
+    from speechformer.data.base import TaskData
     from speechformer.tasks.base import Task
     from speechformer.training.callbacks import PhaseTimer
     from speechformer.training.ensemble import Ensemble, EnsembleData
@@ -50,35 +48,12 @@ LEFT_BY_A_RUN = ("best.ckpt", "last.ckpt", "average.ckpt", "metrics.csv", "trans
 STRANGE = ("tensorboard", "best.ckpt", "last.ckpt", "metrics.csv")  # in a folder that is no run's
 
 
-def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> SpeechData | PairData:
+def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> TaskData:
     """The LightningDataModule of a config's task."""
-    from speechformer.data.pairs import PairData
-    from speechformer.data.speeches import SpeechData
+    from speechformer.tasks.registry import TASKS
 
     arguments = {key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")}
-    return PairData(corpus, **arguments) if isinstance(corpus, Pairs) else SpeechData(corpus, **arguments)
-
-
-def architecture_arguments(config: dict[str, Any], data: SpeechData | PairData) -> dict[str, Any]:
-    """The arguments of the task's model, as plain data."""
-    from speechformer.layers.block import ACTIVATIONS, NORMS
-    from speechformer.models.classifier import POOLS
-
-    kinds: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}
-    for key, valid in kinds.items():  # also where they are not used
-        pick(valid, config["architecture"][key], f"architecture.{key}")
-    own = {
-        "classify": {"pool", "classifier_width"},
-        "lm": {"tied_output"},
-        "translate": {"tied_output", "shared_embeddings"},
-    }
-    unused = set.union(*own.values()) - own[data.task["name"]]
-    arguments = {key: value for key, value in config["architecture"].items() if key not in unused}
-    for key in ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern"):
-        arguments[key] = config[key]
-    if isinstance(data.corpus, Corpus) and data.task["name"] == "classify":
-        arguments["classes"] = len(data.corpus.classes)
-    return {**arguments, "vocab_size": data.vocab_size}
+    return pick(TASKS, config["task"]["name"], "task.name").datamodule(corpus, **arguments)
 
 
 def fit(
@@ -243,14 +218,14 @@ class Attempt:
     directory: Path
     claim: dict[str, Any]
     task: Task
-    data: SpeechData | PairData
+    data: TaskData
     parameters: dict[str, int]
 
     def __post_init__(self) -> None:
         from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
         from speechformer.training.callbacks import Checkpoints, ReplayLogger
-        from speechformer.training.tensorboard import Dashboard
+        from speechformer.training.tensorboard import TensorBoardCallback
 
         averaged = self.config["task"].get("average_checkpoints", 1)
         self.monitor = self.task.metric_name(self.data.chosen_on)
@@ -259,7 +234,7 @@ class Attempt:
         )
         tensorboard = TensorBoardLogger(self.directory, name="", version="tensorboard", default_hp_metric=False)
         self.record = ReplayLogger([tensorboard, CSVLogger(self.directory, name="", version="")])
-        self.callbacks = [Dashboard(self.record, self.data.examples(), self.data.tokenizer), self.keep]
+        self.callbacks = [TensorBoardCallback(self.record, self.data.examples(), self.data.tokenizer), self.keep]
         self.metrics: dict[str, float | None] = {}
 
 
@@ -268,31 +243,23 @@ def prepare(
     directory: Path,
     corpus: Corpus | Pairs,
     claim: dict[str, Any],
-    data: SpeechData | PairData,
+    data: TaskData,
 ) -> Attempt:
     """A run with its seed and its new task."""
     from lightning.pytorch import seed_everything
 
-    from speechformer.data.pairs import PairData
     from speechformer.models.stack import count_parameters
     from speechformer.tasks.registry import TASKS
-    from speechformer.tasks.translate import Translate
 
     seed_everything(config["seed"], workers=True, verbose=False)
-    arguments = {"architecture": architecture_arguments(config, data), "recipe": config["recipe"]}
-    if isinstance(corpus, Corpus) and config["task"]["name"] == "classify":
-        arguments["classes"] = list(corpus.classes)
-    if config["task"]["name"] == "translate":
-        arguments["decoding"] = {key: config["task"][key] for key in ("beam", "length_penalty")}
-    task: Task = TASKS[config["task"]["name"]](**arguments)
-    if isinstance(task, Translate) and isinstance(data, PairData):
-        task.tokenizer, task.texts = data.tokenizer, data.texts
+    task = TASKS[config["task"]["name"]].from_config(config, data)
+    task.attach(data)
     return Attempt(config, directory, claim, task, data, count_parameters(task.model))
 
 
 def build_trainer(
     attempts: Sequence[Attempt], device: Any, started: float
-) -> tuple[Trainer, Task | Ensemble, SpeechData | PairData | EnsembleData, PhaseTimer]:
+) -> tuple[Trainer, Task | Ensemble, TaskData | EnsembleData, PhaseTimer]:
     """Lightning's Trainer, with what accompanies a training, and what it is to train on what: a task, or several in
     one.
 
@@ -303,18 +270,17 @@ def build_trainer(
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from speechformer.data.speeches import SpeechData
     from speechformer.training.callbacks import AtomicCheckpointIO, NoProfiler, PhaseTimer, Progress
 
     config, first, stopwatch = attempts[0].config, attempts[0], PhaseTimer(started)
     module: Task | Ensemble = first.task
-    data: SpeechData | PairData | EnsembleData = first.data
+    data: TaskData | EnsembleData = first.data
     own: dict[str, Any] = {"logger": first.record, "callbacks": [first.record], "plugins": [AtomicCheckpointIO()]}
     last: list[Any] = first.callbacks
     if len(attempts) > 1:
         from speechformer.training.ensemble import Ensemble, EnsembleCheckpointIO, EnsembleData, Forward, Member
 
-        assert isinstance(data, SpeechData)
+        assert not isinstance(data, EnsembleData)
         module = Ensemble([Member(run.task, run.directory, run.record, run.keep, run.callbacks) for run in attempts])
         data = EnsembleData(data, [run.config["seed"] for run in attempts])
         own = {"logger": False, "callbacks": [], "plugins": [EnsembleCheckpointIO(module, stopwatch)]}
@@ -392,8 +358,6 @@ def train(
     tune_memory()
     import torch
 
-    from speechformer.data.batches import EvaluationBatches
-    from speechformer.data.speeches import SpeechData
     from speechformer.layers.block import compile_blocks
 
     silence_libraries()
@@ -407,7 +371,7 @@ def train(
             attempts[-1].task.generator = torch.Generator()
             attempts[-1].task.generator.set_state(torch.get_rng_state())
     first, config = attempts[0], attempts[0].config
-    data.extend_to(getattr(first.task.model, "max_length", None))
+    data.limit_length(getattr(first.task.model, "max_length", None))
 
     rank = int(os.environ.get("LOCAL_RANK", 0))
     if rank:
@@ -425,7 +389,7 @@ def train(
                 run.claim["threads"] = threads
                 clear_for_start(run.directory, anew=goes_on_from is None)
                 data.tokenizer.save(run.directory / "tokenizer.json")
-            console.say(console.corpus_line(data.description))
+            console.say(data.corpus_line())
             console.say(console.parameters_line(first.parameters))
             console.say(f"Folder: {first.directory}" + (f", and {len(attempts) - 1} more" if attempts[1:] else ""))
             taken = devices.cores_of_others(clock)
@@ -445,19 +409,19 @@ def train(
         for run in attempts:
             run.task.trainer.save_checkpoint(run.directory / "last.ckpt")
         for run in sound:
-            run.metrics |= data.reference_figures()
+            run.metrics |= data.reference_metrics()
             run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
         if data.chosen_on == "validation" and (chosen := [run for run in sound if run.keep.best is not None]):
             for run in chosen:
                 load_chosen(run)
             trainer.test(module, datamodule=batches, verbose=False)
             for run in chosen:
-                run.metrics |= run.task.figures()
-        elif isinstance(data, SpeechData) and data.tested_at_lengths and sound:
+                run.metrics |= run.task.metrics()
+        elif sound and (extra := data.extra_dataloader()) is not None:
             # the rest was measured at the last step
-            trainer.test(module, EvaluationBatches(data.tested_at_lengths), verbose=False)
+            trainer.test(module, extra, verbose=False)
             for run in sound:
-                run.metrics |= run.task.figures()
+                run.metrics |= run.task.metrics()
         device = trainer.strategy.root_device
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stopwatch.turn("evaluation")
@@ -495,13 +459,10 @@ def load_chosen(run: Attempt) -> None:
 
 def conclude(run: Attempt, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
     """The result of a run that came to its end, and what else it leaves."""
-    from speechformer.metrics.bleu import signatures
-    from speechformer.tasks.translate import Translate
-
     config, task, metrics = run.config, run.task, run.metrics
     diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
     # TensorBoard's table of hyperparameters, to sort a sweep by
-    constant = run.data.reference_figures()
+    constant = run.data.reference_metrics()
     final = {f"final/{name}": value for name, value in metrics.items() if value not in (None, constant.get(name))}
     run.record.loggers[0].log_hyperparams(hyperparameters(config, run.claim["overrides"] or ()), final)
     run.record.finalize("success")
@@ -531,10 +492,8 @@ def conclude(run: Attempt, seconds: dict[str, float], machine: dict[str, Any]) -
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
-    if isinstance(task, Translate):
-        result["scoring"] = signatures()
-        if (found := task.translations.get("test")) and not int(os.environ.get("LOCAL_RANK", 0)):
-            write_translations(run.directory / "translations.tsv", task.texts["test"], found)
+    result |= {**task.write_artifacts(run.directory), "report": task.report(metrics)}
+    result["summary"] = task.summary(result) if metrics else []
     if task.diverged_at is not None:
         result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
     elif diverged:
@@ -554,13 +513,6 @@ def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
             plain = isinstance(value, str | int | float | bool)
             shown.setdefault(key, value if plain else given)
     return shown
-
-
-def write_translations(path: Path, pairs: list[tuple[str, str]], translations: list[str]) -> None:
-    """A line for each sentence: source, reference and translation, with tabs between."""
-    rows = [("source", "reference", "translation")]
-    rows += [(source, reference, found) for (source, reference), found in zip(pairs, translations)]
-    path.write_text("".join("\t".join(map(on_one_line, row)) + "\n" for row in rows), encoding="utf-8")
 
 
 def checkpoint_in(directory: Path) -> Path | None:

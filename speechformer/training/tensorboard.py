@@ -1,13 +1,13 @@
-"""What a training shows of itself in TensorBoard, besides its figures.
+"""What a training shows in TensorBoard, besides its metrics.
 
-    SCALARS   gradient_norm                         every `trainer.log_every_n_steps` steps, before it is clipped
-              weight_norm                           at every evaluation, and
-              attention_entropy/layer1_head1, ...   of a few fixed texts (see `maps`)
+    SCALARS   gradient_norm                         every `trainer.log_every_n_steps` steps, before clipping
+              weight_norm                           at every evaluation
+              attention_entropy/layer1_head1, ...   at every evaluation, the mean over a few fixed texts
     IMAGES    the attention maps of the first of these texts
-    TEXT      what the model says of them (who said it, what comes next; translations, `tasks` writes)
+    TEXT      what the model makes of them, see `Task.describe_examples`
 
-Pictures and texts come with the 1st, 2nd, 4th, 8th, ... evaluation and with the last: often where much changes, and
-never so often that the training waits for it. It draws no number from the random state of the training.
+Images and texts are written at the 1st, 2nd, 4th, 8th, ... evaluation and at the last, so that they cost little time.
+Nothing here draws from the random numbers of the training.
 """
 
 from __future__ import annotations
@@ -22,24 +22,10 @@ import torch
 
 from speechformer.analysis.attention_maps import draw, maps_of
 from speechformer.data.batches import Example
-from speechformer.errors import UserError
-from speechformer.generation.sampling import sample
 from speechformer.tasks.base import Task
-from speechformer.tasks.classify import Classify
-from speechformer.tasks.language_model import LanguageModel
 from speechformer.training.callbacks import ReplayLogger
 
-GOES_ON = 20  # words of a sample
-# TensorBoard's page of custom scalars: what belongs together in one chart, by regular expressions of whole names
-QUALITY = {
-    "classify": {
-        "accuracy": r"(train|validation|test)_accuracy",
-        "accuracy, seen and unseen": r"test_accuracy_(in_train|not_in_train)",
-        "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
-    },
-    "lm": {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"},
-    "translate": {"BLEU": r"validation_bleu", "perplexity": r"validation_perplexity"},
-}
+# Charts of TensorBoard's page of custom scalars: title -> regular expression of whole names
 TRAINING = {
     "loss": "train_loss",
     "learning rate": "lr",
@@ -48,19 +34,19 @@ TRAINING = {
 }
 
 
-def layout(task: str) -> dict[str, dict[str, list[Any]]]:
-    """The page for a task, as `SummaryWriter.add_custom_scalars` takes it."""
-    pages = {"How good": QUALITY[task], "Training": TRAINING}
+def layout(charts: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
+    """Return the custom scalars with these charts of metrics, as `SummaryWriter.add_custom_scalars` takes them."""
+    pages = {"Metrics": charts, "Training": TRAINING}
     pages["Attention"] = {"entropy of each head, in nats": r"attention_entropy.*/.+"}
     return {
-        page: {chart: ["Multiline", [f"^({pattern})$"]] for chart, pattern in charts.items()}
+        page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in charts.items()}
         for page, charts in pages.items()
     }
 
 
 @contextlib.contextmanager
-def evaluating(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[None]:
-    """Without dropout, in the precision of the run, and then as before."""
+def evaluation_mode(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout and gradients off, in the precision of the run, and restore the mode afterwards."""
     training = module.training
     module.eval()
     try:
@@ -70,16 +56,16 @@ def evaluating(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-class Dashboard(pl.Callback):
-    """Writes what this file says to a `ReplayLogger`.
+class TensorBoardCallback(pl.Callback):
+    """Writes norms, attention and texts to a `ReplayLogger`.
 
     Args:
-        examples: the texts; of none, and of a model that does not attend, there is no map.
-        tokenizer: that of the run.
+        examples: the texts; without texts or attention there are no maps.
+        tokenizer: of the run.
     """
 
-    def __init__(self, record: ReplayLogger, examples: Sequence[Example], tokenizer: Any) -> None:
-        self.record, self.examples, self.tokenizer = record, list(examples), tokenizer
+    def __init__(self, logger: ReplayLogger, examples: Sequence[Example], tokenizer: Any) -> None:
+        self.logger, self.examples, self.tokenizer = logger, list(examples), tokenizer
         self.evaluations = self.shown_at = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,8 +76,8 @@ class Dashboard(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero and isinstance(pl_module, Task):
-            for logger in self.record.tensorboards():
-                logger.experiment.add_custom_scalars(layout(pl_module.name))
+            for tensorboard in self.logger.tensorboards():
+                tensorboard.experiment.add_custom_scalars(layout(pl_module.charts))
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -100,7 +86,7 @@ class Dashboard(pl.Callback):
         if step % trainer.log_every_n_steps or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
-        self.record.log_metrics({"gradient_norm": float(torch.nn.utils.get_total_norm(gradients))}, step)
+        self.logger.log_metrics({"gradient_norm": float(torch.nn.utils.get_total_norm(gradients))}, step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero or not isinstance(pl_module, Task):
@@ -108,7 +94,7 @@ class Dashboard(pl.Callback):
         self.evaluations += 1
         if pl_module.diverged():
             return
-        with evaluating(trainer, pl_module):
+        with evaluation_mode(trainer, pl_module):
             self.log_numbers(pl_module, trainer.global_step)
             if self.evaluations & (self.evaluations - 1) == 0:
                 self.show(pl_module, trainer.global_step)
@@ -117,54 +103,26 @@ class Dashboard(pl.Callback):
         if not trainer.is_global_zero or not isinstance(pl_module, Task) or pl_module.diverged():
             return
         if self.shown_at != trainer.global_step:
-            with evaluating(trainer, pl_module):
+            with evaluation_mode(trainer, pl_module):
                 self.show(pl_module, trainer.global_step)
 
     def log_numbers(self, task: Task, step: int) -> None:
-        """The norm of the weights, and the entropy of each head in the mean over the examples."""
+        """Log the norm of the weights, and the entropy of each head, averaged over the examples."""
         weights = [parameter.detach() for parameter in task.parameters()]
-        figures = {"weight_norm": float(torch.nn.utils.get_total_norm(weights))}
-        maps = [maps_of(task.model, example.ids, example.words) for example in self.examples]
+        metrics = {"weight_norm": float(torch.nn.utils.get_total_norm(weights))}
+        maps = [maps_of(task.model, example.ids, example.tokens) for example in self.examples]
         for parts in zip(*maps):
             entropy = torch.stack([part.entropy() for part in parts]).mean(dim=0)
             name = "attention_entropy" + (f"_{parts[0].name}" if len(maps[0]) > 1 else "")
             for layer, n in itertools.product(*map(range, entropy.shape)):
-                figures[f"{name}/layer{layer + 1}_head{n + 1}"] = float(entropy[layer, n])
-        self.record.log_metrics(figures, step)
+                metrics[f"{name}/layer{layer + 1}_head{n + 1}"] = float(entropy[layer, n])
+        self.logger.log_metrics(metrics, step)
 
     def show(self, task: Task, step: int) -> None:
-        """Maps and texts."""
+        """Log attention maps and texts."""
         self.shown_at = step
         for example in self.examples[:1]:
-            for part in maps_of(task.model, example.ids, example.words):
-                self.record.log_picture(f"attention/{part.name}", draw(part, f"step {step}"), step)
-        for name, text in self.texts(task):
-            self.record.log_text(name, text, step)
-
-    def texts(self, task: Task) -> Iterator[tuple[str, str]]:
-        """What the model says of the examples, in Markdown."""
-        if isinstance(task, Classify):
-            rows = ["| sentence | said by | " + " | ".join(task.classes) + " |"]
-            rows.append("|" + "---|" * (2 + len(task.classes)))
-            for example in self.examples:
-                shares = task.model(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
-                said = plain(" ".join(example.words[0]))
-                label = "" if example.label is None else task.classes[example.label]
-                rows.append(f"| {said} | {label} | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
-            yield "who said it", "\n".join(rows)
-        elif isinstance(task, LanguageModel) and self.examples:
-            (ids,), (words,) = self.examples[0].ids, self.examples[0].words
-            begun = ids[:6].tolist()
-            room = GOES_ON if task.model.max_length is None else min(GOES_ON, task.model.max_length - len(begun) + 1)
-            generator = torch.Generator().manual_seed(0)
-            drawn = sample(task.model, begun, generator=generator, words=len(self.tokenizer))
-            try:
-                following = self.tokenizer.decode(itertools.islice(drawn, room))
-            except UserError as error:
-                following = [str(error)]
-            yield "what comes next", f"{plain(' '.join(words[: len(begun)]))} **{plain(' '.join(following))}**"
-
-
-def plain(text: str) -> str:
-    """A text without what Markdown reads as its own."""
-    return "".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>|#&" else letter for letter in text)
+            for part in maps_of(task.model, example.ids, example.tokens):
+                self.logger.log_picture(f"attention/{part.name}", draw(part, f"step {step}"), step)
+        for name, text in task.describe_examples(self.examples, self.tokenizer):
+            self.logger.log_text(name, text, step)

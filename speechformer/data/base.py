@@ -1,0 +1,114 @@
+"""The LightningDataModule that the data of every task extends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+
+from speechformer.data.batches import Batches, Example
+from speechformer.errors import UserError
+
+
+class TaskData(pl.LightningDataModule):
+    """A corpus, split by a protocol and tokenized, for one task.
+
+    A subclass defines the methods that raise `NotImplementedError`, and the three dataloaders. The constructor calls
+    `split`, `fit_tokenizer`, `encode` and `count` in this order.
+
+    Args:
+        corpus: what `load_corpus` or `load_pairs` returned.
+        task: the config group.
+        protocol: the config group.
+        block_size: the longest row, in tokens.
+        batch_size: rows of a training batch.
+        vocab_size: rows of the embedding table, at least the size of the vocabulary; None for exactly that.
+        seed: of the order of the training batches.
+        tokenizer: a fitted tokenizer; None fits one on the training text.
+
+    Attributes:
+        counts: how much there is of everything, as plain data for the result.
+
+    Raises:
+        UserError: the corpus or the config does not allow it.
+    """
+
+    def __init__(
+        self,
+        corpus: Any,
+        *,
+        task: Mapping[str, Any],
+        protocol: Mapping[str, Any],
+        block_size: int,
+        batch_size: int,
+        vocab_size: int | None,
+        seed: int,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__()
+        self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)
+        self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
+        self.split()
+        self.tokenizer = tokenizer or self.fit_tokenizer()
+        tokens = len(self.tokenizer)
+        self.vocab_size = tokens if vocab_size is None else vocab_size
+        if self.vocab_size < tokens:
+            raise UserError(
+                f"vocab_size={vocab_size} is less than the {tokens} tokens of the vocabulary; set it to {tokens} or "
+                "more, or to null."
+            )
+        self.encode()
+        self.counts: dict[str, Any] = self.count()
+
+    def split(self) -> None:
+        """Split the corpus by the protocol."""
+        raise NotImplementedError
+
+    def fit_tokenizer(self) -> Any:
+        """Return a tokenizer fitted on the training text."""
+        raise NotImplementedError
+
+    def encode(self) -> None:
+        """Turn the text into ids."""
+        raise NotImplementedError
+
+    def count(self) -> dict[str, Any]:
+        """Return `counts`."""
+        raise NotImplementedError
+
+    def examples(self) -> list[Example]:
+        """Return the texts that TensorBoard shows during training."""
+        raise NotImplementedError
+
+    def corpus_line(self) -> str:
+        """Return the first line that a run prints: the corpus, and how much of it is used for what."""
+        raise NotImplementedError
+
+    @property
+    def chosen_on(self) -> str:
+        """The part that selects the best checkpoint."""
+        return "validation"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The corpus as `result.json` describes it, as plain data."""
+        corpus = self.corpus
+        about = {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256, "classes": []}
+        return {**about, "counts": self.counts}
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """The index of this device and the number of devices that share each training batch."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def reference_metrics(self) -> dict[str, float | None]:
+        """Return metrics that need no model, for comparison."""
+        return {}
+
+    def limit_length(self, max_length: int | None) -> None:
+        """Cut or drop evaluation rows longer than `max_length` tokens, the positions of the model; None: no limit."""
+
+    def extra_dataloader(self) -> Batches | None:
+        """Return tests that are measured at the end even if no checkpoint is selected; None if there are none."""
+        return None

@@ -1,0 +1,56 @@
+"""Texts on their way into a model, and out of it into Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
+
+MAX_TOKENS = 128  # per side; a picture of more shows nothing
+
+
+@dataclass
+class TextInputs:
+    """A text as a model reads it.
+
+    Attributes:
+        ids: the inputs of the model, [T] each.
+        tokens: the same as text; of a translation also the tokens that the decoder writes.
+        notes: what to tell the user about the text.
+    """
+
+    ids: list[Tensor]
+    tokens: list[list[str]]
+    notes: list[str]
+
+
+def read_words(text: str, tokenizer: Tokenizer, limit: int, why: str = "") -> TextInputs:
+    """Read the first `limit` words of a text; `why` explains the limit to the user."""
+    words, ids, notes = list(split_words(text)), tokenizer.encode(text), []
+    if len(ids) > limit:
+        notes.append(f"the first {limit} of its {len(ids)} words are read{why}")
+    words, ids = words[:limit], ids[:limit]
+    if note := note_unknown(words, ids):
+        notes.append(note)
+    tokens = [word if index != UNKNOWN else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
+    return TextInputs([torch.tensor(ids)], [tokens], notes)
+
+
+def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
+    """Return a note that lists the words outside the vocabulary; None if there are none."""
+    unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == UNKNOWN))
+    if not unknown:
+        return None
+    shown = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]
+    more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
+    return f"not in the vocabulary, read as {UNKNOWN_TOKEN}: {', '.join(shown)}{more}"
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text in which Markdown finds no markup."""
+    return "".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>|#&" else letter for letter in text)
