@@ -1,11 +1,11 @@
 """Export a trained model: `python -m speechformer.export RUN --format safetensors|torch.export`.
 
-    safetensors     model.safetensors   the weights; its header holds what `load_safetensors` needs to rebuild the model
+    safetensors     model.safetensors   the weights; `load_safetensors` rebuilds the model from the file's header
     torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
                                         maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
-tokenizer.json and export.json (inputs, output, hyperparameters) are written beside it. Each export is loaded again and
-its logits are compared with the run's before the file gets its name.
+The command also writes tokenizer.json and export.json (inputs, output, hyperparameters). It loads each export again
+and compares its logits with the run's before the file gets its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch.export import Dim
 
 from speechformer.analysis.command_line import load_run, run_parser
 from speechformer.analysis.load import TrainedRun
+from speechformer.corpora.files import atomic_write
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import Positions
@@ -137,6 +137,16 @@ def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
     return ids
 
 
+@torch.no_grad()
+def compare(run: TrainedRun, exported: Any) -> float:
+    """Return the largest difference between a logit of the run's model and of its export, over a few batches."""
+    difference = 0.0
+    for rows, tokens in ((1, 1), (2, 7), (5, 12)):
+        ids = example_inputs(run, rows, tokens)
+        difference = max(difference, float((exported(*ids) - run.model(*ids)).abs().max()))
+    return difference
+
+
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     """Export a run, load the export again and compare its logits.
 
@@ -148,24 +158,19 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILES[format]
-    partial = path.with_name(f"partial_{path.name}")
     run.task.cpu()
-    exported: Any
-    if format == "safetensors":
-        partial.write_bytes(as_safetensors(run))
-        exported = load_safetensors(partial).model
-    else:
-        partial.write_bytes(as_program(run))
-        exported = torch.export.load(partial).module()
-    difference = 0.0
-    with torch.no_grad():
-        for rows, tokens in ((1, 1), (2, 7), (5, 12)):
-            ids = example_inputs(run, rows, tokens)
-            difference = max(difference, float((exported(*ids) - run.model(*ids)).abs().max()))
-    if not difference <= 1e-4:
-        partial.unlink()
-        raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    os.replace(partial, path)
+    with atomic_write(path) as file:
+        file.write(as_safetensors(run) if format == "safetensors" else as_program(run))
+        file.flush()
+        written = Path(file.name)
+        exported: Any
+        if format == "safetensors":
+            exported = load_safetensors(written).model
+        else:
+            exported = torch.export.load(written).module()
+        difference = compare(run, exported)
+        if not difference <= 1e-4:
+            raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
     shutil.copy(run.directory / "tokenizer.json", folder / "tokenizer.json")
     (folder / "export.json").write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference

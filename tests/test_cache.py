@@ -1,4 +1,4 @@
-"""The words of a corpus on disk: believed only if whole and of this corpus. Oracle: cutting it anew."""
+"""The cache of words is used only if it is complete and of this corpus. Oracle: tokenising again."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def corpus(seed: int) -> Corpus:
     return parse(files, "sample", "here", ["a", "b", "c"])
 
 
-def test_words_come_back_as_they_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_words_are_those_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cache.remember_words(corpus(0))
-    cut = dict(tokenizer.WORDS)
-    assert set(cut) == set(cache.texts_of(corpus(0)))
+    words = dict(tokenizer.WORDS)
+    assert set(words) == set(cache.texts_of(corpus(0)))
     tokenizer.WORDS.clear()
-    monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was cut again"))
+    monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was tokenised again"))
     assert cache.remember_words(corpus(0))
-    assert cut == tokenizer.WORDS
+    assert words == tokenizer.WORDS
     assert cache.remember_words(corpus(0))
 
 
-@pytest.mark.parametrize("how", ["cut", "foreign", "changed", "of other words", "no JSON", "empty", "not to be read"])
-def test_a_cache_that_is_not_to_be_believed_is_made_again(how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["truncated", "foreign", "changed", "of another tokenizer", "no JSON", "empty", "unreadable"]
+)
+def test_an_invalid_cache_is_rewritten(how: str) -> None:
     cache.remember_words(corpus(0))
     words, path = dict(tokenizer.WORDS), cache.cache_file(corpus(0))
     whole = path.read_bytes()
-    if how == "cut":
+    if how == "truncated":
         path.write_bytes(whole[: len(whole) // 2])
     elif how == "foreign":
         tokenizer.WORDS.clear()
@@ -47,10 +49,10 @@ def test_a_cache_that_is_not_to_be_believed_is_made_again(how: str) -> None:
         path.write_bytes(cache.cache_file(corpus(1)).read_bytes())
     elif how == "changed":
         path.write_bytes(whole.replace(b"the", b"teh", 1))
-    elif how == "of other words":
+    elif how == "of another tokenizer":
         first, _, lines = whole.partition(b"\n")
         path.write_bytes(json.dumps({**json.loads(first), "tokenizer": "another"}).encode() + b"\n" + lines)
-    elif how == "not to be read":
+    elif how == "unreadable":
         path.unlink()
         path.mkdir()
     else:
@@ -58,12 +60,12 @@ def test_a_cache_that_is_not_to_be_believed_is_made_again(how: str) -> None:
     tokenizer.WORDS.clear()
     assert not cache.remember_words(corpus(0))
     assert words.items() <= tokenizer.WORDS.items()
-    if how != "not to be read":
+    if how != "unreadable":
         assert path.read_bytes() == whole
     assert [file.suffix for file in path.parent.iterdir() if file.suffix == ".partial"] == []
 
 
-def test_other_settings_have_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_tokenizer_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.cache_file(corpus(0))
     assert cache.cache_file(corpus(1)) != before
     tokenizer.settings.cache_clear()
@@ -76,7 +78,7 @@ def test_other_settings_have_another_file(monkeypatch: pytest.MonkeyPatch) -> No
     tokenizer.settings.cache_clear()
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "cache_directory", lambda: Path("/dev/null/nowhere"))
     assert not cache.remember_words(corpus(0))
     assert tokenizer.WORDS

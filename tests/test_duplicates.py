@@ -1,4 +1,4 @@
-"""Oracle: the definition of Jaccard's index on Python sets, pair by pair; and planted copies."""
+"""Oracle: the definition of the Jaccard index on Python sets, pair by pair; and planted copies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from speechformer.corpora import sample
 from speechformer.corpora.duplicates import kinds_before, kinds_in, nearest, plain
 
 
-def test_plain_leaves_words() -> None:
+def test_plain_keeps_only_words() -> None:
     assert plain("  We, the People -- of 50 states!") == "we the people of 50 states"
     assert plain("...") == "..."  # nothing but punctuation is itself
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_nearest_is_jaccards_index(before: bool) -> None:
+def test_nearest_is_the_jaccard_index(before: bool) -> None:
     lines = sample.files(0)["train_LM.txt"].decode().splitlines()
     texts = lines[:600]  # more than are compared at once
     others = texts if before else lines[500:620]
@@ -25,7 +25,7 @@ def test_nearest_is_jaccards_index(before: bool) -> None:
         return len(left & right) / len(left | right)
 
     compared = [others[:k] if before else others for k in range(len(texts))]
-    expected = [max((jaccard(a, b) for b in found), default=0) for a, found in zip(texts, compared)]
+    expected = [max((jaccard(a, b) for b in candidates), default=0) for a, candidates in zip(texts, compared)]
     np.testing.assert_allclose(nearest(texts, others, before), expected, rtol=1e-6)
 
 
@@ -40,7 +40,7 @@ def test_nearest_is_jaccards_index(before: bool) -> None:
         ("Seven.", ""),
     ],
 )
-def test_the_nearest_kind_is_named(text: str, kind: str) -> None:
+def test_the_closest_kind_is_returned(text: str, kind: str) -> None:
     assert kinds_in([text], ["Nothing alike.", "One two three four five."]) == [kind]
 
 

@@ -1,4 +1,4 @@
-"""Reading pairs of files: what is refused and where, what is cleaned out of train; the TED pairs where they lie."""
+"""Reading sentence pairs: errors with file and line, cleaning of train, and counts of the TED pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ted(root: Any, **changes: Any) -> dict[str, Any]:
     return {**group("corpus", "ted"), "root": root and str(root), **changes}
 
 
-def test_lines_are_paired_with_and_without_last_newlines_marks_and_carriage_returns() -> None:
+def test_lines_are_paired_whatever_their_line_ends() -> None:
     corpus = read()
     assert corpus.train == [("Guten Tag.", "Goedendag."), ("Das Haus ist rot.", "Het huis is rood.")]
     assert corpus.dev == [("Ja.", "Ja.")]
@@ -63,13 +63,13 @@ def test_lines_are_paired_with_and_without_last_newlines_marks_and_carriage_retu
         ("dev_nl", b"", r"here/dev.nl:1: the file is empty"),
     ],
 )
-def test_a_bad_file_is_one_sentence_with_file_and_line(file: str, content: bytes, sentence: str) -> None:
+def test_an_error_names_the_file_and_the_line(file: str, content: bytes, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read(**{file: content})
 
 
-def test_each_rule_takes_what_it_names_and_counts_it_once() -> None:
-    """Oracle: by hand. The first rule that holds counts; what stands on the border stays."""
+def test_each_rule_removes_its_pairs_and_counts_each_once() -> None:
+    """Oracle: by hand. The first rule that holds counts; pairs at the limit remain."""
     pairs = [
         ("a b", "c d"),
         ("<url> a", "c"),
@@ -81,8 +81,8 @@ def test_each_rule_takes_what_it_names_and_counts_it_once() -> None:
         ("a b", "c d"),
         ("a b", "c"),
     ]
-    kept, counts = cleaned_pairs(pairs, {"markup": True, "words": 5, "ratio": 3, "duplicates": True})
-    assert kept == [pairs[0], pairs[4], pairs[5], pairs[8]]
+    remaining, counts = cleaned_pairs(pairs, {"markup": True, "words": 5, "ratio": 3, "duplicates": True})
+    assert remaining == [pairs[0], pairs[4], pairs[5], pairs[8]]
     assert counts == {"markup": 2, "words": 1, "ratio": 1, "duplicates": 1}
     assert cleaned_pairs(pairs, OFF) == (pairs, dict.fromkeys(counts, 0))
 
@@ -106,9 +106,7 @@ def test_any_folder_of_any_two_languages(tmp_path: Path) -> None:
         load_pairs(ted(root, source="nl", target="de", clean={**RULES, "words": 1, "ratio": 1}))
 
 
-def test_pairs_are_looked_for_in_root_then_environment_then_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_order_is_root_environment_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speechformer.corpora.files.cache_directory", lambda: tmp_path / "cache")
     monkeypatch.delenv("SPEECHFORMER_DATA", raising=False)
     auto = OmegaConf.to_container(compose("task=translate", "corpus=auto"), resolve=True)
@@ -125,18 +123,20 @@ def test_pairs_are_looked_for_in_root_then_environment_then_cache(
     assert load_pairs(ted(None)).where == str((tmp_path / "data/ted-en-fr").resolve())
 
 
-def test_a_corpus_of_another_task_is_refused() -> None:
+def test_a_corpus_of_another_task_is_an_error() -> None:
     for task, corpus in (("translate", "speeches"), ("lm", "ted"), ("classify", "digits")):
-        with pytest.raises(UserError, match=r"task=translate"):
+        with pytest.raises(
+            UserError, match=rf"task={task} reads .*, and corpus={corpus} has none; set corpus=auto, "
+        ):
             load(OmegaConf.to_container(compose(f"task={task}", f"corpus={corpus}"), resolve=True))  # type: ignore
 
 
-def test_no_language_that_the_sample_lacks() -> None:
+def test_a_language_that_the_sample_lacks_is_an_error() -> None:
     with pytest.raises(UserError, match=r"corpus=sample has no language de; it has .*train.en"):
         load_pairs({**group("corpus", "sample"), "source": "de"})
 
 
-def test_digits_are_reversed_no_test_is_in_train_and_half_of_the_lengths_were_never_trained() -> None:
+def test_digits_are_reversed_and_test_extrapolates_to_longer_strings() -> None:
     corpus = load_pairs(group("corpus", "digits"))
     for source, target in corpus.train[:100] + corpus.dev + corpus.test:
         assert target.split() == source.split()[::-1]
@@ -148,7 +148,7 @@ def test_digits_are_reversed_no_test_is_in_train_and_half_of_the_lengths_were_ne
     assert not {source for source, _ in corpus.dev + corpus.test} & {source for source, _ in corpus.train}
 
 
-def test_the_ted_pairs_are_what_was_measured(ted_pairs: Pairs) -> None:
+def test_counts_of_the_ted_pairs(ted_pairs: Pairs) -> None:
     """Oracle: counts by other code: 30,000 lines, 1,928 of metadata, 27,865 without exact duplicates of pairs."""
     assert (ted_pairs.read, len(ted_pairs.dev), len(ted_pairs.test)) == (30000, 887, 1305)
     assert ted_pairs.cleaned["markup"] == 1928

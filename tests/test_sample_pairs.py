@@ -1,4 +1,4 @@
-"""The sample's French is French: agreement, elision, order and negation against a grammar book's examples."""
+"""The sample's French is correct: agreement, elision, order and negation. Oracle: examples of a grammar book."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conftest import group
 
 from speechformer.corpora import sample_pairs as module
 from speechformer.corpora.pairs import Pairs, load_pairs
-from speechformer.corpora.sample_pairs import ADJECTIVES, NOUNS, determined, elide, of, with_adjectives
+from speechformer.corpora.sample_pairs import determined, elide, of, with_adjectives, words
 
 
 @pytest.fixture(scope="module")
@@ -18,20 +18,20 @@ def corpus() -> Pairs:
     return load_pairs(group("corpus", "sample"))
 
 
-def test_its_size_and_that_no_sentence_of_dev_and_test_stands_in_train(corpus: Pairs) -> None:
+def test_its_size_and_that_no_sentence_repeats(corpus: Pairs) -> None:
     assert (len(corpus.train), len(corpus.dev), len(corpus.test)) == (10_000, 500, 500)
     assert not set(corpus.cleaned.values()) - {0}
     for sentences in zip(*corpus.train, *corpus.dev, *corpus.test):
         assert len(set(sentences)) == len(sentences) == 11_000
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_others() -> None:
+def test_the_bytes_depend_on_the_seed_alone() -> None:
     again = module.files.__wrapped__(0)
     assert again == module.files(0) and module.files(1) != again
 
 
 @pytest.mark.parametrize(
-    ("words", "french"),
+    ("phrase", "french"),
     [
         ("elide le ami", "l'ami"),
         ("elide le chat", "le chat"),
@@ -50,8 +50,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_others() -> None:
         ("of de petits chats", "de petits chats"),
     ],
 )
-def test_short_words_join_the_next(words: str, french: str) -> None:
-    kind, *rest = words.split(" ")
+def test_short_words_join_the_next(phrase: str, french: str) -> None:
+    kind, *rest = phrase.split(" ")
     if kind == "of":
         assert of(" ".join(rest)) == french
     else:
@@ -75,16 +75,16 @@ def test_short_words_join_the_next(words: str, french: str) -> None:
         ("", "apple", False, "indefinite", "an apple", "une pomme"),
     ],
 )
-def test_adjectives_agree_and_stand_where_they_stand(
+def test_agreement_and_position_of_adjectives(
     adjectives: str, noun: str, plural: bool, kind: str, english: str, french: str
 ) -> None:
-    word = next(word for word in NOUNS if noun in (word.en, word.en_plural))
-    chosen = [next(a for a in ADJECTIVES if a.en == name) for name in adjectives.split()]
+    word = next(word for word in words()["nouns"] if noun in (word.en, word.en_plural))
+    chosen = [next(a for a in words()["adjectives"] if a.en == name) for name in adjectives.split()]
     en, fr = with_adjectives(word, plural, chosen)
     assert determined(kind, en, fr, word.feminine, plural, random.Random(0)) == (english, french)
 
 
-def test_what_no_french_sentence_has(corpus: Pairs) -> None:
+def test_no_sentence_breaks_the_grammar(corpus: Pairs) -> None:
     """A vowel after an unelided word, "de les", a missing half of the negation, a plain space before "?"."""
     for english, french in corpus.train:
         assert not re.search(r"\b(le|la|je|ne|que|de|parce que) [aeiouéèêàâîô]", french.lower()), french
@@ -95,7 +95,7 @@ def test_what_no_french_sentence_has(corpus: Pairs) -> None:
         assert len(re.findall(r"\b(not|no)\b", english)) == len(re.findall(r"\bpas\b", french)), english
 
 
-def test_pronouns_stand_before_the_verb_and_participles_agree_with_them(corpus: Pairs) -> None:
+def test_pronouns_precede_the_verb_and_participles_agree_with_them(corpus: Pairs) -> None:
     past = [(en, fr) for en, fr in corpus.train if re.search(r"\b(les ai|les a|les avons|les avez|les ont)\b", fr)]
     assert len(past) > 50
     for english, french in past:

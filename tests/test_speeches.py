@@ -1,4 +1,4 @@
-"""Strict reading: every bad line is named, and every allowed form of a file gives the same corpus."""
+"""Strict reading: an error names the invalid line; every valid form of a file gives the same corpus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_files_are_read_as_they_are() -> None:
         lambda content: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n").rstrip(b"\r\n"),
     ],
 )
-def test_mark_line_ends_and_last_newline_make_no_difference(form: object) -> None:
+def test_byte_order_mark_line_ends_and_final_newline_make_no_difference(form: object) -> None:
     files = {name: form(content) for name, content in FILES.items()}  # type: ignore[operator]
     other = parse(files, "speeches", "here", CLASSES)
     expected = read()
@@ -52,7 +52,7 @@ def test_mark_line_ends_and_last_newline_make_no_difference(form: object) -> Non
         expected.lm_train,
         expected.lm_test,
     )
-    assert other.sha256 != expected.sha256  # but the bytes differ, and the fingerprint says so
+    assert other.sha256 != expected.sha256  # because the bytes differ
 
 
 def test_only_newlines_end_a_line() -> None:
@@ -63,7 +63,7 @@ def test_only_newlines_end_a_line() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("train_CLS__tsv", b"0\tOne.\nTwo.\n", r"here/train_CLS\.tsv:2: there is no tab"),
+        ("train_CLS__tsv", b"0\tOne.\nTwo.\n", r"here/train_CLS\.tsv:2: expected `label<TAB>text`, found no tab"),
         (
             "train_CLS__tsv",
             b"0\tOne.\n2\tTwo.\n",
@@ -72,7 +72,7 @@ def test_only_newlines_end_a_line() -> None:
         ("test_CLS__tsv", b"ann\tOne.\n", r"test_CLS\.tsv:1: label 'ann'"),
         ("test_CLS__tsv", b"-1\tOne.\n", r"test_CLS\.tsv:1: label '-1'"),
         ("test_CLS__tsv", b"0\tOne.\n1\t \n", r"test_CLS\.tsv:2: there is no text after the label"),
-        ("test_CLS__tsv", b"0\n", r"test_CLS\.tsv:1: there is no tab"),
+        ("test_CLS__tsv", b"0\n", r"test_CLS\.tsv:1: expected `label<TAB>text`, found no tab"),
         ("test_CLS__tsv", b"\tOne.\n", r"test_CLS\.tsv:1: label ''"),
         ("train_LM__txt", b"", r"train_LM\.txt:1: the file is empty"),
         ("train_LM__txt", b"\xef\xbb\xbf\n", r"train_LM\.txt:1: the line has no text"),
@@ -80,10 +80,10 @@ def test_only_newlines_end_a_line() -> None:
         ("test_LM_ann__txt", b"One.\nTwo \xff.\n", r"test_LM_ann\.txt:2: byte 0xff is not UTF-8"),
     ],
 )
-def test_a_bad_line_is_refused_by_file_and_line(file: str, content: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message) as refusal:
+def test_an_error_names_the_file_and_the_line(file: str, content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         read(**{file: content})
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(error.value)
 
 
 def test_any_number_of_classes_and_names() -> None:
@@ -103,7 +103,7 @@ def write(folder: Path) -> Path:
 
 
 @pytest.fixture
-def empty_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("speechformer.corpora.files.cache_directory", lambda: tmp_path / "cache")
     monkeypatch.delenv(ENVIRONMENT, raising=False)
@@ -114,32 +114,30 @@ SPEECHES = {"name": "speeches", "root": None, "classes": CLASSES}
 AUTO = {"name": "auto", "speeches": SPEECHES, "sample": {"seed": 0, "classes": list(sample.SPEAKERS)}}
 
 
-def test_speeches_are_looked_for_in_root_then_environment_then_cache(
-    empty_places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_order_is_root_environment_cache(no_corpora: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="SPEECHFORMER_DATA.*user cache.*speechformer.download speeches"):
         load_corpus(SPEECHES)
-    cache = write(empty_places / "cache" / "speeches")
+    cache = write(no_corpora / "cache" / "speeches")
     assert load_corpus(SPEECHES).where == str(cache.resolve())
-    data = write(empty_places / "data" / "speeches")
+    data = write(no_corpora / "data" / "speeches")
     monkeypatch.setenv(ENVIRONMENT, str(data.parent))
     assert load_corpus(SPEECHES).where == str(data.resolve())
-    root = write(empty_places / "mine")
+    root = write(no_corpora / "mine")
     assert load_corpus({**SPEECHES, "root": str(root)}).where == str(root.resolve())
     with pytest.raises(UserError, match=r"corpus\.root \(.*nowhere\)"):
-        load_corpus({**SPEECHES, "root": str(empty_places / "nowhere")})
+        load_corpus({**SPEECHES, "root": str(no_corpora / "nowhere")})
 
 
-def test_auto_takes_the_speeches_or_else_the_sample(empty_places: Path) -> None:
+def test_auto_loads_the_speeches_or_else_the_sample(no_corpora: Path) -> None:
     assert load_corpus(AUTO).name == "sample"
-    nowhere = {**SPEECHES, "root": str(empty_places / "nowhere")}
-    with pytest.raises(UserError, match=r"corpus\.root"):  # asked for by name: no silent sample
+    nowhere = {**SPEECHES, "root": str(no_corpora / "nowhere")}
+    with pytest.raises(UserError, match=r"corpus\.root"):  # a path that is set is not ignored silently
         load_corpus({**AUTO, "speeches": nowhere})
-    write(empty_places / "cache" / "speeches")
+    write(no_corpora / "cache" / "speeches")
     assert load_corpus(AUTO).name == "speeches"
 
 
-def test_the_real_speeches_have_their_known_counts(speeches: Corpus) -> None:
+def test_counts_of_the_real_speeches(speeches: Corpus) -> None:
     """Oracle: `wc -l` and `cut -f1 | sort | uniq -c` on the public copy."""
     labels = [label for label, _ in speeches.classify_train]
     assert [labels.count(k) for k in range(3)] == [934, 539, 619]

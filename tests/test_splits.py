@@ -28,11 +28,11 @@ def cut(protocol: str, task: str = "classify", corpus: Corpus = CORPUS, **change
     return split(corpus, task, **{**options, **changes})
 
 
-def test_paper_trains_on_all_of_train_and_marks_what_test_repeats() -> None:
+def test_paper_trains_on_all_of_train_and_marks_leaked_sentences() -> None:
     splits = cut("paper")
     assert splits.train == CORPUS.classify_train and not splits.validation and splits.removed == 0
     assert splits.in_train("test") == [True, False]
-    assert cut("paper", "lm").seen("x") == [True, False]
+    assert cut("paper", "lm").in_train("x") == [True, False]
     assert sorted(set(splits.vocabulary_texts)) == [
         "in both",
         "lm one",
@@ -43,14 +43,14 @@ def test_paper_trains_on_all_of_train_and_marks_what_test_repeats() -> None:
     ]
 
 
-def test_clean_takes_test_sentences_out_and_learns_its_words_from_what_is_left() -> None:
+def test_clean_removes_test_sentences_and_fits_its_vocabulary_on_the_rest() -> None:
     splits = cut("clean", validation=0.0)
     assert splits.removed == 20 and splits.in_train("test") == [False, False]
     assert set(splits.vocabulary_texts) == {"train one", "train two"}
     assert set(cut("clean", "lm", validation=0.0).vocabulary_texts) == {"lm one", "lm two"}
 
 
-def test_held_out_parts_share_no_text_with_train_and_have_the_share_asked_for() -> None:
+def test_the_held_out_part_shares_no_text_with_train_and_has_its_share() -> None:
     texts = [f"sentence {k}" for k in range(20_000)]
     share = sum(held_out(text, 0.1) for text in texts) / len(texts)
     assert share == pytest.approx(0.1, abs=5 * (0.1 * 0.9 / 20_000) ** 0.5)
@@ -63,7 +63,7 @@ def test_held_out_parts_share_no_text_with_train_and_have_the_share_asked_for() 
     assert sorted(backwards.validation) == sorted(splits.validation)
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     with pytest.raises(UserError, match=r"task=lm needs train_LM\.txt, and here has none"):
         cut("paper", "lm", replace(CORPUS, lm_train=[]))
     with pytest.raises(UserError, match=r"needs test_LM_<name>\.txt"):
@@ -76,12 +76,12 @@ def test_refusals() -> None:
         cut("paper", vocabulary="all")
 
 
-def test_the_leak_of_the_real_speeches_is_the_one_that_is_known(speeches: Corpus) -> None:
-    """551 of 750 test sentences stand in train; without them 1,539 of 2,092 rows are left."""
+def test_the_leak_of_the_real_speeches(speeches: Corpus) -> None:
+    """Oracle: 551 of 750 test sentences appear in train; 1,539 of 2,092 rows remain without them."""
     splits = cut("paper", corpus=speeches)
     assert sum(splits.in_train("test")) == 551
     by_class = [
-        sum(not seen for seen, (label, _) in zip(splits.in_train("test"), splits.test["test"]) if label == k)
+        sum(not in_train for in_train, (label, _) in zip(splits.in_train("test"), splits.test["test"]) if label == k)
         for k in range(3)
     ]
     assert by_class == [53, 84, 62]

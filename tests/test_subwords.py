@@ -1,4 +1,4 @@
-"""Subwords: to ids and back to the very characters."""
+"""Subwords: encoding and decoding keep every character."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ def test_the_merges_are_those_of_sennrich_et_al() -> None:
     assert len(fitted) == len(SPECIAL) + 256 + 2
 
 
-def test_words_are_the_most_frequent_and_others_are_shown_as_unknown() -> None:
+def test_words_are_the_most_frequent_and_others_are_unknown() -> None:
     words = Subwords.fit(["the cat sat.", "the cat ran.", "the dog"], "words", 3)
     assert len(words) == len(SPECIAL) + 3
     assert words.decode(words.encode("the cat slept.")) == "the cat <unk>."
     assert words.encode("the bird").count(UNKNOWN) == 1
 
 
-def test_decoding_stops_at_the_end_and_leaves_padding_rows_out(bpe: Subwords) -> None:
+def test_decoding_stops_at_the_end_and_omits_padding(bpe: Subwords) -> None:
     ids = bpe.encode("the cat")
     assert bpe.decode([2, *ids, END, *ids]) == "the cat"
     assert bpe.decode([*ids, PAD, len(bpe) + 5]) == "the cat"
 
 
-def test_each_piece_as_text(bpe: Subwords) -> None:
+def test_tokens_decodes_each_id(bpe: Subwords) -> None:
     assert "".join(bpe.tokens(bpe.encode("the cat sat"))) == " the cat sat"
     assert bpe.tokens([END]) == ["<eos>"]
 
 
-def test_what_is_saved_is_what_is_loaded(bpe: Subwords, tmp_path: Path) -> None:
+def test_save_and_load(bpe: Subwords, tmp_path: Path) -> None:
     bpe.save(tmp_path / "tokenizer.json")
     loaded = Subwords.load(tmp_path / "tokenizer.json")
     for text in [*TEXTS, "<eos> is text"]:
         assert loaded.encode(text) == bpe.encode(text) and loaded.decode(loaded.encode(text)) == text
     (tmp_path / "other.json").write_text('{"kind": "nltk words"}')
     for name in ("other.json", "nothing.json"):
-        with pytest.raises(UserError, match=f"{name} is not a tokenizer of a translation"):
+        with pytest.raises(UserError, match=f"{name} is not a tokenizer of a translation run"):
             Subwords.load(tmp_path / name)
 
 
-def test_refusals() -> None:
+def test_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(UserError, match=r"task.tokens has no choice 'bpee'"):
         Subwords.fit(["a"], "bpee", 3)
 
 
-def test_the_ted_pairs_come_back_as_they_are(ted_pairs: Pairs) -> None:
+def test_the_ted_pairs_survive_encoding_and_decoding(ted_pairs: Pairs) -> None:
     texts = [text for pair in ted_pairs.dev + ted_pairs.test for text in pair]
     fitted = Subwords.fit([text for pair in ted_pairs.train[:3000] for text in pair], "bpe", 500)
     assert [fitted.decode(ids) for ids in fitted.encode_all(texts)] == texts

@@ -26,7 +26,7 @@ def test_words_are_those_of_the_treebank(text: str, words: str) -> None:
     assert list(split_words(text)) == words.split()
 
 
-def test_ids_are_by_frequency_then_code_point_and_unknown_words_are_one() -> None:
+def test_ids_are_sorted_by_frequency_then_code_point_and_unknown_words_are_one() -> None:
     tokenizer = Tokenizer.fit(["b a c", "b é", "a b <unk>"])
     assert tokenizer.vocabulary[:4] == ["<pad>", "<unk>", "b", "a"]
     assert tokenizer.vocabulary == Tokenizer.fit(["a b <unk>", "b é", "b a c"]).vocabulary
@@ -34,13 +34,13 @@ def test_ids_are_by_frequency_then_code_point_and_unknown_words_are_one() -> Non
     assert tokenizer.decode([2, 1, 3, 0, 999]) == ["b", "<unk>", "a", "<pad>", "<unk>"]
 
 
-def test_no_word_of_a_text_is_ever_padding() -> None:
+def test_no_word_is_encoded_as_padding() -> None:
     tokenizer = Tokenizer.fit(["<pad> a"])
     assert 0 not in tokenizer.encode("<pad> a <pad>")
     assert 0 not in Tokenizer.fit(["a"]).encode("<pad>")
 
 
-def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: Path) -> None:
+def test_save_and_load(tmp_path: Path) -> None:
     tokenizer = Tokenizer.fit(["déjà vu 's \u2028 ``"])
     tokenizer.save(tmp_path / "tokenizer.json")
     assert json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["vocabulary"][0] == "<pad>"
@@ -48,13 +48,13 @@ def test_a_saved_tokenizer_is_loaded_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"vocabulary": ["a"]}', '{"vocabulary": 3}'])
-def test_a_foreign_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_another_file_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError):
         Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 def test_the_speeches_have_the_vocabulary_of_the_real_punkt_model(speeches: Corpus) -> None:
-    """5,634 was measured with `nltk.word_tokenize` and its downloaded model on both training files."""
+    """Oracle: 5,634 was measured with `nltk.word_tokenize` and its downloaded model on both training files."""
     texts = [text for _, text in speeches.classify_train] + speeches.lm_train
     assert len(Tokenizer.fit(texts)) == 5634

@@ -272,7 +272,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         ),
         (
             ["corpus=speeches", "corpus.root=nowhere"],
-            "No speech files .* in corpus.root (nowhere); mend it, or leave corpus.root away",
+            "No speech files .* in corpus.root (nowhere); correct corpus.root, or omit it",
         ),
         (["model.name=rope"], "model.name=rope: a choice is made with model=rope"),
         (
@@ -300,7 +300,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
             "corpus.max_length must be a whole number of at least 5",
         ),
         (["task=translate", "task.vocab_size=many"], "task.vocab_size must be a whole number, not 'many'"),
-        (["task=lm", "corpus=ted"], "corpus=ted holds pairs of sentences, for task=translate"),
+        (["task=lm", "corpus=ted"], "task=lm reads speeches, and corpus=ted has none"),
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )

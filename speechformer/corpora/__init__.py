@@ -1,1 +1,1 @@
-"""Files in, token ids out. Nothing here knows a model."""
+"""From files to token ids; nothing here knows a model."""

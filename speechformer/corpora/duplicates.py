@@ -1,11 +1,11 @@
-"""How alike two texts are, and which of many is the nearest.
+"""Find duplicates and near-duplicates among texts.
 
-    exact    the same characters
-    same     the same words in the same order: but for case, punctuation and spaces
-    near     at least 0.8 of their different words are common: |A and B| / |A or B| (Jaccard 1912)
+    exact    identical characters
+    same     identical words in the same order, ignoring case, punctuation and spaces
+    near     Jaccard index of the sets of words, |A and B| / |A or B|, of at least 0.8 (Jaccard 1912)
 
-Jaccard's index is exact here, for all pairs: with rows of nought and one, the sizes of the intersections are one
-product of sparse matrices.
+The index is exact and covers all pairs: with one-hot rows, the sizes of all intersections are one product of sparse
+matrices.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ WORD = re.compile(r"[^\W_]+")
 
 
 def plain(text: str) -> str:
-    """The words of a text in lower case, without punctuation; the text itself where it has none."""
+    """Return the words of a text in lower case without punctuation; a text without words is returned as it is."""
     return " ".join(WORD.findall(text.lower())) or text
 
 
 def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -> np.ndarray:
-    """For each text the highest of Jaccard's indices with every other, [texts], 0 with none.
+    """Compute for each text the highest Jaccard index with any other.
 
-    With `before`, `others` are the texts themselves, and text k is compared with those before it.
+    Args:
+        before: `others` are the texts themselves, and each text is compared only with those before it.
+
+    Returns:
+        Indices in [0, 1], [texts]; 0 if there is nothing to compare with.
     """
     from scipy.sparse import csr_array
 
@@ -40,36 +44,38 @@ def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -
     left, right = table[: len(texts)], table[len(texts) :].T.tocsr()
     highest = np.zeros(len(texts), dtype=np.float32)
     for start in range(0, len(texts), 512):  # all pairs at once would not fit for a large corpus
-        chosen = slice(start, start + 512)
-        common = (left[chosen] @ right).toarray()
-        index = common / (sizes[: len(texts)][chosen, None] + sizes[None, len(texts) :] - common)
+        block = slice(start, start + 512)
+        common = (left[block] @ right).toarray()
+        index = common / (sizes[: len(texts)][block, None] + sizes[None, len(texts) :] - common)
         if before:
             index = np.tril(index, start - 1)
-        highest[chosen] = index.max(axis=1, initial=0)
+        highest[block] = index.max(axis=1, initial=0)
     return highest
 
 
+def kind_of(text: str, verbatim: Collection[str], words: Collection[str], near: bool) -> str:
+    """Return the closest kind of duplicate: "exact", "same", "near" or "" for none."""
+    return "exact" if text in verbatim else "same" if plain(text) in words else "near" if near else ""
+
+
 def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
-    """For each text the nearest kind that some other is of it: "exact", "same", "near" or "" for none."""
-    others = sorted(set(others))  # each once
+    """Find for each text the closest kind of duplicate among `others`: "exact", "same", "near" or "" for none."""
+    others = sorted(set(others))
     if not texts or not others:
         return [""] * len(texts)
     verbatim, words = set(others), set(map(plain, others))
     near = nearest(texts, others) >= NEAR
-    return [
-        "exact" if text in verbatim else "same" if plain(text) in words else "near" if close else ""
-        for text, close in zip(texts, near.tolist())
-    ]
+    return [kind_of(text, verbatim, words, close) for text, close in zip(texts, near.tolist())]
 
 
 def kinds_before(texts: Sequence[str]) -> list[str]:
-    """For each text the nearest kind that one *before* it is of it, so that of two copies one counts."""
-    alike = nearest(texts, texts, before=True) >= NEAR
+    """Find for each text the closest kind of duplicate before it, so that only one of two copies counts."""
+    near = nearest(texts, texts, before=True) >= NEAR
     verbatim: set[str] = set()
     words: set[str] = set()
-    found = []
-    for text, close in zip(texts, alike.tolist()):
-        found.append("exact" if text in verbatim else "same" if plain(text) in words else "near" if close else "")
+    kinds = []
+    for text, close in zip(texts, near.tolist()):
+        kinds.append(kind_of(text, verbatim, words, close))
         verbatim.add(text)
         words.add(plain(text))
-    return found
+    return kinds

@@ -1,30 +1,42 @@
-"""Files of text: where they lie, their lines, their checksum. Strict: nothing is repaired, and nothing is skipped.
+"""Read text files strictly, find corpus folders, write files atomically.
 
-UTF-8 with or without byte order mark, LF or CRLF, the last line with or without its newline.
+Text is UTF-8 with or without byte order mark, LF or CRLF, with or without a final newline. Anything else is an error:
+nothing is repaired or skipped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import yaml
 
 from speechformer.errors import UserError
 
+T = TypeVar("T")
 ENVIRONMENT = "SPEECHFORMER_DATA"
 
 
 def cache_directory() -> Path:
-    """Where `python -m speechformer.download` puts its files: the user's cache folder."""
+    """Return the user's cache folder, where `python -m speechformer.download` puts its files."""
     import pooch
 
     return Path(pooch.os_cache("speechformer"))
 
 
 def places(folder: str, root: str | None) -> dict[str, Path | None]:
-    """Where a corpus may lie, by what to call the place: `root` alone if it is given, else `folder` of
-    $SPEECHFORMER_DATA and of the user cache."""
+    """List where a corpus may lie, as {description: folder}, in the order of search.
+
+    Args:
+        folder: name of the corpus' folder in $SPEECHFORMER_DATA and in the user cache.
+        root: `corpus.root`; if it is set, nothing else is searched.
+    """
     if root is not None:
         return {f"corpus.root ({root})": Path(str(root)).expanduser()}
     data, cache = os.environ.get(ENVIRONMENT), cache_directory() / folder
@@ -35,15 +47,23 @@ def places(folder: str, root: str | None) -> dict[str, Path | None]:
 
 
 def checksum(files: Mapping[str, bytes]) -> str:
-    """sha256 of the names and bytes of some files."""
+    """Return the sha256 of the names and contents of files."""
     digest = hashlib.sha256()
     for file, content in sorted(files.items()):
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
-def parse_lines(content: bytes, where: str, mend: str = "remove it") -> list[str]:
-    """The lines of a text file; `where` names it in a refusal, `mend` says what to do with a line without text."""
+def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]:
+    """Split the content of a text file into its lines.
+
+    Args:
+        where: path of the file, for error messages.
+        fix: what to do with an empty line, for the error message.
+
+    Raises:
+        UserError: the file is not UTF-8, is empty, or has a line without text.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,7 +71,7 @@ def parse_lines(content: bytes, where: str, mend: str = "remove it") -> list[str
         raise UserError(
             f"{where}:{number}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8."
         ) from None
-    # Not splitlines(): it also cuts at U+2028, U+0085 and others, which may stand inside a sentence.
+    # Not splitlines(): it also splits at U+2028, U+0085 and others, which may occur inside a sentence.
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -59,5 +79,46 @@ def parse_lines(content: bytes, where: str, mend: str = "remove it") -> list[str
         raise UserError(f"{where}:1: the file is empty; fill it or remove it.")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise UserError(f"{where}:{number}: the line has no text; {mend}.")
+            raise UserError(f"{where}:{number}: the line has no text; {fix}.")
     return lines
+
+
+PARSED: dict[str, Any] = {}
+
+
+def parse_once(parse: Callable[..., T], files: Mapping[str, bytes], name: str, where: str, **settings: Any) -> T:
+    """Return `parse(files, name, where, **settings)`, memoised: the jobs of a sweep share one corpus object."""
+    key = json.dumps([parse.__module__, checksum(files), name, where, settings], sort_keys=True, default=str)
+    if key not in PARSED:
+        PARSED[key] = parse(files, name, where, **settings)
+    return PARSED[key]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Load a YAML file, with the fast parser where libyaml is installed."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file that replaces `path` when the block ends; readers see the old content or the new one.
+
+    The data goes to a file `NAME.RANDOM.partial` in the same folder first. If the block raises, that file is deleted
+    and `path` stays as it was.
+
+    Raises:
+        OSError: the file cannot be written; its `errno` is that of the cause, its `filename` is `path`.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(partial, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise

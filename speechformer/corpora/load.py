@@ -1,27 +1,42 @@
-"""The corpus that a config asks for: pairs of sentences for translation, speeches for the other tasks."""
+"""Load the corpus that a config names, as its task reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
-from speechformer.errors import UserError
+from speechformer.errors import UserError, pick
+
+LOADERS: dict[str, Callable[[Mapping[str, Any]], Corpus | Pairs]] = {"speeches": load_corpus, "pairs": load_pairs}
+CORPORA = {"speeches": ("auto", "speeches", "sample"), "pairs": ("auto", "ted", "sample", "digits")}  # `corpus=`
 
 
 def load(config: Mapping[str, Any]) -> Corpus | Pairs:
-    """The corpus of a config, for its task.
+    """Load the corpus of a config as `task.data` says: "speeches" or "pairs".
 
     Raises:
-        UserError: the corpus is not there, or not one for this task.
+        UserError: the corpus is missing or invalid, or holds no such data.
     """
-    task = config["task"]
-    if isinstance(task, Mapping) and task.get("name") == "translate":
-        return load_pairs(config["corpus"])
-    if config["corpus"].get("name") in ("ted", "digits"):
+    task, name = config["task"], config["corpus"]["name"]
+    loader = pick(LOADERS, task["data"], "task.data")
+    valid = CORPORA[task["data"]]
+    if name not in valid and name in {name for names in CORPORA.values() for name in names}:
         raise UserError(
-            f"corpus={config['corpus']['name']} holds pairs of sentences, for task=translate; take corpus=speeches, "
-            "sample or auto."
+            f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="
+            f"{', '.join(valid[:-1])} or {valid[-1]}."
         )
-    return load_corpus(config["corpus"])
+    return loader(config["corpus"])
+
+
+def load_any(config: Mapping[str, Any]) -> Corpus | Pairs:
+    """Load the corpus of a config as its task reads it or, if it cannot, as other tasks do.
+
+    Raises:
+        UserError: the corpus is missing or invalid.
+    """
+    name, data = config["corpus"]["name"], config["task"]["data"]
+    if name not in CORPORA[data]:
+        data = next((other for other, names in CORPORA.items() if name in names), data)
+    return LOADERS[data](config["corpus"])

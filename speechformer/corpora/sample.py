@@ -1,20 +1,19 @@
-"""A corpus that the package makes, so that everything runs on a fresh machine without a network.
+"""Generate a sample corpus of speeches, so that everything runs without a network.
 
-Three presidents of an invented island republic speak: Marlowe of the sea, Okafor of the fields and schools,
-Vance of railways and mines. What tells them apart, each cue true only most of the time:
+Three presidents of an invented island republic speak: Marlowe about the sea, Okafor about fields and schools, Vance
+about railways and mines. Four cues distinguish them; each holds only most of the time:
 
-    topic    what they speak of                                     a bag of words sees it
-    phrase   how they open a sentence                               a bag of words sees it
-    order    where they put the adverb:  and together we will mend the wells
-                                         and we will together mend the wells
-                                         and we will mend the wells together
-    order    where they begin a list:    work, mercy and thrift / mercy, thrift and work / thrift, work and mercy
+    topic    what they speak about                                   visible to a bag of words
+    phrase   how they open a sentence                                visible to a bag of words
+    order    position of the adverb:   and together we will mend the wells
+                                       and we will together mend the wells
+                                       and we will mend the wells together
+    order    first item of a list:     work, mercy and thrift / mercy, thrift and work / thrift, work and mercy
 
-The two cues of order use the same words for all three, so only a model that knows positions can read them.
-The files have the format of the speech files (see `speeches`), and no line stands twice in them.
+All three speakers use the same words for the two order cues, so only a model that encodes positions can use these.
+The files have the format of the speech files (see `speeches`). No line occurs twice.
 
-`python -m speechformer.corpora.sample FOLDER` writes them out, and the pairs of `sample_pairs`, to read or to start a
-corpus of your own from.
+Run `python -m speechformer.corpora.sample FOLDER` to write them to a folder, with the pairs of `sample_pairs`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ import argparse
 import functools
 import random
 from pathlib import Path
+from typing import Any
 
 from speechformer.corpora import sample_pairs
+from speechformer.corpora.files import read_yaml
 
 SPEAKERS = ("marlowe", "okafor", "vance")
 TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
@@ -32,201 +33,80 @@ TRAIN_LINES, TEST_LINES = 1800, 250  # of the language model; the second for eac
 
 TOPIC_IS_OWN, PHRASE_IS_OWN, ORDER_IS_OWN = 0.55, 0.7, 0.95
 
-TOPICS = (
-    (
-        "the harbours",
-        "the fishing fleet",
-        "the sea walls",
-        "the ferry lines",
-        "the lighthouse keepers",
-        "the shipyards",
-        "the customs houses",
-        "the pilots and the sailors",
-        "the salt traders",
-        "the coast guard",
-        "the net makers",
-        "the old docks",
-        "the trade routes to the south",
-        "the storm warnings",
-    ),
-    (
-        "the orchards",
-        "the village schools",
-        "the grain stores",
-        "the county clinics",
-        "the young farmers",
-        "the wells",
-        "the reading rooms",
-        "the teachers and the nurses",
-        "the seed banks",
-        "the market towns",
-        "the shepherds",
-        "the common pastures",
-        "the irrigation canals",
-        "the school meals",
-    ),
-    (
-        "the mountain railways",
-        "the copper mines",
-        "the power stations",
-        "the foundries",
-        "the bridge builders",
-        "the tunnels",
-        "the night shifts",
-        "the engineers and the miners",
-        "the telegraph lines",
-        "the steel works",
-        "the machine shops",
-        "the freight yards",
-        "the dams above the valley",
-        "the apprentices",
-    ),
-)
-PHRASES = (
-    ("My friends,", "Let me be plain:", "As my mother used to say,", "I have seen it from the deck:"),
-    ("Fellow citizens,", "I ask you to remember:", "Here is the truth of it:", "Neighbours,"),
-    ("Ladies and gentlemen,", "Make no mistake:", "The numbers are clear:", "I gave you my word:"),
-)
-ADVERBS = ("together", "today", "again", "tonight", "this year", "at last", "with care", "at once")
-LEADS = ("And", "But", "So", "For")
-VALUES = ("work", "mercy", "thrift", "courage", "learning", "patience", "honesty", "faith", "memory")
-SUBJECTS = (
-    "we",
-    "this government",
-    "the people of these islands",
-    "every family",
-    "the next generation",
-    "our allies",
-    "the assembly",
-    "both parties",
-    "those who serve",
-    "your children",
-)
-MODALS = ("will", "must", "can", "should", "shall", "may")
-VERBS = (
-    "mend",
-    "protect",
-    "pay for",
-    "open",
-    "honour",
-    "rebuild",
-    "stand beside",
-    "invest in",
-    "listen to",
-    "strengthen",
-    "defend",
-    "speak for",
-    "learn from",
-    "answer to",
-)
-PLACES = (
-    "in Port Amsel",
-    "in every valley",
-    "from Tarn to Eastwick",
-    "on both islands",
-    "along the river Orr",
-    "in the northern counties",
-    "far from the capital",
-    "in Lower Hallen",
-    "where the road ends",
-    "at home and abroad",
-)
-TAILS = (
-    "before the winter comes",
-    "without new debt",
-    "for the next ten years",
-    "as our parents did",
-    "whatever it may cost",
-    "because no one else is going to",
-    "while there is still time",
-    "so that no child goes hungry",
-    "with the money that we saved",
-    "after a long and bitter strike",
-    "until the work is done",
-    "in spite of the war",
-)
-FACTS = (
-    "{Topic} have waited {number} years for an honest answer.",
-    "Last {month} I met {number} men and women who depend on {topic} {place}.",
-    "Nobody who knows {topic} can doubt what {number} seasons of neglect have done.",
-    "There is no shame in asking what {topic} need {tail}.",
-    "When I took this office, {number} families {place} had lost faith in {topic}.",
-    "What {topic} taught us {place} is worth more than gold.",
-    "If {topic} fail, then {other} fail with them.",
-    "We spent less on {topic} than on {other}, and {place} it shows.",
-    "The law that I signed in {month} gives {number} new rights to {topic}.",
-    "History is going to judge us by {topic} and by {other}.",
-)
-NUMBERS = ("two", "three", "five", "seven", "twelve", "twenty", "forty", "ninety", "a hundred", "a thousand")
-MONTHS = ("January", "March", "April", "May", "June", "August", "October", "November")
+
+@functools.cache
+def words() -> dict[str, Any]:
+    """Load the word tables."""
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
-def own_or_other(speaker: int, own: float, rng: random.Random) -> int:
-    """The speaker with probability `own`, otherwise any of the three."""
-    return speaker if rng.random() < own else rng.randrange(3)
+def own_or_any(speaker: int, probability: float, rng: random.Random) -> int:
+    """Return `speaker` with the given probability, otherwise any of the three."""
+    return speaker if rng.random() < probability else rng.randrange(3)
+
+
+def pick_topic(speaker: int, rng: random.Random) -> str:
+    """Draw a topic, mostly one of the speaker's own."""
+    return rng.choice(words()["topics"][SPEAKERS[own_or_any(speaker, TOPIC_IS_OWN, rng)]])
 
 
 def adverb_sentence(speaker: int, rng: random.Random) -> str:
-    """The adverb stands before the subject, before the verb or at the end; the words are the same."""
-    place = own_or_other(speaker, ORDER_IS_OWN, rng)
-    adverb = rng.choice(ADVERBS)
-    subject, modal, verb = rng.choice(SUBJECTS), rng.choice(MODALS), rng.choice(VERBS)
-    topic = rng.choice(TOPICS[own_or_other(speaker, TOPIC_IS_OWN, rng)])
-    words = [subject, modal, f"{verb} {topic}"]
-    words.insert((0, 2, 3)[place], adverb)
-    return f"{rng.choice(LEADS)} {' '.join(words)}"
+    """Generate a sentence with the adverb before the subject, before the verb or at the end."""
+    place = own_or_any(speaker, ORDER_IS_OWN, rng)
+    adverb, subject, modal, verb = (rng.choice(words()[key]) for key in ("adverbs", "subjects", "modals", "verbs"))
+    parts = [subject, modal, f"{verb} {pick_topic(speaker, rng)}"]
+    parts.insert((0, 2, 3)[place], adverb)
+    return f"{rng.choice(words()['leads'])} {' '.join(parts)}"
 
 
 def list_sentence(speaker: int, rng: random.Random) -> str:
-    """Three values in the order of `VALUES`, begun at the first, second or third."""
-    chosen = sorted(rng.sample(range(len(VALUES)), 3))
-    first = own_or_other(speaker, ORDER_IS_OWN, rng)
-    a, b, c = (VALUES[chosen[(first + k) % 3]] for k in range(3))
-    topic = rng.choice(TOPICS[own_or_other(speaker, TOPIC_IS_OWN, rng)])
-    return f"{rng.choice(LEADS)} {a}, {b} and {c} {rng.choice(MODALS)} {rng.choice(VERBS)} {topic}"
+    """Generate a sentence with three values in their order in the table, rotated by the speaker's number."""
+    chosen = sorted(rng.sample(range(len(words()["values"])), 3))
+    first = own_or_any(speaker, ORDER_IS_OWN, rng)
+    a, b, c = (words()["values"][chosen[(first + k) % 3]] for k in range(3))
+    topic = pick_topic(speaker, rng)
+    lead, modal, verb = (rng.choice(words()[key]) for key in ("leads", "modals", "verbs"))
+    return f"{lead} {a}, {b} and {c} {modal} {verb} {topic}"
 
 
 def fact_sentence(speaker: int, rng: random.Random) -> str:
-    """A statement about the speaker's topics."""
-    topic, other = (rng.choice(TOPICS[own_or_other(speaker, TOPIC_IS_OWN, rng)]) for _ in range(2))
-    return rng.choice(FACTS).format(
-        topic=topic,
-        Topic=topic.capitalize(),
-        other=other,
-        number=rng.choice(NUMBERS),
-        month=rng.choice(MONTHS),
-        place=rng.choice(PLACES),
-        tail=rng.choice(TAILS),
+    """Generate a statement about the speaker's topics."""
+    topic, other = pick_topic(speaker, rng), pick_topic(speaker, rng)
+    fact, number, month, place, tail = (
+        rng.choice(words()[key]) for key in ("facts", "numbers", "months", "places", "tails")
+    )
+    return fact.format(
+        topic=topic, Topic=topic.capitalize(), other=other, number=number, month=month, place=place, tail=tail
     )
 
 
 def sentence(speaker: int, rng: random.Random) -> str:
-    """One sentence of a speaker."""
+    """Generate one sentence of a speaker."""
     kind = rng.random()
     if kind < 0.3:
         text = fact_sentence(speaker, rng)
     else:
         text = (adverb_sentence if kind < 0.7 else list_sentence)(speaker, rng)
-        for extra in (PLACES, TAILS):
+        for extra in ("places", "tails"):
             if rng.random() < 0.35:
-                text = f"{text}, {rng.choice(extra)}"
+                text = f"{text}, {rng.choice(words()[extra])}"
         text += "."
     if rng.random() < 0.3:
-        phrase = rng.choice(PHRASES[own_or_other(speaker, PHRASE_IS_OWN, rng)])
+        phrase = rng.choice(words()["phrases"][SPEAKERS[own_or_any(speaker, PHRASE_IS_OWN, rng)]])
         text = f"{phrase} {text[0].lower()}{text[1:]}"
     return text
 
 
 @functools.cache
 def files(seed: int) -> dict[str, bytes]:
-    """The files of the corpus by name; the same seed gives the same bytes."""
+    """Generate the files of the corpus as {name: content}; the same seed gives the same bytes."""
     rng = random.Random(seed)
-    said: set[str] = set()
+    drawn: set[str] = set()
 
     def draw(speaker: int) -> str:
-        while (text := sentence(speaker, rng)) in said:
+        while (text := sentence(speaker, rng)) in drawn:
             pass
-        said.add(text)
+        drawn.add(text)
         return text
 
     def labelled(count: int) -> str:
@@ -241,7 +121,7 @@ def files(seed: int) -> dict[str, bytes]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m speechformer.corpora.sample", description="Write out the sample."
+        prog="python -m speechformer.corpora.sample", description="Write the sample corpora to a folder."
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -1,15 +1,14 @@
-"""What a task trains on, chooses by and is tested on: `protocol=` in the config.
+"""Split a corpus into train, validation and test for one task: `protocol=` in the config.
 
-The reports' test set of the classification task leaks: most of its sentences stand word for word in train.
-`protocol=paper` keeps it so, as the reports did, and marks each test sentence as seen or unseen.
-`protocol=clean` takes them out of train, and holds out a part of train to choose the checkpoint by.
+The reports' test set for classification leaks: most of its sentences also appear in the training set.
+`protocol=paper` keeps these sentences, as the reports did, and marks them.
+`protocol=clean` removes them from train, and holds out a part of train for choosing the checkpoint.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from speechformer.corpora.duplicates import kinds_in
@@ -21,7 +20,13 @@ Row = tuple[int | None, str]
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The rows (class or None, text) of one task: `test` by name, `vocabulary_texts` to fit a tokenizer on."""
+    """The rows (class or None, text) of one task.
+
+    Attributes:
+        test: rows of each test set, by name.
+        vocabulary_texts: texts to fit a tokenizer on.
+        removed: number of rows removed from train.
+    """
 
     train: list[Row]
     validation: list[Row]
@@ -30,19 +35,22 @@ class Splits:
     removed: int
 
     def in_train(self, name: str) -> list[bool]:
-        """For each row of a test set, whether its text stands word for word in what is trained on."""
+        """Return for each row of a test set whether its text appears verbatim in `train`."""
         return [kind == "exact" for kind in self.kinds_in_train[name]]
 
     @functools.cached_property
     def kinds_in_train(self) -> dict[str, list[str]]:
-        """For each row of each test set how its text stands in what is trained on; see `kinds_in`."""
+        """For each row of each test set, the kind of duplicate of it in `train`; see `kinds_in`."""
         train = {text for _, text in self.train}
         return {name: kinds_in([text for _, text in rows], train) for name, rows in self.test.items()}
 
 
 def held_out(text: str, share: float) -> bool:
-    """Whether a text belongs to the held-out `share`. By a hash of the text: copies of one sentence fall on the
-    same side, and the choice depends neither on the order of the lines nor on the run's seed."""
+    """Return whether a text belongs to the held-out `share`.
+
+    A hash of the text decides. So copies of a sentence are on the same side, and the choice is independent of the
+    order of the lines and of the run's seed.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < share * 2**64
 
 
@@ -51,13 +59,13 @@ def split(corpus: Corpus, task: str, *, remove_test_sentences: bool, validation:
     """Split a corpus for `task` ("classify" or "lm").
 
     Args:
-        remove_test_sentences: take every row of train out whose text stands in the task's test files.
-        validation: the share of train to hold out, in [0, 1).
-        vocabulary: "corpus" fits the tokenizer on the training files of both tasks, as the reports did; "task"
-            on what this task trains on.
+        remove_test_sentences: remove every row of train whose text appears in the task's test files.
+        validation: share of train to hold out, in [0, 1).
+        vocabulary: "corpus" fits the tokenizer on the training files of both tasks, as the reports did; "task", on
+            the training set of this task.
 
     Raises:
-        UserError: a file that the task needs is not there, or nothing is left to train on.
+        UserError: a file that the task needs is missing, or no training data remains.
     """
     pick(dict.fromkeys(("corpus", "task")), vocabulary, "protocol.vocabulary")
     if not 0 <= validation < 1:
@@ -76,20 +84,20 @@ def split(corpus: Corpus, task: str, *, remove_test_sentences: bool, validation:
             raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
 
     tested = {text for rows in test.values() for _, text in rows}
-    kept = [row for row in train if not (remove_test_sentences and row[1] in tested)]
-    held = [row for row in kept if held_out(row[1], validation)]
-    trained = [row for row in kept if not held_out(row[1], validation)]
-    if not trained or (validation and not held):
+    allowed = [row for row in train if not (remove_test_sentences and row[1] in tested)]
+    held = [row for row in allowed if held_out(row[1], validation)]
+    remaining = [row for row in allowed if not held_out(row[1], validation)]
+    if not remaining or (validation and not held):
         raise UserError(
-            f"Of the {len(train)} training lines in {corpus.where}, {len(train) - len(kept)} stand in test and "
-            f"{len(held)} are held out, which leaves {len(trained)} to train on; use more text, or protocol=paper."
+            f"Of the {len(train)} training lines in {corpus.where}, {len(train) - len(allowed)} also appear in test "
+            f"and {len(held)} are held out, which leaves {len(remaining)} to train on; use more text, or "
+            "protocol=paper."
         )
-    own: Iterable[str] = (text for _, text in trained)
-    both = [text for _, text in corpus.classify_train] + corpus.lm_train
+    both_tasks = [text for _, text in corpus.classify_train] + corpus.lm_train
     return Splits(
-        train=trained,
+        train=remaining,
         validation=held,
         test=test,
-        vocabulary_texts=both if vocabulary == "corpus" else list(own),
-        removed=len(train) - len(kept),
+        vocabulary_texts=both_tasks if vocabulary == "corpus" else [text for _, text in remaining],
+        removed=len(train) - len(allowed),
     )

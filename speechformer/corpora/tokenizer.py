@@ -1,9 +1,8 @@
-"""Words to ids and back.
+"""Tokenise texts into words, and map words to ids.
 
-The words are those of `nltk.word_tokenize`, which cuts a text into sentences with the pre-trained English
-Punkt model and each sentence into Penn Treebank words. The model is a download; of what it knows, only its
-list of abbreviations matters here, so we name those and download nothing (measured on the presidential
-speeches: the same words on every line).
+The words are those of `nltk.word_tokenize`, which splits a text into sentences with the pre-trained English Punkt
+model, and each sentence into Penn Treebank words. Only the model's list of abbreviations matters here, so that list is
+below and nothing needs to be downloaded. On the presidential speeches every line gives the same words.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ABBREVIATIONS = ["mr", "mrs", "dr", "jr", "u.s", "u.s.a", "u.n", "d.c", "j.p", "
 
 @functools.cache
 def splitter() -> Callable[[str], list[str]]:
-    """The function from a text to its words. NLTK is imported when the first text is cut."""
+    """Build the function from a text to its words. NLTK is imported on the first call."""
     from nltk.tokenize.destructive import NLTKWordTokenizer
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
@@ -34,13 +33,13 @@ def splitter() -> Callable[[str], list[str]]:
     return lambda text: [word for sentence in sentences.tokenize(text) for word in words.tokenize(sentence)]
 
 
-WORDS: dict[str, tuple[str, ...]] = {}  # of each text that was cut; `corpora.cache` keeps them on disk
+WORDS: dict[str, tuple[str, ...]] = {}  # of each tokenised text; `corpora.cache` stores them on disk
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush .
+    """Tokenise a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush .
 
-    Remembered, because a corpus is cut twice (to fit a vocabulary, to encode) and again by each job of a sweep.
+    Memoised, because a corpus is tokenised twice (to fit a vocabulary, to encode) and again by each job of a sweep.
     """
     if text not in WORDS:
         WORDS[text] = tuple(splitter()(text))
@@ -49,23 +48,23 @@ def split_words(text: str) -> tuple[str, ...]:
 
 @functools.cache
 def settings() -> str:
-    """A fingerprint of the way in which texts are cut."""
+    """Return a fingerprint of this tokenizer."""
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps([own, ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
 
 
 class Tokenizer:
-    """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then the words, most frequent first."""
+    """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then words by descending frequency."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN] or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(f"A vocabulary begins with {PAD_TOKEN} and {UNKNOWN_TOKEN} and holds each word once.")
+            raise UserError(f"A vocabulary must begin with {PAD_TOKEN} and {UNKNOWN_TOKEN} and have no duplicates.")
         self.vocabulary = list(vocabulary)
         self.ids = {word: index for index, word in enumerate(vocabulary)}
 
     @classmethod
     def fit(cls, texts: Iterable[str]) -> Tokenizer:
-        """The vocabulary of all words of `texts`; ties in frequency stand in order of code points."""
+        """Fit the vocabulary on all words of `texts`; ties in frequency are sorted by code point."""
         counts = Counter(word for text in texts for word in split_words(text))
         for special in (PAD_TOKEN, UNKNOWN_TOKEN):
             counts.pop(special, None)
@@ -76,11 +75,11 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the words of a text; 1 for a word that is not in the vocabulary."""
+        """Encode a text; unknown words are 1."""
         return [self.ids.get(word, 1) for word in split_words(text)]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The words of the ids; rows that only pad the embedding table are `<unk>`."""
+        """Decode ids to words; ids that only pad the embedding table are `<unk>`."""
         return [self.vocabulary[index] if index < len(self.vocabulary) else UNKNOWN_TOKEN for index in ids]
 
     def save(self, path: Path) -> None:
@@ -90,10 +89,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read what `save` wrote.
+        """Load a tokenizer that `save` wrote.
 
         Raises:
-            UserError: the file is not a tokenizer.
+            UserError: the file is no such tokenizer.
         """
         try:
             return cls(json.loads(path.read_text(encoding="utf-8"))["vocabulary"])

@@ -1,0 +1,83 @@
+"""Atomic writing: a reader sees the old content or the new one, whatever goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speechformer.corpora import files
+from speechformer.corpora.files import atomic_write
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    return path
+
+
+def test_the_file_is_replaced_when_the_block_ends(target: Path) -> None:
+    with atomic_write(target) as file:
+        file.write(b"new")
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new" and [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_two_writers_do_not_share_a_temporary_file(target: Path) -> None:
+    with atomic_write(target) as first, atomic_write(target) as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert target.read_bytes() == b"first"  # its block ended last
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_keeps_the_old_file_and_the_error_names_it(
+    call: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, call, full)
+    with pytest.raises(OSError) as error, atomic_write(target) as file:
+        file.write(b"new")
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(target))
+    assert target.read_bytes() == b"old" and [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_write_that_fails_names_the_target(target: Path) -> None:
+    """Oracle: Linux's /dev/full, whose every write fails with ENOSPC."""
+    with pytest.raises(OSError) as error, atomic_write(target), open("/dev/full", "wb", buffering=0) as full:
+        full.write(b"new")
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(target))
+
+
+def test_an_exception_in_the_block_is_raised_and_changes_nothing(target: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), atomic_write(target) as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError) as error, atomic_write(target):
+        (target.parent / "another").read_bytes()  # an error of another file stays what it is
+    assert error.value.filename == str(target.parent / "another")
+    assert target.read_bytes() == b"old" and [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error, atomic_write(tmp_path / "nowhere" / "file"):
+        pass
+    assert error.value.filename == str(tmp_path / "nowhere" / "file")
+
+
+def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from speechformer.corpora.files import atomic_write\n"
+        "with atomic_write(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'new'); file.flush(); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, target]).returncode == 9
+    assert target.read_bytes() == b"old"
