@@ -163,11 +163,8 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         file.write(as_safetensors(run) if format == "safetensors" else as_program(run))
         file.flush()
         written = Path(file.name)
-        exported: Any
-        if format == "safetensors":
-            exported = load_safetensors(written).model
-        else:
-            exported = torch.export.load(written).module()
+        safetensors = format == "safetensors"
+        exported = load_safetensors(written).model if safetensors else torch.export.load(written).module()
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")

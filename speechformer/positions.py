@@ -53,9 +53,9 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     rope = make("rope").rotate(unit, unit)[0][0, 0, :, 0::2]
     return {
         "sinusoidal": ("added to embeddings\nposition × dimension", sinusoidal),
-        "learned": ("added to embeddings, trained\nhere: at initialisation", learned),
+        "learned": ("learned, added to embeddings\nhere: initial values", learned),
         "alibi": ("subtracted from scores, head 1\nquery × key; darker: more", alibi),
-        "relative": ("added to scores, trained\nbucket of each distance", buckets),
+        "relative": ("learned, added to scores\nbucket of each distance", buckets),
         "rope": ("rotates queries and keys\ncosine: position × pair", rope),
         "nope": ("no position encoding", None),
     }
@@ -137,7 +137,7 @@ def mean_cosine(table_TD: Tensor, max_distance: int) -> Tensor:
 
 
 def draw_sinusoidal(length: int = 128) -> Any:
-    """Draw the sinusoidal table of Vaswani et al. 2017, section 3.5, its dimensions, and the similarity of positions."""
+    """Draw the sinusoidal table (Vaswani et al. 2017, section 3.5), its dimensions, and the similarity by distance."""
     table = sinusoid(length, WIDTH)
     figure, axes = new_figure(3)
     draw_table(figure, axes[0, 0], table.T, aspect="auto")

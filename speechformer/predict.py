@@ -53,8 +53,8 @@ def main() -> None:
     """Run the command line."""
     parser = run_parser(
         "predict",
-        "Predict who said a sentence. Print the probability of each speaker and the words that decide: by how much ln P "
-        "of the predicted speaker drops when a word is left out (Li et al. 2016).",
+        "Predict who said a sentence. Print the probability of each speaker and the words that decide: by how much "
+        "ln P of the predicted speaker drops when a word is left out (Li et al. 2016).",
         "folder of a run with task=classify",
     )
     parser.add_argument("text", nargs="*", help="one or more sentences (default: the lines of standard input)")

@@ -40,27 +40,27 @@ def test_entropy_and_distance_of_known_weights() -> None:
 def test_the_maps_are_the_models_weights_and_pass_the_checks(model: str, pattern: str) -> None:
     arguments: dict[str, Any] = {"model": group("model", model), "pattern": group("pattern", pattern)}
     ids = sentences()[0]
-    for model, name in ((classifier(**arguments), "encoder"), (decoder(**arguments), "decoder")):
-        (part,) = maps_of(model, [ids], [WORDS[: len(ids)]])
+    for network, name in ((classifier(**arguments), "encoder"), (decoder(**arguments), "decoder")):
+        (part,) = maps_of(network, [ids], [WORDS[: len(ids)]])
         assert part.name == name and part.queries == part.keys == WORDS[: len(ids)]
-        torch.testing.assert_close(part.weights, torch.stack([w[0] for w in model.attention(ids[None])[name]]))
-        checks = check_maps(model, [ids], [part])
+        torch.testing.assert_close(part.weights, torch.stack([w[0] for w in network.attention(ids[None])[name]]))
+        checks = check_maps(network, [ids], [part])
         assert all(check.passed for check in checks) and len(checks) == (4 if name == "encoder" else 2)
 
 
 @pytest.mark.parametrize("model", ["rope", "rnn_attention"])
 def test_the_maps_of_a_translator(model: str) -> None:
-    model = translator(model)
+    network = translator(model)
     source, target = (part[0] for part in pairs(1))
     words = [
         [f"{kind}{k}" for k in range(n)] for kind, n in (("s", len(source)), ("r", len(target)), ("w", len(target)))
     ]
-    maps = {part.name: part for part in maps_of(model, [source, target], words)}
+    maps = {part.name: part for part in maps_of(network, [source, target], words)}
     assert set(maps) == ({"cross"} if model == "rnn_attention" else {"encoder", "decoder", "cross"})
     assert (maps["cross"].queries, maps["cross"].keys) == (words[2], words[0])
     if model == "rope":
         assert maps["encoder"].queries == words[0] and maps["decoder"].keys == words[1]
-    assert all(check.passed for check in check_maps(model, [source, target], list(maps.values())))
+    assert all(check.passed for check in check_maps(network, [source, target], list(maps.values())))
 
 
 def test_a_cls_token_is_named() -> None:
