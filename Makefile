@@ -1,4 +1,4 @@
-# make train, make test: each sets up .venv first, once; after that it installs nothing.
+# make train, make test: the first one sets up .venv; later ones install nothing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/stamp
 
 .PHONY: train test reproduce reproduce-translation clean
 
-# make train seed=1 model=rope and make train ARGS="seed=1 model=rope" are the same
+# `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
 
 train: $(STAMP)
@@ -18,9 +18,9 @@ test: $(STAMP)
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Every run of outputs/reference/report.md, as many at once as there are cores, and the report. Started again, it goes
-# on where it stopped: what is finished is not run again. A run that fails does not stop the others (hence the "-"); the
-# report shows it.
+# Make every run behind outputs/reference/report.md, as many at once as there are cores, and the report. The same
+# command resumes: finished runs are not run again. A failed run does not stop the others (hence the "-"); the report
+# shows it.
 REPRODUCED := outputs/reproduce
 SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
 	'hydra.sweep.dir=$(REPRODUCED)/runs/$${sweep_name:}' corpus=speeches
@@ -48,7 +48,7 @@ reproduce: $(STAMP)
 	$(SWEEP) experiment=singhal_table6 model=alibi 'seed=range(5)'
 	$(BIN)/python -m speechformer.report $(REPRODUCED) --output $(REPRODUCED)/report
 
-# The same for translation, which needs the TED pairs: hours on a CPU.
+# The same for translation. It needs the TED pairs and takes hours on a CPU.
 TRANSLATED := outputs/reproduce-translation
 TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
 	'hydra.sweep.dir=$(TRANSLATED)/runs/$${sweep_name:}'
@@ -62,8 +62,8 @@ reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.report $(TRANSLATED) --output $(TRANSLATED)/report
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), once: a minute or more, 1.8 GB or more (torch)."
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."
+	@$(PYTHON) -c 'import sys; sys.exit("speechformer needs Python 3.11 or newer. Try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)

@@ -63,8 +63,8 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     from speechformer.corpora.load import load as load_corpus
     from speechformer.errors import UserError
     from speechformer.runs import identity
-    from speechformer.training.fit import fit as execute  # at the merge: training.run.execute
-    from speechformer.training.isolation import isolated
+    from speechformer.training import runtime
+    from speechformer.training.run import execute
 
     for override in overrides:
         if override.lstrip("+~").startswith("hydra"):
@@ -76,6 +76,5 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         corpus = load_corpus(config)
         name = identity.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
         directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"].replace("${run_name:}", name)
-    with isolated():
-        execute(cfg, Path(directory), overrides)
+    execute(cfg, Path(directory), overrides, environment=runtime.isolated)
     return load(directory)

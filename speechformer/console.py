@@ -1,27 +1,98 @@
-"""What a run says on the terminal, as text."""
+"""Console output: log lines, tables and formatted metrics.
+
+The package logs to the logger `speechformer`, which writes plain lines to stdout. To hide them in your own program,
+call `logging.getLogger("speechformer").setLevel(logging.WARNING)`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-STEERING = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+LOGGER = logging.getLogger("speechformer")
+
+
+class ConsoleHandler(logging.Handler):
+    """A handler that writes to the stdout of the moment, so that redirecting `sys.stdout` works."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line; discard all output from then on if the reader has gone (`| head`)."""
+        try:
+            print(self.format(record), flush=True)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+CONSOLE = ConsoleHandler()
+LOGGER.addHandler(CONSOLE)
+LOGGER.setLevel(logging.INFO)
+LOGGER.propagate = False  # a program that configures the root logger would print each line twice
 
 
 def say(text: str) -> None:
-    """Print a line; if nobody reads any more (`| head`), the run goes on in silence. What would steer a terminal is
-    left out."""
+    """Log a line at level INFO, without the control characters that could steer a terminal."""
+    LOGGER.info(text.translate(CONTROL_CHARACTERS))
+
+
+@contextlib.contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Append the output of this process to a file instead of the console.
+
+    Log lines go there through a handler. What libraries write to stdout and stderr goes there through the file
+    descriptors: warnings, messages of C++ code, and child processes. Replacing `sys.stderr` would not be enough.
+    Lightning and torch keep the `sys.stderr` they find when they are imported, and a later run of the same process
+    would make them write to a closed file.
+
+    Args:
+        path: The log file. Its folder must exist.
+    """
+    with open(path, "a", encoding="utf-8") as file:
+        handler = logging.StreamHandler(file)
+        LOGGER.removeHandler(CONSOLE)
+        LOGGER.addHandler(handler)
+        try:
+            with redirect_descriptors(file.fileno()):
+                yield
+        finally:
+            LOGGER.removeHandler(handler)
+            LOGGER.addHandler(CONSOLE)
+
+
+@contextlib.contextmanager
+def redirect_descriptors(target: int) -> Iterator[None]:
+    """Point this process's stdout and stderr at an open file descriptor."""
+    flush()
+    copies = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     try:
-        print(text.translate(STEERING), flush=True)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        for descriptor in copies:
+            os.dup2(target, descriptor)
+        yield
+    finally:
+        flush()
+        for descriptor, copy in copies.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def flush() -> None:
+    """Write out what Python has buffered for stdout and stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed file
+            stream.flush()
 
 
 def above(text: str) -> str:
-    """What puts a terminal's cursor back to where `text` began, to write over it; a blank line in a file."""
+    """Return the control sequence that moves the cursor up to the start of `text`, the last output.
+
+    Where stdout is no terminal, return a line break.
+    """
     if not sys.stdout.isatty():
         return "\n"
     width = shutil.get_terminal_size().columns
@@ -30,7 +101,12 @@ def above(text: str) -> str:
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """Format a metric: fractions in per cent; ratios, and perplexities below 10, with two decimals; else one."""
+    """Format a metric: accuracies in percent, ratios and perplexities below 10 with two decimals, others with one.
+
+    Args:
+        name: The metric's name, which decides the format.
+        value: Its value; an accuracy is a fraction between 0 and 1.
+    """
     if value is None:
         return "-"
     if "accuracy" in name or "exact" in name:
@@ -41,7 +117,7 @@ def format_metric(name: str, value: float | None) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Align columns: the first to the left, the others to the right."""
+    """Return rows as aligned text: the first column flush left, the others flush right."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths)))
@@ -50,14 +126,16 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def parameters_line(parameters: dict[str, int]) -> str:
+    """Return the line with the number of parameters, in total and of each part."""
     parts = " + ".join(f"{part} {count:,}" for part, count in parameters.items() if part != "total")
     return f"Parameters: {parameters['total']:,} = {parts}"
 
 
 def busy_line(threads: int, free: int) -> str:
+    """Return the warning of a run whose threads outnumber the free cores."""
     return (
-        f"Others keep the cores busy: {threads} threads will mostly wait for each other, and can take several "
-        f"times as long as threads={free}."
+        f"Others keep the cores busy: {threads} threads will mostly wait for each other. Set threads={free}, which "
+        "can be several times faster."
     )
 
 

@@ -82,9 +82,9 @@ def a_translator(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def run_in(folder: Path, *overrides: str) -> Path:
     """Make a tiny run in a folder."""
-    from speechformer.training.fit import fit
+    from speechformer.training.run import execute
 
-    fit(compose(*TINY, "trainer.max_epochs=2", *overrides), folder)
+    execute(compose(*TINY, "trainer.max_epochs=2", *overrides), folder)
     return folder
 
 

@@ -23,7 +23,7 @@ from speechformer.analysis.attention_maps import AttentionMap, Check
 from speechformer.analysis.attention_page import TEMPLATE, encode_weights, render_page
 from speechformer.analysis.load import load
 from speechformer.attention import MAX_TOKENS, format_checks, main
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 SENTENCE = "We will mend the harbours, my friend."
 HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror=document.title='executed'>"
@@ -118,7 +118,7 @@ def test_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if arguments[0] == "RNN":
-        fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path)
+        execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path)
     runs = {"CLASSIFIER": str(a_classifier), "LM": str(a_language_model), "RNN": str(tmp_path)}
     monkeypatch.setattr(sys, "argv", ["attention", *(runs.get(argument, argument) for argument in arguments)])
     with pytest.raises(SystemExit, match=sentence):
@@ -154,7 +154,7 @@ def test_runs_are_shown_side_by_side(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Runs with equal labels are named by folder; one without attention says so; unknown words are marked."""
-    fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
+    execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
     again = shutil.copytree(a_classifier, tmp_path / "again")
     arguments = [str(a_classifier), f"{SENTENCE} 😀", "--beside", str(again), str(tmp_path / "rnn")]
     monkeypatch.setattr(sys, "argv", ["attention", *arguments, "--output", str(tmp_path / "out")])

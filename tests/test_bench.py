@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cores import stack_arguments
+from test_models import stack_arguments
 from test_encoder_decoder import pairs, translator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from speechformer.training import devices
-from speechformer.training.fit import device_of
+from speechformer.training.build import lease_devices
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -46,7 +46,7 @@ def test_runs_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the cores' use is asked of Linux")
-def test_what_others_take_of_the_cores_is_seen() -> None:
+def test_cpu_time_of_other_processes_is_measured() -> None:
     """Beside a process that counts as fast as it can, as much of a core as the system says that it got; what this one
     does itself is nobody else's."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -93,19 +93,19 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("accelerator", ["gpu", "auto", "cuda"])
 def test_a_run_that_asks_for_a_gpu_gets_one_that_is_free(accelerator: str, two_gpus: None) -> None:
     arguments = {"accelerator": accelerator, "devices": 1}
-    with device_of(arguments, 1, None) as first, device_of(arguments, 1, "joblib") as second:
+    with lease_devices(arguments, 1, None) as first, lease_devices(arguments, 1, "joblib") as second:
         assert (first, second) == ([0], [1])
-        with device_of({"accelerator": "cpu", "devices": 1}, 1, None) as cpu:
+        with lease_devices({"accelerator": "cpu", "devices": 1}, 1, None) as cpu:
             assert cpu == 1
-    with device_of({**arguments, "devices": [1]}, 1, None) as named, device_of(arguments, 1, None) as other:
+    with lease_devices({**arguments, "devices": [1]}, 1, None) as named, lease_devices(arguments, 1, None) as other:
         assert (named, other) == ([1], [0])
-    with device_of({**arguments, "devices": 2}, 1, None) as both:
+    with lease_devices({**arguments, "devices": 2}, 1, None) as both:
         assert both == 2
         folder = devices.lease_folder()
         for name in ("gpu-a", "gpu-b"):
             with pytest.raises(Timeout):
                 FileLock(folder / f"{name}.lock").acquire(timeout=0)
-    with device_of(arguments, 1, None) as again:
+    with lease_devices(arguments, 1, None) as again:
         assert again == [0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, RECURRENT, group
-from test_cores import stack_arguments
+from test_models import stack_arguments
 from torch import nn
 
 from speechformer.errors import UserError

@@ -27,7 +27,7 @@ def both(folder: Path, members: list[list[str]]) -> list[tuple[Path, Path]]:
     done = fit_ensemble([(compose(*words), one, words) for words, (one, _) in zip(members, pairs)], "packed")
     assert done == [one for one, _ in pairs]
     for words, (_, alone) in zip(members, pairs):
-        fit(compose(*words), alone, words)
+        execute(compose(*words), alone, words)
     return pairs
 
 
@@ -164,8 +164,8 @@ def test_a_member_that_was_interrupted_goes_on_alone(
     assert torch.load(tmp_path / "one0" / "last.ckpt", weights_only=True)["global_step"] == 10
     assert fit_ensemble(jobs, "packed") == []  # those that have begun are left to go on alone
     cfg, directory, words = jobs[0]
-    fit(cfg, directory, words)
-    fit(compose(*base, "seed=0"), tmp_path / "alone", words)
+    execute(cfg, directory, words)
+    execute(compose(*base, "seed=0"), tmp_path / "alone", words)
     states = [torch.load(folder / "last.ckpt", weights_only=True) for folder in (directory, tmp_path / "alone")]
     # Lightning reads a checkpoint in single precision, whatever that of the run
     close(states[0]["state_dict"], states[1]["state_dict"], 1e-6)

@@ -16,7 +16,7 @@ from speechformer.analysis.load import load
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
 from speechformer.export import FILES, example_inputs, export, load_safetensors, main
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 
 @pytest.mark.parametrize("task", ["classifier", "language_model", "translator"])
@@ -64,7 +64,7 @@ def test_torch_export_gives_equal_logits_for_any_size(
 
 @pytest.mark.parametrize("model", ["sinusoidal", "learned", "relative", "nope"])
 def test_every_position_can_be_exported(model: str, little: Path, tmp_path: Path) -> None:
-    fit(
+    execute(
         compose(*TINY, f"model={model}", "trainer.max_steps=1", "architecture.pool=cls", "pattern=bigbird"),
         tmp_path / "run",
     )
@@ -74,7 +74,7 @@ def test_every_position_can_be_exported(model: str, little: Path, tmp_path: Path
 
 
 def test_errors(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fit(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
+    execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
     with pytest.raises(UserError, match="torch.export cannot export an RNN .model=rnn"):
         export(load(tmp_path / "rnn"), "torch.export", tmp_path)
     assert export(load(tmp_path / "rnn"), "safetensors", tmp_path)[1] == 0

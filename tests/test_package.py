@@ -1,13 +1,15 @@
-"""The wheel holds all that a run needs; an installed package is not a checkout."""
+"""The wheel holds everything a run needs, and the project's version is the same everywhere."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from speechformer.config import CONF
 
@@ -28,8 +30,10 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for path in CONF.rglob("*.yaml"):
         assert f"speechformer/conf/{path.relative_to(CONF).as_posix()}" in names
-    assert {"speechformer/report/published.yaml", "speechformer/analysis/attention.html"} <= names
-    assert {name.split("/")[0] for name in names} == {"speechformer", "speechformer-0.1.0.dist-info"}
+    others = {"report/published.yaml", "analysis/attention.html", "py.typed"}
+    assert {f"speechformer/{name}" for name in others} <= names
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert {name.split("/")[0] for name in names} == {"speechformer", f"speechformer-{version}.dist-info"}
     code = "import speechformer.train as t, sys; print(t.CONF); sys.argv = ['x', '--help']; t.main()"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -40,3 +44,14 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == str(tmp_path / "site" / "speechformer" / "conf"), done.stderr
     assert "model: alibi" in done.stdout
+
+
+@pytest.mark.skipif(not (PROJECT / "pyproject.toml").exists(), reason="not a checkout")
+def test_version_and_oldest_torch_are_the_same_everywhere() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((PROJECT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == project["version"]
+    heading = f"\n## [{project['version']}] - {citation['date-released']}\n"
+    assert heading in (PROJECT / "CHANGELOG.md").read_text("utf-8")
+    (oldest,) = (name.removeprefix("torch>=") for name in project["dependencies"] if name.startswith("torch>="))
+    assert f'"torch=={oldest}.0"' in (PROJECT / ".github" / "workflows" / "ci.yml").read_text("utf-8")

@@ -24,7 +24,7 @@ from speechformer.layers.positions import (
     sinusoid,
 )
 from speechformer.positions import main, mean_cosine, position_panels
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
 
@@ -229,7 +229,7 @@ def test_the_mean_cosine_of_two_positions() -> None:
 def test_the_learned_positions_of_a_run_are_drawn(
     overrides: list[str], learned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(compose(*TINY, "task=lm", "trainer.max_steps=1", *overrides), tmp_path / "run")
+    execute(compose(*TINY, "task=lm", "trainer.max_steps=1", *overrides), tmp_path / "run")
     monkeypatch.setattr(sys, "argv", ["positions", str(tmp_path / "drawn"), "--run", str(tmp_path / "run")])
     if learned:
         main()

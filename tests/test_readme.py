@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, compose
-from test_cores import T, decoder, sentences
+from test_models import T, decoder, sentences
 
 from speechformer.config import CONF
 from speechformer.layers import patterns, positions
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 README = CONF.parent / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")
@@ -66,7 +66,7 @@ def test_every_choice_is_named() -> None:
 
 
 def test_what_was_trained_can_be_used_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    fit(compose(*TINY, "trainer.max_steps=2"), tmp_path / "run")
+    execute(compose(*TINY, "trainer.max_steps=2"), tmp_path / "run")
     capsys.readouterr()
     (block,) = [block for block in blocks("python") if "load_trained" in block]
     exec(block.replace('"outputs/runs/..."', repr(str(tmp_path / "run"))), {})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, compose, group
-from test_cores import classifier, decoder, sentences
+from test_models import classifier, decoder, sentences
 from torch import nn
 
 from speechformer.errors import UserError
 from speechformer.layers.recurrent import Recurrent
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -82,7 +82,7 @@ def test_as_a_classifier_it_does_not_see_padding_and_knows_order() -> None:
 def test_it_trains_on_the_tasks_of_the_others(task: str, little: Path, tmp_path: Path) -> None:
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:]]
     more = ["trainer.max_steps=4", "eval_interval=2"] if task == "lm" else ["trainer.max_epochs=2"]
-    result = fit(compose(f"task={task}", "model=rnn", "model.cell=lstm", *own, *more), tmp_path)
+    result = execute(compose(f"task={task}", "model=rnn", "model.cell=lstm", *own, *more), tmp_path)
     assert result["status"] == "finished" and result["parameters"]["cells"] > 0
 
 

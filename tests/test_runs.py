@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from speechformer import console
+from speechformer.corpora import files
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 
@@ -17,7 +18,7 @@ from speechformer.runs import identity
 def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.write_result(tmp_path, {"a": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(runs.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+        patch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
             runs.write_result(tmp_path, {"a": 2})
     assert runs.read_result(tmp_path) == {"a": 1}
@@ -29,13 +30,13 @@ def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monke
 
 def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        user = ["-c", "user.name=x", "-c", "user.email=x@x"]
         return subprocess.run(
-            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+            ["git", *user, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout
 
     (tmp_path / "speechformer").mkdir()
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "speechformer" / "runs.py"))
+    monkeypatch.setattr(identity, "__file__", str(tmp_path / "speechformer" / "runs" / "identity.py"))
     assert identity.commit.__wrapped__() is None
     git("init", "-q")
     (tmp_path / "file").write_text("one")
@@ -45,9 +46,9 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
     assert identity.commit.__wrapped__() == head
     (tmp_path / "file").write_text("two")
     assert identity.commit.__wrapped__() == f"{head}-dirty"
-    installed = tmp_path / "site" / "speechformer" / "runs.py"
+    installed = tmp_path / "site" / "speechformer" / "runs" / "identity.py"
     installed.parent.mkdir(parents=True)
-    monkeypatch.setattr(runs, "__file__", str(installed))
+    monkeypatch.setattr(identity, "__file__", str(installed))
     assert identity.commit.__wrapped__() is None
 
 

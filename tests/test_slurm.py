@@ -138,7 +138,7 @@ def test_jobs_side_by_side_have_a_gpu_each_and_compute_what_they_would_alone(
     assert [machine["threads"] for machine in machines] == [1] * 4
     assert {machine["visible_gpus"] for machine in machines} == {"0", "1"}
     for one, other in itertools.permutations(range(4), 2):
-        begun = jobs[other].state.claim["since"] - jobs[one].state.claim["since"]
+        begun = jobs[other].state.owner["since"] - jobs[one].state.owner["since"]
         if 0 <= begun < results[one]["seconds"]:  # the one was still running
             assert machines[one]["visible_gpus"] != machines[other]["visible_gpus"]
 

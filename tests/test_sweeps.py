@@ -23,10 +23,10 @@ from omegaconf import OmegaConf
 from speechformer import train
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
-from speechformer.runs.folder import read_result
+from speechformer.runs.folder import RunFolder, read_result
 from speechformer.sweeps import folder as sweeps
 from speechformer.training import fit as fit_module
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
 TRAIN = [sys.executable, "-m", "speechformer.train"]
@@ -45,9 +45,9 @@ def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["train", "-m", *own(little), *arguments])
-        monkeypatch.setattr(sweeps, "current", None)
-        monkeypatch.setattr(sweeps, "given_up", [])
-        monkeypatch.setattr(sweeps, "begun", 0.0)
+        monkeypatch.setattr(sweeps.COMMAND, "folder", None)
+        monkeypatch.setattr(sweeps.COMMAND, "given_up", [])
+        monkeypatch.setattr(sweeps.COMMAND, "started", 0.0)
         with pytest.raises(SystemExit) as end:
             train.main()
         out, err = capsys.readouterr()
@@ -84,7 +84,7 @@ def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, swe
     assert len(finished) >= 4
     for job in finished:
         result = read_result(job.folder)  # type: ignore[arg-type]
-        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
         assert alone["metrics"] == result["metrics"] and alone["identity"] == result["identity"]
         assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
 
@@ -108,22 +108,22 @@ def test_a_sweep_says_at_its_end_what_failed_and_runs_only_that_again(sweep: Swe
     names = [path for path in (tmp_path / "sweep").rglob("last.ckpt")]
     times = [path.stat().st_mtime_ns for path in names]
     code, out, err = sweep(*LM, "width=9,8,16", "hydra.sweep.dir=sweep")
-    assert code == 1 and out.count("Done before: ") == 2
+    assert code == 1 and out.count("Already finished: ") == 2
     assert [path.stat().st_mtime_ns for path in names] == times
     code, out, err = sweep(*LM, "width=8,16", "heads=2", "hydra.sweep.dir=sweep")
-    assert code == 0 and out.count("Done before: ") == 2 and "Sweep of 2 runs: 2 finished." in out
+    assert code == 0 and out.count("Already finished: ") == 2 and "Sweep of 2 runs: 2 finished." in out
     code, out, err = sweep(*LM, "width=8,16", "force=true", "hydra.sweep.dir=sweep")
-    assert code == 0 and "Done before" not in out
+    assert code == 0 and "Already finished" not in out
 
 
 def test_the_same_sweep_has_the_same_folder(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sweep(*LM, "width=8,16")[0] == 0
     _, out, _ = sweep("width=8,16", *reversed(LM), "machine=cpu", "threads=1", "checkpoint_every=2")
-    assert out.count("Done before") == 2
+    assert out.count("Already finished") == 2
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert folder.name.startswith("width-8-16_")
     monkeypatch.setattr(runs, "code_version", lambda: "another")
-    assert sweep(*LM, "width=8,16")[1].count("Done before") == 0
+    assert sweep(*LM, "width=8,16")[1].count("Already finished") == 0
     assert len(list((tmp_path / "outputs" / "sweeps").iterdir())) == 2
 
 
@@ -170,9 +170,9 @@ def test_what_was_refused_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device", "somewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fit_module, "train", full)
+        patch.setattr(fit_module, "fit", full)
         code, _, err = sweep(*LM, "seed=0,1", "hydra.sweep.dir=sweep")
-    assert code == 1 and err.count("somewhere: No space left on device. When that is mended") == 4
+    assert code == 1 and err.count("somewhere: No space left on device. Fix that") == 4
     code, out, _ = sweep(*LM, "seed=0,1", "hydra.sweep.dir=sweep")
     assert code == 0 and "Sweep of 2 runs: 2 finished." in out
 
@@ -195,7 +195,7 @@ def test_side_by_side_each_talks_into_its_own_file_on_its_share_of_the_cores(lit
         assert "Parameters: " in (job.folder / "log.txt").read_text()  # type: ignore[operator]
         threads = result["machine"]["threads"]
         assert threads == max(1, (os.cpu_count() or 1) // 2)
-        alone = fit(compose(*options, f"seed={result['seed']}", f"threads={threads}"), tmp_path / str(job.number))
+        alone = execute(compose(*options, f"seed={result['seed']}", f"threads={threads}"), tmp_path / str(job.number))
         assert alone["metrics"] == result["metrics"]
 
 
@@ -209,7 +209,7 @@ def test_a_local_executor_that_starts_all_at_once_gives_each_its_share(little: P
 
 def kill_one_worker(folder: Path) -> bool:
     """`kill -9` of a process that works on a run of a sweep; whether there was one."""
-    running = [job.state.claim.get("pid") for job in sweeps.jobs_of(folder) if job.state.status == "running"]
+    running = [job.state.owner.get("pid") for job in sweeps.jobs_of(folder) if job.state.status == "running"]
     for pid in filter(None, running):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -228,13 +228,14 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
         "import os, signal, threading, time\n"
         "def deadly():\n"
         "    import sys\n"
-        "    while 'speechformer.fit' not in sys.modules: time.sleep(0.01)\n"
+        "    while 'speechformer.training.fit' not in sys.modules: time.sleep(0.01)\n"
         "    import speechformer.training.fit as module\n"
-        "    train = module.train\n"
-        "    def kill(members, *rest):\n"
-        "        if members[0][0]['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return train(members, *rest)\n"
-        "    module.train = kill\n"
+        "    while not hasattr(module, 'add_last_evaluation'): time.sleep(0.01)\n"
+        "    fit = module.fit\n"
+        "    def kill(config, *rest):\n"
+        "        if config['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return fit(config, *rest)\n"
+        "    module.fit = kill\n"
         "threading.Thread(target=deadly, daemon=True).start()\n"
     )
     done = subprocess.run(
@@ -253,7 +254,7 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
     again = subprocess.run(
         [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert again.returncode == 0 and again.stdout.count("Done before: ") == 3
+    assert again.returncode == 0 and again.stdout.count("Already finished: ") == 3
 
 
 def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(little: Path, tmp_path: Path) -> None:
@@ -280,24 +281,23 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
     assert len(found) == 12 and sum(result["attempts"] > 1 for result in found.values()) >= 1
     for job in sweeps.jobs_of(tmp_path / "sweep"):
         result = read_result(job.folder)  # type: ignore[arg-type]
-        alone = fit(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
+        alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
         for key in ("status", "metrics", "best", "curve", "steps", "identity"):
             assert runs.finite(alone[key]) == result[key]
         assert weights(tmp_path / "alone" / str(job.number)) == weights(job.folder)  # type: ignore[arg-type]
 
 
 def start(cfg: Any, folder: Path, told: Any) -> None:
-    """One of many starts of the same run; `train` is replaced by something that takes as long as nothing."""
+    """One of many starts of the same run; `fit` is replaced by a function that takes no time."""
 
-    def trained(members: Any, corpus: Any, started: float, launcher: Any) -> list[dict]:
-        ((_, directory, claim),) = members
-        with open(directory / "trained", "a") as file:
+    def trained(config: Any, corpus: Any, run_folder: RunFolder, launcher: Any, begin: Any) -> dict:
+        with open(run_folder.path / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)
-        return [{"status": "finished", "identity": claim["identity"], "pid": os.getpid()}]
+        return {"status": "finished", "identity": run_folder.identity, "pid": os.getpid()}
 
-    fit_module.train = trained  # type: ignore[assignment]
-    told.put(fit(cfg, folder)["pid"])
+    fit_module.fit = trained  # type: ignore[assignment]
+    told.put(execute(cfg, folder)["pid"])
 
 
 def test_two_hundred_simultaneous_starts_of_one_run_leave_one_result(little: Path, tmp_path: Path) -> None:
@@ -322,9 +322,9 @@ def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path
     cfg = compose(*own(little), *LM)
     with runs.lock(tmp_path / "run", wait=False):
         assert runs.state(tmp_path / "run").status == "running"
-        with pytest.raises(runs.OccupiedError, match="works on it"):
-            fit(cfg, tmp_path / "run", launcher="basic")
-    assert fit(cfg, tmp_path / "run", launcher="basic")["status"] == "finished"
+        with pytest.raises(runs.OccupiedError, match="works in"):
+            execute(cfg, tmp_path / "run", launcher="basic")
+    assert execute(cfg, tmp_path / "run", launcher="basic")["status"] == "finished"
 
 
 def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
@@ -424,7 +424,7 @@ def test_a_sweep_waits_for_what_another_process_works_on(sweep: Sweep, little: P
     )
     assert holder.stdout and holder.stdout.readline() == "held\n"
     code, out, _ = sweep(*LM, "seed=0", "hydra.sweep.dir=sweep")
-    assert code == 0 and "Left to another" in out and "Waiting for 1 runs" in out
+    assert code == 0 and "Left to another process" in out and "Waiting for 1 runs" in out
     assert "Sweep of 1 runs: 1 finished." in out
     holder.wait()
 
@@ -447,6 +447,6 @@ def test_a_terminated_command_says_so_and_goes_on_later(many: list[str], little:
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert err.strip().splitlines()[-1].startswith("Terminated; the same command goes on")
+    assert err.strip().splitlines()[-1].startswith("Terminated; the same command resumes")
     folder = tmp_path / "run" / "one" if many else tmp_path / "run"
     assert runs.state(folder).status == "interrupted"

@@ -114,7 +114,7 @@ def test_training_is_the_same_with_it_and_without(
 ) -> None:
     for hook in ("on_fit_start", "on_before_optimizer_step", "on_validation_end", "on_train_end"):
         monkeypatch.delattr(Dashboard, hook)
-    fit(compose(*TINY, *OWN, f"corpus.root={little}", "trainer.max_epochs=5"), tmp_path)
+    execute(compose(*TINY, *OWN, f"corpus.root={little}", "trainer.max_epochs=5"), tmp_path)
     with_it, without = (
         torch.load(folder / "last.ckpt", weights_only=True)["state_dict"] for folder in (run, tmp_path)
     )
@@ -128,10 +128,10 @@ def test_a_run_that_goes_on_has_all_its_pictures(little: Path, run: Path, tmp_pa
     own = [*OWN, f"corpus.root={little}"]
     half = compose(*TINY, *own, "trainer.max_epochs=5")
     whole = read_result(run)
-    fit(half, folder)
+    execute(half, folder)
     shutil.rmtree(folder / "tensorboard")
     (folder / "result.json").unlink()
-    fit(half, folder)
+    execute(half, folder)
     before, after = events_of(run), events_of(folder)
     assert whole["metrics"] == read_result(folder)["metrics"]
     assert [p.step for p in after.Images("attention/encoder")] == [p.step for p in before.Images("attention/encoder")]
@@ -150,11 +150,11 @@ def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(little: Path, tmp
     own.append("trainer.log_every_n_steps=1")
     weights = []
     for steps in (1, 2):
-        fit(compose(*TINY, *own, f"trainer.max_steps={steps}"), tmp_path / str(steps))
+        execute(compose(*TINY, *own, f"trainer.max_steps={steps}"), tmp_path / str(steps))
         state = torch.load(tmp_path / str(steps) / "last.ckpt", weights_only=True)["state_dict"]
         weights.append(torch.cat([value.flatten() for value in state.values()]))
     moved = ((weights[1] - weights[0]).norm() / 0.5).item()
     assert events_of(tmp_path / "2").Scalars("gradient_norm")[1].value == pytest.approx(moved, rel=1e-4)
-    fit(compose(*TINY, *own, "trainer.max_steps=1", "trainer.gradient_clip_val=1e-3"), tmp_path / "clipped")
+    execute(compose(*TINY, *own, "trainer.max_steps=1", "trainer.gradient_clip_val=1e-3"), tmp_path / "clipped")
     first, clipped = (events_of(tmp_path / name).Scalars("gradient_norm")[0].value for name in ("2", "clipped"))
     assert clipped == pytest.approx(first) and first > 1e-2

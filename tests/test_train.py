@@ -26,7 +26,7 @@ from speechformer.errors import UserError
 from speechformer.runs.folder import read_result
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.load import load_task
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
 TRANSLATE = ["task=translate", "trainer.max_steps=6", "eval_interval=3", "task.vocab_size=40", "task.beam=2"]
@@ -34,7 +34,7 @@ CLASSIFY = ["task=classify", "trainer.max_epochs=2", "trainer.limit_train_batche
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    return fit(compose(*TINY, *overrides), folder)
+    return execute(compose(*TINY, *overrides), folder)
 
 
 def command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
@@ -114,7 +114,7 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
 
 def test_figures_are_those_of_a_model_that_has_learned(tmp_path: Path) -> None:
     """The floor is chance (1/3 of the sample's balanced test); 5 standard deviations above it."""
-    result = fit(
+    result = execute(
         compose("corpus=sample", "model=sinusoidal", "trainer.max_epochs=4", "trainer.accelerator=cpu"),
         tmp_path / "a",
     )
@@ -176,7 +176,7 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.startswith(f"Done before: {tmp_path / 'here'}. ")
+    assert again.returncode == 0 and again.stdout.startswith(f"Already finished: {tmp_path / 'here'}. ")
     assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[-6:]  # the same table
     other = command(*TINY, *CLASSIFY, "hydra.run.dir=here", "dropout=0", cwd=tmp_path)
     assert other.returncode == 1 and "here holds another run" in other.stderr
@@ -318,7 +318,7 @@ def test_a_clear_refusal_reaches_a_caller_of_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="task=lm needs train_LM.txt"):
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "train_CLS.tsv").write_text("0\tOne.\n")
-        fit(compose("task=lm", "corpus=speeches", f"corpus.root={tmp_path / 'own'}"), tmp_path / "run")
+        execute(compose("task=lm", "corpus=speeches", f"corpus.root={tmp_path / 'own'}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -418,7 +418,7 @@ def test_the_console_script_completes(tmp_path: Path) -> None:
     ids=["classify", "lm", "translate", "translate, rnn"],
 )
 def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
-    result = fit(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")
+    result = execute(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")
     assert result["status"] == "finished"
     assert all(value is None or value >= 0 for value in result["metrics"].values())
 
@@ -433,7 +433,7 @@ def test_a_warm_up_longer_than_the_run_is_said(
         "task.vocab_size=20",
         "trainer.max_steps=2",
     ]
-    result = fit(compose(*TINY[1:], *own), tmp_path / "run")
+    result = execute(compose(*TINY[1:], *own), tmp_path / "run")
     said = capsys.readouterr().out
     assert "The warm-up takes 400 steps and the run has 2" in said
     assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs, en to fr (")
@@ -455,5 +455,5 @@ def test_what_only_a_core_or_a_corpus_can_refuse_is_refused(
 ) -> None:
     own = ["task=translate", f"corpus.root={little_pairs}", "task.vocab_size=20"]
     with pytest.raises(UserError, match=message):
-        fit(compose(*TINY[1:], *own, *arguments), tmp_path / "run")
+        execute(compose(*TINY[1:], *own, *arguments), tmp_path / "run")
     assert not (tmp_path / "run").exists()

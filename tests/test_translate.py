@@ -19,7 +19,7 @@ from speechformer.corpora.special_tokens import BEGIN
 from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError
 from speechformer.metrics.bleu import bleu, signatures
-from speechformer.training.fit import fit
+from speechformer.training.run import execute
 from speechformer.translate import main
 
 LEARNS = ["width=48", "heads=2", "layers=1", "ff=96", "dropout=0", "recipe.lr=1e-2", "recipe.warmup_steps=30"]
@@ -35,7 +35,7 @@ def trained(little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         lines = train.read_bytes().splitlines(keepends=True)
         (root / file.name).write_bytes(b"".join(lines if "train" in file.name else lines[:12]))
     own = ["task=translate", "corpus=ted", f"corpus.root={root}", "trainer.accelerator=cpu", "eval_interval=100"]
-    return folder, fit(compose(*own, *LEARNS), folder)
+    return folder, execute(compose(*own, *LEARNS), folder)
 
 
 def pairs_of(folder: Path) -> list[list[str]]:
@@ -127,7 +127,7 @@ def test_a_source_longer_than_the_positions_is_cut_with_a_warning(
     little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
-    fit(compose(*TINY[1:], *own, "model=learned", "block_size=60"), tmp_path)
+    execute(compose(*TINY[1:], *own, "model=learned", "block_size=60"), tmp_path)
     monkeypatch.setattr(sys, "argv", ["translate", str(tmp_path), "a short one", "long " * 40])
     capsys.readouterr()
     main()
@@ -150,7 +150,7 @@ def test_a_run_of_mixed_precision_translates_as_it_was_tested(
         "task.vocab_size=40",
         "trainer.max_steps=30",
     ]
-    fit(compose(*TINY[1:], *own, "width=32", "recipe.lr=1e-2", f"trainer.precision={precision}"), tmp_path)
+    execute(compose(*TINY[1:], *own, "width=32", "recipe.lr=1e-2", f"trainer.precision={precision}"), tmp_path)
     rows = pairs_of(tmp_path)
     assert load(tmp_path).translate([row[0] for row in rows]) == [row[2] for row in rows]
 
@@ -186,7 +186,7 @@ def test_errors(
     (tmp_path / "EMPTY").mkdir()
     if arguments[0] == "CLASSIFIER":
         own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "trainer.max_steps=1"]
-        fit(compose(*TINY[1:], *own), tmp_path / "CLASSIFIER")
+        execute(compose(*TINY[1:], *own), tmp_path / "CLASSIFIER")
     arguments = [str(trained[0]) if argument == "RUN" else argument for argument in arguments]
     monkeypatch.setattr(sys, "argv", ["translate", *arguments])
     with pytest.raises(SystemExit) as error:
@@ -196,7 +196,7 @@ def test_errors(
 
 def test_a_model_without_attention_has_none_to_draw(little_pairs: Path, tmp_path: Path) -> None:
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
-    fit(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
+    execute(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
     with pytest.raises(UserError, match="has no attention weights to draw"):
         align(load(tmp_path), [4, 3], [5])
 

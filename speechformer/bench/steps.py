@@ -24,7 +24,7 @@ from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.kernels.loss import next_token_loss
 from speechformer.tasks.registry import TASKS
-from speechformer.training.fit import build_data
+from speechformer.training.build import build_data
 
 SIZES: dict[str, dict[str, int]] = {
     "report": {"width": 64, "heads": 2, "layers": 4, "ff": 100, "block_size": 32, "batch_size": 16},

@@ -116,7 +116,7 @@ class BeamSearch:
         self.ids_BKT = torch.cat((ids_BKT, token[..., None]), dim=2)
         self.score_BK = self.score_BK[sources]
         if len(sources) < len(self.open_B):
-            self.memory, self.open_B = self.memory.of(sources), self.open_B[sources]
+            self.memory, self.open_B = self.memory.select(sources), self.open_B[sources]
             self.limit_B, self.finished_B = self.limit_B[sources], self.finished_B[sources]
             self.best_B = self.best_B[sources]
 

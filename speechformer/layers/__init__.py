@@ -1,1 +1,1 @@
-"""The parts that the laboratory varies: where position acts, what may be seen, and attention itself."""
+"""The readable reference: positions, patterns, attention, dropout, and the block built from them."""

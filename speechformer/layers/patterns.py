@@ -1,12 +1,11 @@
-"""What a token may attend to: `pattern=` in the config.
+"""Attention patterns: which query may attend to which key, `pattern=` in the config.
 
-A pattern is a pure function of query index i and key index j (whole-number tensors that broadcast) that
-says where i may see j. It knows nothing of causality and padding: `attention.visible` joins them to it, in
-one place, so `window` seen from a decoder is the W most recent keys and from an encoder all keys within
-distance < W. Every pattern keeps the diagonal, so no query is left with nothing to see.
+A pattern is a function of query indices i and key indices j, integer tensors that broadcast. It returns True where i
+may attend to j. It knows nothing of causality or padding; `attention.attention_mask` adds both. So `window` in a
+decoder covers the most recent keys, and in an encoder the keys on both sides.
 
-Because patterns are functions of indices alone, they compose with & and |, work at any length, and are
-equal in training and evaluation.
+Patterns depend on indices alone. They combine with & and |, work at any length, and are the same in training and
+evaluation. Every pattern keeps the diagonal i == j, so that no query is left without a key.
 """
 
 from __future__ import annotations
@@ -22,19 +21,28 @@ Pattern = Callable[[Tensor, Tensor], Tensor]
 
 
 def at_least(least: int, **sizes: int) -> None:
-    """Refuse a size of a pattern that is not a whole number of at least `least`."""
+    """Check options of a pattern.
+
+    Raises:
+        UserError: a size is not an integer of at least `least`.
+    """
     for name, value in sizes.items():
         if type(value) is not int or value < least:
-            raise UserError(f"pattern.{name} must be a whole number of at least {least}, not {value}.")
+            raise UserError(f"pattern.{name} must be an integer of at least {least}, not {value}.")
+
+
+def all_pairs(i: Tensor, j: Tensor) -> Tensor:
+    """Allow every pair."""
+    return torch.ones_like(i - j, dtype=torch.bool)
 
 
 def full() -> Pattern:
-    """Everything."""
-    return lambda i, j: torch.ones_like(i - j, dtype=torch.bool)
+    """Full attention. Kernels recognise this pattern by identity and build no mask for it."""
+    return all_pairs
 
 
 def window(window: int = 5) -> Pattern:
-    """|i - j| < window: in a decoder the `window` most recent keys, itself included.
+    """Sliding window, |i - j| < window: in a decoder the `window` most recent keys, including i itself.
 
     Child et al. 2019, "Generating Long Sequences with Sparse Transformers"; Beltagy et al. 2020,
     "Longformer", figure 2b.
@@ -44,21 +52,21 @@ def window(window: int = 5) -> Pattern:
 
 
 def block(block: int = 8) -> Pattern:
-    """The sequence is cut into blocks of `block` tokens; i sees its own block and the one before.
+    """Blocks of `block` tokens: i attends to its own block and the one before.
 
     Marsol Torrent 2026, section 4.2; local attention with one block of memory.
     """
     at_least(1, block=block)
 
-    def visible(i: Tensor, j: Tensor) -> Tensor:
-        behind = i // block - j // block
-        return (behind == 0) | (behind == 1)
+    def allowed(i: Tensor, j: Tensor) -> Tensor:
+        blocks_back = i // block - j // block
+        return (blocks_back == 0) | (blocks_back == 1)
 
-    return visible
+    return allowed
 
 
 def strided(stride: int = 6) -> Pattern:
-    """The last `stride` keys, and every `stride`-th one beyond, in one merged head.
+    """The nearest `stride` keys and every `stride`-th key beyond them, merged in one head.
 
     Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3.
     """
@@ -67,7 +75,7 @@ def strided(stride: int = 6) -> Pattern:
 
 
 def dilated(window: int = 5, dilation: int = 2) -> Pattern:
-    """A window with gaps: `window` keys on a side (itself included), `dilation` apart.
+    """Sliding window with gaps: `window` keys on each side, including i itself, `dilation` apart.
 
     Beltagy et al. 2020, "Longformer", figure 2c.
     """
@@ -76,7 +84,7 @@ def dilated(window: int = 5, dilation: int = 2) -> Pattern:
 
 
 def global_(window: int = 5, tokens: int = 2) -> Pattern:
-    """A window, and the first `tokens` positions see all and are seen by all.
+    """Sliding window plus global tokens: the first `tokens` positions attend to all, and all attend to them.
 
     Beltagy et al. 2020, "Longformer", figure 2d.
     """
@@ -86,36 +94,40 @@ def global_(window: int = 5, tokens: int = 2) -> Pattern:
 
 
 def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> Pattern:
-    """Window, global tokens and random links. Zaheer et al. 2020, "Big Bird", section 2.
+    """Sliding window, global tokens and random links.
 
-    Each position draws `links` times, with replacement, from the earlier positions outside its window; a link
-    can be used from both ends, which a decoder's causality cuts to one. The draws are a hash of position and
-    `seed`, not of the length: a link stays where it is in training, evaluation and longer sequences.
+    Each position draws `links` times, with replacement, from the earlier positions outside its window. A link works
+    in both directions; in a decoder causality leaves one. The draws hash the position and `seed`, so a link stays in
+    place in training, evaluation and longer sequences.
+
+    Zaheer et al. 2020, "Big Bird", section 2.
     """
     at_least(0, links=links, seed=seed)
-    near = global_(window, tokens)
+    local_and_global = global_(window, tokens)
 
-    def visible(i: Tensor, j: Tensor) -> Tensor:
+    def allowed(i: Tensor, j: Tensor) -> Tensor:
         later, earlier = torch.maximum(i, j), torch.minimum(i, j)
-        choices = later - window - tokens + 1  # earlier positions that are neither global nor in the window
+        choices = later - window - tokens + 1  # earlier positions outside window and global tokens
         linked = torch.zeros_like(later, dtype=torch.bool)
         for link in range(links):
             drawn = tokens + hashed(later, seed, link) % choices.clamp(min=1)
             linked = linked | ((earlier == drawn) & (choices > 0))
-        return near(i, j) | linked
+        return local_and_global(i, j) | linked
 
-    return visible
+    return allowed
 
 
 def with_first_token(pattern: Pattern) -> Pattern:
-    """The same pattern, with position 0 seeing all and seen by all: how Longformer treats a CLS token."""
+    """Return the pattern with position 0 made global, as Longformer treats a CLS token."""
+    if pattern is all_pairs:
+        return pattern
     return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
 
 
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:
-    """A pseudo-random whole number in [0, 2^31) for each index."""
+    """Return a pseudo-random integer in [0, 2^31) for each index, same shape."""
     x = index.long() * 2654435761 + seed * 40503 + link * 2246822519
-    for _ in range(2):  # one round of multiply and shift leaves neighbours correlated
+    for _ in range(2):  # a single round leaves neighbours correlated
         x = x & 0xFFFFFFFF
         x = ((x >> 16) ^ x) * 0x45D9F3B
     return (x & 0xFFFFFFFF) >> 1
@@ -133,5 +145,5 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 
 def build_pattern(spec: dict) -> Pattern:
-    """The pattern of a `pattern` config such as `{"name": "window", "window": 5}`."""
+    """Build the pattern of a config group such as `{"name": "window", "window": 5}`."""
     return build(PATTERNS, spec, "pattern")

@@ -1,16 +1,20 @@
-"""How a transformer knows position: `model=` in the config.
+"""Positional encodings: how a transformer knows the order of its tokens, `model=` in the config.
 
-A positional encoding can act in three places and nowhere else:
+An encoding acts in up to three places:
 
-    embed(x_BTD)            before the first block     sinusoidal, learned
-    rotate(q_BNTH, k_BNTH)  on queries and keys        RoPE
-    bias(T, S) -> NTS       on the scores              ALiBi, T5's relative bias
+    embed(x_BTD)            adds to the embeddings, before the first block     sinusoidal, learned
+    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE
+    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's relative bias
 
-The base class does nothing in all three, and doing nothing is NoPE.
+The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
 
-Shapes: B sequences, T queries, S keys, N heads, H width of a head, D width of the model. In `bias` the T
-queries are the last T of the S positions; in `embed` and `rotate` the first position is `offset`. Both are
-what generation with a key-value cache needs; in training T == S and the offset is 0.
+Shapes:
+    B  sequences                  N  heads
+    T  queries                    H  width of a head, D / N
+    S  keys                       D  width of the model
+
+In `bias` the T queries are the last T of the S positions; in `embed` and `rotate` the first position is `offset`.
+Generation with a key-value cache needs both. In training T == S and the offset is 0.
 """
 
 from __future__ import annotations
@@ -27,24 +31,25 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Index i of each query, [T, 1], and j of each key, [1, S]: the queries are the last T of S positions."""
+    """Return the index i of each query, [T, 1], and j of each key, [1, S]; queries are the last T positions."""
     return torch.arange(S - T, S, device=device)[:, None], torch.arange(S, device=device)[None, :]
 
 
 class Positions(nn.Module):
-    """No positional encoding (NoPE): order is known through the causal mask alone, or not at all.
+    """No positional encoding (NoPE): the model knows order through the causal mask alone, or not at all.
 
     Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers".
 
-    Every kind takes the same four arguments, whether it needs them or not, and its own options after them.
+    Every encoding takes these four arguments, whether it needs them or not, followed by its own options.
 
     Args:
-        width: D of the model.
+        width: D.
         heads: N.
-        length: the number of positions that the model is trained on.
-        causal: whether a query sees only what is before it (a decoder) or both sides (an encoder).
+        length: number of positions the model is trained on.
+        causal: whether a query attends only to itself and earlier positions (decoder) or to both sides (encoder).
 
-    Attributes: `max_length`, the most positions that there can be; None for no limit.
+    Attributes:
+        max_length: largest number of positions; None for no limit.
     """
 
     max_length: int | None = None
@@ -52,31 +57,38 @@ class Positions(nn.Module):
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
 
+    def overrides(self, method: str) -> bool:
+        """Return whether this encoding does anything in `method`, for example "rotate"."""
+        return getattr(type(self), method) is not getattr(Positions, method)
+
     def extend_to(self, length: int) -> None:
-        """Have the tables ready for so many positions; it happens by itself where more are met."""
+        """Grow precomputed tables to `length` positions. `embed` and `rotate` call this when they need more."""
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        """The embedded tokens with their positions, [B, T, D]."""
+        """Return the token embeddings with their positions, [B, T, D]."""
         return x_BTD
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their positions, [B, N, T, H] each."""
+        """Return queries and keys with their positions, [B, N, T, H] each."""
         return q_BNTH, k_BNTH
 
     def bias(self, T: int, S: int) -> Tensor | None:
-        """What is added to the scores before the softmax, [N, T, S], or None for nothing."""
+        """Return what is added to the scores before the softmax, [N, T, S], or None for nothing."""
         return None
 
     def score_mod(self) -> ScoreMod | None:
-        """The same for FlexAttention: a function of a score, its sequence b, head n, query i and key j that adds to
-        it; None for nothing. Encodings with a `bias` and without this work too, by a slower way."""
+        """Return `bias` in FlexAttention's form, or None for nothing.
+
+        The function takes a score and its sequence b, head n, query i and key j, and returns the new score. It is
+        optional: an encoding with `bias` alone uses a dense kernel instead of FlexAttention.
+        """
         return None
 
 
 class Sinusoidal(Positions):
     """PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D)), added to the embeddings.
 
-    Vaswani et al. 2017, "Attention Is All You Need", section 3.5. No parameters, any length.
+    Vaswani et al. 2017, "Attention Is All You Need", section 3.5. No parameters; any length.
     """
 
     table_TD: Tensor
@@ -96,8 +108,8 @@ class Sinusoidal(Positions):
 
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """The table of Vaswani et al. 2017, section 3.5, [length, width]: sine and cosine of i * base^(-2d/width)."""
-    # In double precision: float32 angles are off by 1e-4 a few hundred positions on.
+    """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]. Vaswani et al. 2017, section 3.5."""
+    # float32 angles would be off by 1e-4 after a few hundred positions
     angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (
         torch.arange(0, width, 2, dtype=torch.float64) / width
     )
@@ -108,7 +120,7 @@ def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
 
 
 class Learned(Positions):
-    """One trained vector for each position, added to the embeddings; none exists beyond `length`.
+    """One trained vector for each of the first `length` positions, added to the embeddings.
 
     Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; compared in Vaswani et al. 2017.
     """
@@ -129,9 +141,10 @@ class Learned(Positions):
 
 
 def geometric_slopes(heads: int) -> list[float]:
-    """ALiBi's slopes: 2^(-8/N), 2^(-16/N), ... for N heads, N a power of two.
+    """Return ALiBi's slopes for N heads: 2^(-8/N), 2^(-16/N), ... if N is a power of two.
 
-    For other N: the slopes of the next lower power of two, then every second slope of the power above it.
+    Any other N takes the slopes of the next lower power of two, then every second slope of the next higher one.
+
     Press, Smith, Lewis 2022, "Train Short, Test Long", section 3 and the authors' published code.
     """
     power = 2 ** math.floor(math.log2(heads))
@@ -143,13 +156,13 @@ def geometric_slopes(heads: int) -> list[float]:
 class ALiBi(Positions):
     """score(i, j) = q_i k_j / sqrt(H) - scale * slope_n * |i - j| for head n. Any length.
 
-    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3. The paper's decoder sees only j <= i, where
-    |i - j| is i - j; in an encoder the bias is symmetric.
+    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3. In the paper's decoder j <= i, so |i - j| is
+    i - j. In an encoder the bias is symmetric.
 
     Args:
-        slopes: "geometric" (the paper's), "learned" (trained from the geometric ones; the parameter is their
-            logarithm, so they stay positive), or one number for each head.
-        scale: multiplies every slope.
+        slopes: "geometric" (the paper's), "learned" (initialised geometrically; the parameter is the logarithm, so
+            slopes stay positive), or a list of one number for each head.
+        scale: factor on every slope.
     """
 
     fixed_slopes: Tensor
@@ -173,8 +186,7 @@ class ALiBi(Positions):
             or not all(type(slope) in (int, float) for slope in slopes)
         ):
             raise UserError(
-                f"model.slopes is {slopes!r}; it must be geometric, learned or a list of {heads} numbers, "
-                "one for each of the heads."
+                f"model.slopes must be geometric, learned or a list of {heads} numbers, one for each head, not {slopes!r}."
             )
         else:
             values = list(slopes)
@@ -185,7 +197,7 @@ class ALiBi(Positions):
         self.register_buffer("fixed_slopes", torch.tensor(values, dtype=torch.float32), persistent=False)
 
     def slopes(self) -> Tensor:
-        """The slope of each head, scale included, [N]."""
+        """Return the slope of each head, including the scale, [N]."""
         slopes = self.fixed_slopes if self.log_slopes is None else self.log_slopes.exp()
         return self.scale * slopes
 
@@ -199,10 +211,10 @@ class ALiBi(Positions):
 
 
 class RoPE(Positions):
-    """Turn the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
+    """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
 
-    Su et al. 2021, "RoFormer", equations 14-16 and 34. The scores then depend on i - j alone. No parameters,
-    any length.
+    Su et al. 2021, "RoFormer", equations 14-16 and 34. The scores then depend on i - j alone. No parameters; any
+    length.
     """
 
     table_TH: Tensor
@@ -214,7 +226,7 @@ class RoPE(Positions):
         head_width = width // heads
         if head_width % 2:
             raise UserError(
-                f"model=rope turns pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
+                f"model=rope rotates pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
             )
         self.base = base
         self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
@@ -228,20 +240,20 @@ class RoPE(Positions):
         self.extend_to(end)
         sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
 
-        def turn(x_BNTH: Tensor) -> Tensor:
+        def rotated(x_BNTH: Tensor) -> Tensor:
             even, odd = x_BNTH[..., 0::2], x_BNTH[..., 1::2]
             return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
-        return turn(q_BNTH), turn(k_BNTH)
+        return rotated(q_BNTH), rotated(k_BNTH)
 
 
 class Relative(Positions):
     """T5's relative bias: one trained number for each head and bucket of distances, shared by all layers.
 
     Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
-    distance each, the other half grow logarithmically up to `max_distance`; all beyond shares the last. An
-    encoder spends half of the buckets on each side. (Shaw et al. 2018 add vectors instead, which would make
-    the bias depend on the query.)
+    distance each. The other half grow logarithmically up to `max_distance`; all larger distances share the last one.
+    An encoder uses half of the buckets for each side. (Shaw et al. 2018 add vectors, so their bias depends on the
+    query.)
     """
 
     buckets: Tensor
@@ -274,7 +286,7 @@ class Relative(Positions):
         self.register_buffer("buckets", first + torch.where(distance < exact, distance, far), persistent=False)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each signed distance i - j, same shape, whole numbers from 0."""
+        """Return the bucket of each signed distance i - j: integers from 0, same shape."""
         m = self.max_distance
         return self.buckets[distance.clamp(-m, m) + m]
 
@@ -298,5 +310,5 @@ POSITIONS: dict[str, type[Positions]] = {
 
 
 def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
-    """The positional encoding of a `model` config such as `{"name": "alibi", "scale": 1.1}`."""
+    """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
     return build(POSITIONS, spec, "model", width=width, heads=heads, length=length, causal=causal)

@@ -1,9 +1,11 @@
-"""Recurrent layers: what attention replaced.
+"""Recurrent layers, which attention replaced.
 
     h_t = cell(x_t, h_{t-1})
 
-The state h_t is all that is known of what stood before t. GRU: Cho et al. 2014, "Learning Phrase Representations
-using RNN Encoder-Decoder"; LSTM: Hochreiter and Schmidhuber 1997. The cells are torch's.
+The state h_t is all that the network knows of the tokens before t. The cells are torch's.
+
+GRU: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder".
+LSTM: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory".
 
 Shapes: B sequences, T tokens, L layers, D width.
 """
@@ -15,47 +17,53 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speechformer.errors import pick
-from speechformer.layers.dropout import Dropout
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
-State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM "c"
+State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also "c"
 
 
 class Recurrent(nn.Module):
-    """Layers of recurrent cells, from left to right, with dropout between them.
+    """A stack of recurrent layers that reads from left to right.
 
     Args:
+        width: D.
+        layers: L.
+        dropout: module applied between the layers.
         cell: "gru" or "lstm".
     """
 
-    def __init__(self, *, width: int, layers: int, dropout: float, cell: str) -> None:
+    def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: str) -> None:
         super().__init__()
-        kind = pick(CELLS, cell, "model.cell")
-        self.layers = nn.ModuleList(kind(width, width, batch_first=True) for _ in range(layers))
-        self.dropout = Dropout(dropout)
+        cell_class = pick(CELLS, cell, "model.cell")
+        self.layers = nn.ModuleList(cell_class(width, width, batch_first=True) for _ in range(layers))
+        self.dropout = dropout
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, token_mask_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """The states of the last layer, [B, T, D], and those of all layers after the last real token.
+        """Read x.
 
-        `state` is what stood before, None for nothing. `token_mask_BT` is False on padding, which stands at the end; None
-        for none.
+        Args:
+            state: final state of the text before x; None at the start.
+            token_mask_BT: False on padding, which must stand at the end; None for no padding.
+
+        Returns:
+            The states of the last layer, [B, T, D], and the state of all layers after the last token.
         """
         lengths = None if token_mask_BT is None else token_mask_BT.sum(dim=1).cpu()
-        ends: dict[str, list[Tensor]] = {"h": [], "c": []}
+        final: dict[str, list[Tensor]] = {"h": [], "c": []}
         for k, layer in enumerate(self.layers):
-            before = None
+            initial = None
             if state is not None:
                 parts = [part[:, k][None].contiguous() for part in state.values()]
-                before = parts[0] if len(parts) == 1 else tuple(parts)
+                initial = parts[0] if len(parts) == 1 else tuple(parts)
             x_BTD = self.dropout(x_BTD) if k else x_BTD
             if lengths is None:
-                x_BTD, end = layer(x_BTD, before)
+                x_BTD, last = layer(x_BTD, initial)
             else:
                 packed = pack_padded_sequence(x_BTD, lengths, batch_first=True, enforce_sorted=False)
-                packed, end = layer(packed, before)
+                packed, last = layer(packed, initial)
                 x_BTD = pad_packed_sequence(packed, batch_first=True, total_length=x_BTD.shape[1])[0]
-            for name, part in zip(ends, end if isinstance(end, tuple) else (end,)):
-                ends[name].append(part[0])
-        return x_BTD, {name: torch.stack(parts, dim=1) for name, parts in ends.items() if parts}
+            for name, part in zip(final, last if isinstance(last, tuple) else (last,)):
+                final[name].append(part[0])
+        return x_BTD, {name: torch.stack(parts, dim=1) for name, parts in final.items() if parts}

@@ -1,1 +1,1 @@
-"""Whole networks: token ids in, logits out. No losses, no files."""
+"""Complete networks, from token ids to logits. No losses and no files."""

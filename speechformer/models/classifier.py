@@ -1,6 +1,6 @@
 """The encoder-classifier: who said this sentence?
 
-Token ids -> bidirectional stack -> one vector for the sentence -> linear, ReLU, linear -> class logits.
+token ids -> bidirectional stack -> one vector for the sentence -> linear, ReLU, linear -> class logits
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ POOLS = {"mean": False, "cls": True}
 
 
 class EncoderClassifier(nn.Module):
-    """Ids of sentences, padded with 0, to logits of classes.
+    """An encoder with a classification head.
 
     Args:
-        classes: the number of classes.
-        block_size: the max_length sentence in tokens.
-        pool: "mean" over the real tokens, or "cls", the state of a trained token before the sentence.
-        classifier_width: hidden width of the head; the reports use 100 and 256.
-        stack: the arguments of `Stack`.
+        classes: number of classes.
+        block_size: length of the longest sentence, in tokens.
+        pool: "mean" over the tokens, or "cls", the state of a trained token in front of the sentence.
+        classifier_width: hidden width of the head.
+        stack: other arguments of `Stack`.
+
+    Attributes:
+        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
@@ -38,11 +41,10 @@ class EncoderClassifier(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens that it can take; None for no limit."""
         return None if self.encoder.max_length is None else self.encoder.max_length - self.first_token
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits, [B, classes]."""
+        """Return the logits of sentences padded with `PAD`, [B, classes]."""
         token_mask_BT = ids_BT != PAD
         x_BTD = self.encoder(ids_BT, token_mask_BT)[0]
         if self.first_token:
@@ -51,5 +53,5 @@ class EncoderClassifier(nn.Module):
         return self.head((x_BTD * token_mask_BT1).sum(dim=1) / token_mask_BT1.sum(dim=1))
 
     def attention(self, ids_BT: Tensor) -> Weights:
-        """The attention weights of each layer of the "encoder", [B, N, T, T]; T counts the CLS token, the first."""
+        """Return the attention weights of each layer, "encoder": [B, N, T, T]. A CLS token counts as the first."""
         return {"encoder": self.encoder(ids_BT, ids_BT != PAD, with_weights=True)[1]}

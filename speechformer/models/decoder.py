@@ -1,6 +1,8 @@
-"""The GPT-style decoder: what word comes next?
+"""The GPT-style decoder: which token comes next?
 
-Token ids -> causal stack -> linear -> logits over the vocabulary. Radford et al. 2019.
+token ids -> causal stack -> linear -> logits over the vocabulary
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from speechformer.models.stack import Cache, Weights
 
 
 class Decoder(nn.Module):
-    """Ids of a text to logits of the next token.
+    """A causal language model.
 
     Args:
-        block_size: the number of positions that the model is trained on.
-        tied_output: the output layer uses the embedding table (Press and Wolf 2017) and has no bias. Then
-            start small, as with `recipe=normal`: torch's normal(0, 1) embeddings make wild logits.
-        stack: the arguments of `Stack`.
+        block_size: number of positions the model is trained on.
+        tied_output: whether the output layer shares the embedding table (Press and Wolf 2017); it then has no bias.
+            Use `recipe=normal` with it: torch's normal(0, 1) embeddings would give huge logits.
+        stack: other arguments of `Stack`.
+
+    Attributes:
+        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(self, *, block_size: int, tied_output: bool, **stack: Any) -> None:
@@ -32,20 +37,20 @@ class Decoder(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens that it can take; None for no limit."""
         return self.decoder.max_length
 
     def hidden(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """The states from which `output` makes logits, [B, T, D].
+        """Return the hidden states that `output` turns into logits, [B, T, D].
 
-        With `cache` (at first `decoder.new_cache()`), the ids are what follows it, and are added to it.
+        Args:
+            cache: what the model has read before these ids, extended in place; starts as `decoder.new_cache()`.
         """
         return self.decoder(ids_BT, cache=cache)[0]
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits of the token after each, [B, T, vocabulary]."""
+        """Return the logits of the token after each position, [B, T, vocabulary]."""
         return self.output(self.hidden(ids_BT))
 
     def attention(self, ids_BT: Tensor) -> Weights:
-        """The attention weights of each layer of the "decoder", [B, N, T, T]."""
+        """Return the attention weights of each layer, "decoder": [B, N, T, T]."""
         return {"decoder": self.decoder(ids_BT, with_weights=True)[1]}

@@ -1,11 +1,11 @@
-"""K models of the same shapes as one: their weights stacked, their batches one behind the other.
+"""Model ensembling: K models of equal shapes trained as one, as `torch.func.stack_module_state` does it.
 
-Each parameter of the packed model is that of the K members, [K, ...], and row b of member k is row k B + b of what
-goes through it. Attention, residuals and activations treat rows alike and are used as they are; what has weights
-(linear layers, norms, embeddings, positions) or differs by member (positional biases, patterns, dropout) is replaced
-by a version that knows K. So `packed` is a copy of a model with other leaves, and runs the core's own code.
+Each parameter of the ensemble stacks those of its members, [K, ...]. Row b of member k is row k B + b of every batch.
+Attention, residuals and activations treat rows alike and are used as they are. Modules with parameters (linear
+layers, norms, embeddings, positions) or with a state of their own for each member (bias, pattern, dropout) are
+replaced by versions that know K. So `stack_models` copies a model, replaces its leaves, and runs the model's own code.
 
-Nothing is summed over members: what one of them computes, NaN included, never reaches another.
+Nothing is summed over members: a NaN in one member never reaches another.
 
 Shapes: K members, B rows of each, T tokens, D width, V rows of an embedding table, N heads.
 """
@@ -20,13 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechformer.kernels.dropout import FastDropout, dropout_masks
+from speechformer.kernels.padding import Unpadder
 from speechformer.layers.attention import attention_bias
-from speechformer.layers.dropout import Dropout, masks
+from speechformer.layers.dropout import Dropout
+from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions
 
 
 class EnsembleLinear(nn.Module):
-    """y = x W_k^T + b_k. Weight [K, out, in], bias [K, 1, out] or None."""
+    """Linear layers y = x W_k^T + b_k, with weights [K, out, in] and biases [K, out] or None."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -39,14 +42,14 @@ class EnsembleLinear(nn.Module):
         return y.view(*x.shape[:-1], O)
 
     def members(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight and bias of each member."""
+        """Return weight and bias of each member."""
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
-        # not weight[k], whose gradients would be K tensors of the size of all
+        # unbind, because the gradient of each weight[k] would have the size of all K
         return list(zip(self.weight.unbind(), biases))
 
 
 class EnsembleLayerNorm(nn.Module):
-    """Layer norm, with gains and shifts [K, D]."""
+    """Layer norms with gains and shifts [K, D]."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class EnsembleLayerNorm(nn.Module):
 
 
 class EnsembleEmbedding(nn.Module):
-    """Row ids[b, t] of member k's table, of [K, V, D]."""
+    """Embedding tables [K, V, D]; ids of member k select rows of its own table."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -72,11 +75,12 @@ class EnsembleEmbedding(nn.Module):
         return F.embedding(rows.view(ids.shape), self.weight.flatten(0, 1))
 
 
-class Draws:
-    """Whose random numbers dropout takes on the CPU.
+class DropoutGenerators:
+    """The random numbers of dropout on the CPU.
 
-    Attributes: `generators`, one for each member; `padding`, by how many tokens each member's batch was made longer
-    than it is alone.
+    Attributes:
+        generators: one for each member.
+        padding: for each member, by how many tokens its batch is longer than it would be alone.
     """
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
@@ -84,36 +88,35 @@ class Draws:
         self.padding = [0] * len(self.generators)
 
 
-class EnsembleDropout(Dropout):
-    """Dropout. On the CPU each member draws what it would draw alone, from its own generator; on other devices all
-    draw from one, each element for itself."""
+class EnsembleDropout(FastDropout):
+    """Dropout. On the CPU each member draws what it would draw alone; other devices draw all elements together."""
 
-    def __init__(self, rate: float, draws: Draws) -> None:
+    def __init__(self, rate: float, generators: DropoutGenerators) -> None:
         super().__init__(rate)
-        self.draws = draws
+        self.generators = generators
 
-    def masks(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
-        """Those of tensors [KB, T, D] or, of attention weights, [KB, N, T, T]."""
-        of_members, K = [], len(self.draws.generators)
-        for generator, padding in zip(self.draws.generators, self.draws.padding):
-            more = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # keys, tokens
+    def draw(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
+        """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
+        members, K = [], len(self.generators.generators)
+        for generator, padding in zip(self.generators.generators, self.generators.padding):
+            padded = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # last dimension, the one before
             own_shapes = [
                 (shape[0] // K, *shape[1:-2], shape[-2] - tokens, shape[-1] - keys)
-                for shape, (keys, tokens) in zip(shapes, more)
+                for shape, (keys, tokens) in zip(shapes, padded)
             ]
-            own = masks(own_shapes, self.rate, dtype, generator)
-            of_members.append(
-                [F.pad(mask, (0, keys, 0, tokens)) if padding else mask for mask, (keys, tokens) in zip(own, more)]
+            masks = dropout_masks(own_shapes, self.rate, dtype, generator)
+            members.append(
+                [F.pad(mask, (0, keys, 0, tokens)) if padding else mask for mask, (keys, tokens) in zip(masks, padded)]
             )
-        return [torch.cat(parts) for parts in zip(*of_members)]
+        return [torch.cat(parts) for parts in zip(*members)]
 
 
 class EnsemblePositions(Positions):
-    """The positions of each member, in its rows.
+    """Positions of K members, each for its own rows.
 
     Args:
-        members: one for each, or one that is that of all.
-        stacked: of each of their parameters, by its name, those of all, [K, ...].
+        members: one for each member, or a single one that all share.
+        stacked: the members' parameters by name, [K, ...].
     """
 
     def __init__(self, members: Sequence[Positions], stacked: dict[str, nn.Parameter]) -> None:
@@ -121,35 +124,67 @@ class EnsemblePositions(Positions):
         self.max_length = members[0].max_length
         self.members = nn.ModuleList(copy.deepcopy(member) for member in members)
         self.stacked = nn.ParameterDict({name.replace(".", "_"): parameter for name, parameter in stacked.items()})
-        self.places = [name.rpartition(".") for name in stacked]
+        self.paths = [name.rpartition(".") for name in stacked]
         for member in self.members:
-            for owner, _, name in self.places:
+            for owner, _, name in self.paths:
                 del member.get_submodule(owner)._parameters[name]
 
-    def each(self) -> list[Positions]:
-        """Those of each member, with its slices of the parameters."""
-        for (owner, _, name), parameter in zip(self.places, self.stacked.values()):
+    def unstack(self) -> list[Positions]:
+        """Return the positions of each member, with its slices of the parameters."""
+        for (owner, _, name), parameter in zip(self.paths, self.stacked.values()):
             for member, own in zip(self.members, parameter.unbind()):
                 setattr(member.get_submodule(owner), name, own)
         return list(self.members)  # type: ignore[arg-type]
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        each = self.each()
-        parts = [member.embed(x, offset) for member, x in zip(each, x_BTD.chunk(len(each)))]
+        members = self.unstack()
+        parts = [member.embed(x, offset) for member, x in zip(members, x_BTD.chunk(len(members)))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        each = self.each()
-        n = len(each)
+        members = self.unstack()
+        n = len(members)
         if n == 1:
-            return each[0].rotate(q_BNTH, k_BNTH, offset)
-        parts = [member.rotate(q, k, offset) for member, q, k in zip(each, q_BNTH.chunk(n), k_BNTH.chunk(n))]
+            return members[0].rotate(q_BNTH, k_BNTH, offset)
+        parts = [member.rotate(q, k, offset) for member, q, k in zip(members, q_BNTH.chunk(n), k_BNTH.chunk(n))]
         q, k = map(torch.cat, zip(*parts))
         return q, k
 
 
+class EnsembleBias:
+    """The attention bias of K members, [K B, N, T, S], in place of `kernels.dispatch.BiasCache`.
+
+    Args:
+        patterns: as many as the `EnsemblePositions` have members.
+    """
+
+    can_unpad = False  # the members have different numbers of tokens
+
+    def __init__(self, patterns: Sequence[Pattern], causal: bool) -> None:
+        self.patterns, self.causal = patterns, causal
+
+    def __call__(
+        self,
+        positions: EnsemblePositions,
+        pattern: Pattern,
+        x_BTD: Tensor,
+        S: int,
+        token_mask_BS: Tensor | None,
+        unpadder: Unpadder | None,
+    ) -> Tensor:
+        """Return the bias for the T last of S positions."""
+        (B, T, _), n = x_BTD.shape, len(self.patterns)
+        token_masks = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
+        biases = [
+            attention_bias(member, own_pattern, T, S, self.causal, token_mask, x_BTD.device)
+            for member, own_pattern, token_mask in zip(positions.unstack(), self.patterns, token_masks)
+        ]
+        N = max(bias.shape[1] for bias in biases)
+        return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
+
+
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Each parameter of the models, [K, ...], by its name; one that a model has in two places once, as in
+    """Stack each parameter of the models, [K, ...], by name. A shared parameter appears once, as in
     `named_parameters`."""
     return {
         name: nn.Parameter(torch.stack([model.get_parameter(name).detach() for model in models]))
@@ -157,61 +192,54 @@ def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
     }
 
 
-def stack_models(models: Sequence[nn.Module], draws: Draws) -> nn.Module:
-    """The models as one, whose parameters are `stacked_parameters`, in the order of theirs.
+def stack_models(models: Sequence[nn.Module], generators: DropoutGenerators) -> nn.Module:
+    """Return an ensemble of the models. Its parameters are `stacked_parameters`, in the same order.
 
     Raises:
-        ValueError: a part of the model has parameters and cannot be packed (a recurrent layer, attention across).
+        ValueError: a module has parameters but no stacked version (recurrent layers, cross-attention).
     """
-    model = copy.deepcopy(models[0])
-    stacked = stacked_parameters(models)
-    of = {id(parameter): stacked[name] for name, parameter in models[0].named_parameters()}
-    inside = ""
+    ensemble = copy.deepcopy(models[0])
+    by_name = stacked_parameters(models)
+    stacked = {id(parameter): by_name[name] for name, parameter in models[0].named_parameters()}
+    inside_positions = ""
     for name, leaf in models[0].named_modules():
-        if inside and name.startswith(inside):
+        if inside_positions and name.startswith(inside_positions):
             continue
-        own: dict[str, Any] = {
-            place: None if parameter is None else of[id(parameter)] for place, parameter in leaf._parameters.items()
-        }
-        new: nn.Module
         if isinstance(leaf, Positions):
-            inside = f"{name}."
-            stacks = [each.get_submodule(name.rpartition(".")[0]) for each in models]
-            stack_positions(model.get_submodule(name.rpartition(".")[0]), stacks, leaf, of)
-            continue
-        if isinstance(leaf, nn.Linear):
-            new = EnsembleLinear(own["weight"], own["bias"])
-        elif isinstance(leaf, nn.LayerNorm):
-            new = EnsembleLayerNorm(own["weight"], own["bias"], leaf.eps)
-        elif isinstance(leaf, nn.Embedding):
-            new = EnsembleEmbedding(own["weight"])
-        elif isinstance(leaf, Dropout):
-            new = EnsembleDropout(leaf.rate, draws)
-        elif own:
-            raise ValueError(f"{name} is a {type(leaf).__name__}, and those are not packed")
+            inside_positions = f"{name}."
+            path = name.rpartition(".")[0]
+            stack_positions(ensemble.get_submodule(path), [model.get_submodule(path) for model in models], stacked)
         else:
-            continue
-        model.set_submodule(name, new)
-    return model.train(models[0].training)
+            replacement = stacked_leaf(name, leaf, stacked, generators)
+            if replacement is not None:
+                ensemble.set_submodule(name, replacement)
+    return ensemble.train(models[0].training)
 
 
-def stack_positions(stack: Any, stacks: Sequence[Any], leaf: Positions, of: dict[int, nn.Parameter]) -> None:
-    """Give a packed stack the positions and patterns of its members."""
-    parameters = {name: of[id(parameter)] for name, parameter in leaf.named_parameters()}
-    alike = not parameters and all(each.kinds == stacks[0].kinds for each in stacks)
-    members = [each.positions for each in (stacks[:1] if alike else stacks)]
-    patterns = [each.pattern for each in stacks[: len(members)]]
-    stack.positions = EnsemblePositions(members, parameters)
+def stacked_leaf(
+    name: str, leaf: nn.Module, stacked: dict[int, nn.Parameter], generators: DropoutGenerators
+) -> nn.Module | None:
+    """Return the version of a module that knows K; None for a module that needs none."""
+    own: dict[str, Any] = {
+        key: None if parameter is None else stacked[id(parameter)] for key, parameter in leaf._parameters.items()
+    }
+    if isinstance(leaf, nn.Linear):
+        return EnsembleLinear(own["weight"], own["bias"])
+    if isinstance(leaf, nn.LayerNorm):
+        return EnsembleLayerNorm(own["weight"], own["bias"], leaf.eps)
+    if isinstance(leaf, nn.Embedding):
+        return EnsembleEmbedding(own["weight"])
+    if isinstance(leaf, Dropout):
+        return EnsembleDropout(leaf.rate, generators)
+    if own:
+        raise ValueError(f"{name}: a {type(leaf).__name__} cannot be stacked into an ensemble")
+    return None
 
-    def bias_of_all(B: int, T: int, S: int, token_mask_BS: Tensor | None) -> Tensor:
-        positions, n = stack.positions.each(), len(members)
-        reals = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
-        device = stack.embedding.weight.device
-        biases = [
-            attention_bias(member, pattern, T, S, stack.causal, real, device)
-            for member, pattern, real in zip(positions, patterns, reals)
-        ]
-        heads = max(bias.shape[1] for bias in biases)
-        return biases[0] if n == 1 else torch.cat([bias.expand(B // n, heads, T, S) for bias in biases])
 
-    stack.scores = bias_of_all
+def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn.Parameter]) -> None:
+    """Give an ensemble's `Stack` the positions and patterns of its members' stacks."""
+    parameters = {name: stacked[id(parameter)] for name, parameter in members[0].positions.named_parameters()}
+    if not parameters and all(member.config == members[0].config for member in members):
+        members = members[:1]  # all have the same bias
+    ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
+    ensemble.attention_bias = EnsembleBias([member.pattern for member in members], ensemble.causal)

@@ -1,4 +1,7 @@
-"""A recurrent network in the place of a stack of transformer blocks: `model=rnn`."""
+"""A recurrent network in place of a transformer stack: `model=rnn`.
+
+Shapes: B sequences, T tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build
-from speechformer.layers.dropout import Dropout
+from speechformer.kernels.dropout import FastDropout
 from speechformer.layers.recurrent import Recurrent
 from speechformer.models.stack import Cache, Stack
 
 
 class RecurrentStack(nn.Module):
-    """Token ids to hidden states, from left to right. It takes the arguments of `Stack`, and uses none of those that
-    are of attention and blocks: order is known by going along, and there is nothing to attend to.
+    """A stack of recurrent layers, from token ids to hidden states.
+
+    It takes the arguments of `Stack` and ignores those of attention and blocks.
 
     Raises:
-        UserError: a pattern or a CLS token is asked for, or the model is not "rnn".
+        UserError: the config asks for a pattern or a CLS token, which need attention.
     """
 
     max_length: int | None = None
@@ -42,14 +46,14 @@ class RecurrentStack(nn.Module):
             raise UserError(f"model={model['name']} has no self-attention, so pattern must be full.")
         if first_token:
             raise UserError(
-                "architecture.pool=cls needs a model that attends: a CLS token before a sentence that is read from left to "
-                "right sees nothing of it. Take architecture.pool=mean."
+                f"architecture.pool=cls needs attention: a CLS token in front of a sentence that model={model['name']} "
+                "reads from left to right would know nothing of it. Set architecture.pool=mean."
             )
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
-        self.dropout = Dropout(dropout)
-        options = {"width": width, "layers": layers, "dropout": dropout}
-        self.cells = build({model["name"]: Recurrent}, model, "model", **options)
+        self.dropout = FastDropout(dropout)
+        arguments = {"width": width, "layers": layers, "dropout": FastDropout(dropout)}
+        self.cells = build({model["name"]: Recurrent}, model, "model", **arguments)
 
     def forward(
         self,
@@ -59,28 +63,33 @@ class RecurrentStack(nn.Module):
         memory: None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Hidden states [B, T, D], and no attention weights.
+        """Run the stack.
 
-        `cache` holds the state at the end of what stands before, or an empty dictionary for nothing, and gets that at
-        the end of these.
+        Args:
+            token_mask_BT: False on padding.
+            with_weights, memory: ignored; they are arguments of `Stack`.
+            cache: the state before these tokens, replaced by the state after them; starts as `new_cache()`.
+
+        Returns:
+            Hidden states, [B, T, D], and two empty lists in place of attention weights.
         """
-        before = cache[0] if cache and cache[0] else None
-        x_BTD, end = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), before, token_mask_BT)
+        state = cache[0] if cache and cache[0] else None
+        x_BTD, state = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)
         if cache is not None:
-            cache[0].update(end)
+            cache[0].update(state)
         return self.dropout(x_BTD), [], []
 
     def new_cache(self) -> Cache:
-        """That of a sequence of which nothing was seen yet."""
+        """Return the cache of an empty sequence."""
         return [{}]
 
 
 def build_stack(*, model: dict[str, Any], **arguments: Any) -> Stack | RecurrentStack:
-    """The stack of a `model` config: recurrent for "rnn", else a transformer's with that positional encoding."""
+    """Build the stack of a `model` config: recurrent for "rnn", else a transformer with that encoding."""
     if model["name"] == "rnn_attention":
         raise UserError(
-            "model=rnn_attention attends from a decoder to an encoder, so it is for task=translate; for this task "
-            "take model=rnn."
+            "model=rnn_attention attends from a decoder to an encoder, so it needs task=translate. "
+            "Use model=rnn for this task."
         )
-    kind = RecurrentStack if model["name"] == "rnn" else Stack
-    return kind(model=model, **arguments)
+    stack_class = RecurrentStack if model["name"] == "rnn" else Stack
+    return stack_class(model=model, **arguments)

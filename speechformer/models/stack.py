@@ -1,43 +1,45 @@
-"""What encoder and decoder share: embedding, positions, a stack of blocks; and how they are initialised.
+"""A transformer stack: embedding, positions, blocks. Encoder and decoder share it.
 
-Shapes: B sequences, T tokens, D width, N heads.
+Shapes: see `speechformer.layers.attention`; R tokens of a batch without its padding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, pick
-from speechformer.kernels.padding import without_padding
-from speechformer.layers.attention import AttentionBias
-from speechformer.layers.block import Block
-from speechformer.layers.dropout import Dropout, draw_ahead
+from speechformer.kernels.dispatch import AttentionBias, BiasCache, FastBlock
+from speechformer.kernels.dropout import FastDropout, draw_ahead
+from speechformer.kernels.padding import Unpadder, unpadder_for
 from speechformer.layers.patterns import build_pattern, with_first_token
-from speechformer.layers.positions import Positions, build_positions
+from speechformer.layers.positions import build_positions
 
-Cache = list[dict[str, Tensor]]  # what a stack has seen so far, a row of each tensor for each sequence
-Weights = dict[str, list[Tensor]]  # of "encoder", "decoder" and "cross", those that a model has: of each layer
+Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
+Weights = dict[str, list[Tensor]]  # for each of "encoder", "decoder" and "cross", the attention weights of each layer
 
 
 class Stack(nn.Module):
-    """Token ids to hidden states.
+    """A stack of transformer blocks, from token ids to hidden states.
 
     Args:
         vocab_size: rows of the embedding table.
-        length: the number of positions that the model is trained on.
-        causal: whether a token sees only itself and what is before it.
-        first_token: put one trained vector before every sequence (a CLS token); it sees all and all see it,
-            whatever the pattern.
-        model, pattern: the config groups, `{"name": ..., options}`.
-        width, heads, layers, ff, dropout, norm, final_norm, qkv_bias, bias, activation, scale_embedding: see
-            `conf/config.yaml`.
-        cross: whether its blocks attend to the states of an encoder too.
-        embedding: a table to share with another stack; None for one of its own.
+        length: number of positions the model is trained on.
+        causal: whether a token attends only to itself and earlier tokens.
+        model, pattern: config groups, `{"name": ..., options}`.
+        width, heads, layers, dropout, final_norm, scale_embedding: see `conf/config.yaml`.
+        first_token: whether to put a trained vector (a CLS token) in front of every sequence. It attends to all
+            tokens and all attend to it, whatever the pattern.
+        cross: whether the blocks also attend to an encoder.
+        embedding: table shared with another stack; None for a new one.
+        block: other arguments of `layers.block.Block`.
+
+    Attributes:
+        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(
@@ -51,51 +53,51 @@ class Stack(nn.Module):
         width: int,
         heads: int,
         layers: int,
-        ff: int,
         dropout: float,
-        norm: str,
         final_norm: bool,
-        qkv_bias: bool,
-        bias: bool,
-        activation: str,
         scale_embedding: bool = False,
         first_token: bool = False,
         cross: bool = False,
         embedding: nn.Embedding | None = None,
+        **block: Any,
     ) -> None:
         super().__init__()
         if width % heads:
-            raise UserError(f"width must be a multiple of heads, and {width} is not one of {heads}.")
-        self.causal = causal
-        self.kinds = (model, pattern)
+            raise UserError(f"width must be a multiple of heads, but {width} is not a multiple of {heads}.")
+        self.causal, self.config = causal, {"model": model, "pattern": pattern}
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
-        self.trained_bias = type(self.positions).bias is not Positions.bias and bool([*self.positions.parameters()])
-        self.kept: tuple[tuple, AttentionBias] | None = None
-        self.dropout = Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width=width,
-                heads=heads,
-                ff=ff,
-                dropout=dropout,
-                norm=norm,
-                qkv_bias=qkv_bias,
-                bias=bias,
-                activation=activation,
-                cross=cross,
-            )
-            for _ in range(layers)
-        )
+        self.attention_bias = BiasCache(causal)
+        self.dropout = FastDropout(dropout)
+        block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
+        self.blocks: Iterable[Any] = nn.ModuleList(FastBlock(**block) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens that it can take; None for no limit."""
         return self.positions.max_length
+
+    @property
+    def can_unpad(self) -> bool:
+        """Whether a plain pass may leave out padding; see `kernels.dispatch`."""
+        on_cpu = self.embedding.weight.device.type == "cpu"
+        compiled = any(block.compiled for block in self.blocks)
+        return self.training and on_cpu and not compiled and self.attention_bias.can_unpad
+
+    def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return embeddings and token mask, with the first token if the stack has one."""
+        x_BTD = self.embedding(ids_BT)
+        if self.scale != 1:
+            x_BTD = x_BTD * self.scale
+        if self.first_token is not None:
+            B = ids_BT.shape[0]
+            x_BTD = torch.cat((self.first_token(ids_BT.new_zeros(B, 1)), x_BTD), dim=1)
+            if token_mask_BT is not None:
+                token_mask_BT = torch.cat((token_mask_BT.new_ones(B, 1), token_mask_BT), dim=1)
+        return x_BTD, token_mask_BT
 
     def forward(
         self,
@@ -105,91 +107,59 @@ class Stack(nn.Module):
         memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Hidden states [B, T, D], and if asked for the attention weights of each layer, [B, N, T, S], and those of
-        its cross-attention.
+        """Run the stack. With `first_token`, T is one more than that of `ids_BT`.
 
-        `token_mask_BT` is False on padding, whose states are 0 where it is left out. With `first_token`, T is one more than
-        that of `ids_BT`. `memory` (what each block's `CrossAttention` takes) is for a stack with `cross`. `cache`
-        holds what each block has seen before, S - T tokens, all real; it begins as `new_cache`, and is added to.
+        Args:
+            token_mask_BT: False on padding, whose states are undefined.
+            with_weights: whether to return attention weights.
+            memory: for each block, the keys, values and bias for `CrossAttention`.
+            cache: what each block has seen before, S - T tokens without padding; starts as `new_cache()` and is
+                extended in place.
+
+        Returns:
+            Hidden states, [B, T, D], and for each layer the weights of self-attention, [B, N, T, S], and of
+            cross-attention; empty lists unless asked for.
         """
-        x_BTD = self.embedding(ids_BT)
-        if self.scale != 1:
-            x_BTD = x_BTD * self.scale
-        if self.first_token is not None:
-            B = ids_BT.shape[0]
-            x_BTD = torch.cat((self.first_token(ids_BT.new_zeros(B, 1)), x_BTD), dim=1)
-            if token_mask_BT is not None:
-                token_mask_BT = torch.cat((token_mask_BT.new_ones(B, 1), token_mask_BT), dim=1)
-        before = cache[0]["k"].shape[2] if cache and cache[0] else 0
-        B, T, _ = x_BTD.shape
-        if self.dropout.active and memory is None and cache is None:
-            self.draw_ahead(x_BTD)
-        x_BTD = self.positions.embed(x_BTD, before)
-        scores = self.scores(B, T, before + T, token_mask_BT)
-        tokens = None
-        if isinstance(scores, AttentionBias):
-            if token_mask_BT is not None and memory is None and self.leaves_out_padding:
-                tokens = scores.tokens = without_padding(token_mask_BT)
-            scores.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
-        x_BTD = self.dropout(x_BTD if tokens is None else tokens.unpad(x_BTD), tokens)
-        layers, cross_layers = [], []
+        x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
+        offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        unpadder = None
+        if memory is None and cache is None:
+            unpadder = unpadder_for(token_mask_BT) if token_mask_BT is not None and self.can_unpad else None
+            self.draw_dropout(x_BTD, unpadder)
+        x_BTD = self.positions.embed(x_BTD, offset)
+        S = offset + x_BTD.shape[1]
+        bias = self.attention_bias(self.positions, self.pattern, x_BTD, S, token_mask_BT, unpadder)
+        if isinstance(bias, AttentionBias):
+            bias.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
+        x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
+        weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
-            # a compiled block is for the many passes that are alike, not for looking inside and writing
-            run = block if cache is None and not with_weights else block.forward
-            x_BTD, weights, cross_weights = run(
-                x_BTD, self.positions, scores, with_weights, memory and memory[k], None if cache is None else cache[k]
+            run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
+            x_BTD, own, cross = run(
+                x_BTD, self.positions, bias, with_weights, memory and memory[k], None if cache is None else cache[k]
             )
-            if weights is not None:
-                layers.append(weights)
-            if cross_weights is not None:
-                cross_layers.append(cross_weights)
+            weights += [] if own is None else [own]
+            cross_weights += [] if cross is None else [cross]
         x_BTD = self.final_norm(x_BTD)
-        return x_BTD if tokens is None else tokens.pad(x_BTD), layers, cross_layers
+        return x_BTD if unpadder is None else unpadder.pad(x_BTD), weights, cross_weights
 
-    def scores(self, B: int, T: int, S: int, token_mask_BS: Tensor | None) -> AttentionBias | Tensor:
-        """What is added to the scores of B sequences; where only T decides it, it is kept until another T comes."""
-        weight, everything = self.embedding.weight, self.kinds[1]["name"] == "full"
-        made = AttentionBias(
-            self.positions, self.pattern, self.causal, T, S, token_mask_BS, weight.device, everything
-        )
-        if token_mask_BS is not None or T != S or self.trained_bias:
-            return made
-        # what is made in inference mode cannot be trained with
-        of = (T, weight.device, weight.dtype, torch.is_inference_mode_enabled())
-        if self.kept is None or self.kept[0] != of:
-            self.kept = (of, made)
-        return self.kept[1]
-
-    def draw_ahead(self, x_BTD: Tensor) -> None:
-        """Have dropout make its masks for this pass, where it makes them itself and all of the type of x."""
-        if x_BTD.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-            return
-        places: list[tuple[Dropout, Sequence[int]]] = [(self.dropout, x_BTD.shape)]
-        blocks: Iterable[Any] = self.blocks
-        for block in blocks:
-            places += block.places_of_dropout(*x_BTD.shape)
-        draw_ahead(places, x_BTD.dtype)
-
-    @property
-    def leaves_out_padding(self) -> bool:
-        """In training on a CPU: an accelerator would wait to hear how many tokens there are, a compiled block be
-        compiled anew for each number, and in evaluation batches hold little padding. Packed runs keep theirs too, for
-        each member has another number."""
-        blocks: Iterable[Any] = self.blocks
-        on_cpu = self.embedding.weight.device.type == "cpu"
-        return self.training and on_cpu and not any(block.compiled for block in blocks)
+    def draw_dropout(self, x_BTD: Tensor, unpadder: Unpadder | None) -> None:
+        """Draw the dropout masks of a pass without cross-attention, if dropout needs them."""
+        if self.dropout.active and x_BTD.device.type == "cpu":
+            uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
+            draw_ahead([(self.dropout, x_BTD.shape), *uses], x_BTD.dtype, unpadder)
 
     def new_cache(self) -> Cache:
-        """That of a sequence of which nothing was seen yet."""
+        """Return the cache of an empty sequence."""
         return [{} for _ in self.blocks]
 
 
 def keep_initialisation(module: nn.Module, std: float) -> None:
-    """torch's own: Kaiming uniform in the linear layers, normal(0, 1) in the embeddings."""
+    """Keep torch's initialisation: Kaiming uniform in linear layers, normal(0, 1) in embeddings."""
 
 
 def normal_initialisation(module: nn.Module, std: float) -> None:
-    """Weights of linear layers and embeddings from normal(0, std), biases 0. Radford et al. 2019 use 0.02."""
+    """Draw weights of linear layers and embeddings from normal(0, std), set biases to 0. Radford et al. 2019: 0.02."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -197,7 +167,7 @@ def normal_initialisation(module: nn.Module, std: float) -> None:
 
 
 def xavier_initialisation(module: nn.Module, std: float) -> None:
-    """Weights uniform with variance 2 / (in + out), biases 0. Glorot and Bengio 2010, equation 16."""
+    """Draw weights uniformly with variance 2 / (in + out), set biases to 0. Glorot and Bengio 2010, equation 16."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.xavier_uniform_(module.weight)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -212,14 +182,14 @@ INITIALISATIONS = {
 
 
 def initialise(model: nn.Module, name: str, std: float) -> None:
-    """Set the weights of `core` anew, in place; `name` and `std` as `recipe.init` and `recipe.init_std`."""
+    """Initialise the weights of a model in place; `name` and `std` are `recipe.init` and `recipe.init_std`."""
     rule = pick(INITIALISATIONS, name, "recipe.init")
     for module in model.modules():
         rule(module, std)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """The trained parameters of a model: `total`, and by part; a shared table counts once, where it first stands."""
+    """Count the trained parameters: `total`, and by part. A shared table counts once, in its first part."""
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.removeprefix("encoder.").removeprefix("decoder.").split(".")[0]

@@ -1,12 +1,12 @@
-"""A run: what makes it the same run, its folder, who works in it, and what `result.json` says besides the figures.
+"""A run's folder: its files, the process that owns it, and its state.
 
-config.yaml       the resolved config            tokenizer.json    words and ids
-last.ckpt         where training stands          best.ckpt         weights of the best evaluation
-metrics.csv       every figure logged            tensorboard/      the same, as TensorBoard events
-run.json          who works here, since when     run.lock          held while somebody does
-result.json       written last, in one piece: its presence says that the run is over
+config.yaml       the resolved config            tokenizer.json    vocabulary
+last.ckpt         state to resume from           best.ckpt         weights of the best evaluation
+metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
+run.json          the owner, its progress        run.lock          locked while a process works in the folder
+result.json       written last and atomically: if it exists, the run has ended
 
-No torch here: reports, `status` and a run that is done already read this quickly.
+No torch here: reports, `status` and finished runs read these files quickly.
 """
 
 from __future__ import annotations
@@ -15,70 +15,28 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
 
-from speechformer.errors import UserError
+from speechformer.corpora.files import atomic_write
+from speechformer.errors import UserError, one_sentence
+from speechformer.runs import identity
+from speechformer.runs.legacy import upgrade_result
 
-RESULT, OWNER, LOCK = "result.json", "run.json", "run.lock"
-
-
-TERMINAL_STATES = ("finished", "diverged")  # what is not run again
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file so that a reader sees all of it or nothing, also after a crash."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None if it is not there, or no whole JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def write_result(directory: Path, result: dict[str, Any]) -> None:
-    """Write `result.json` in one piece."""
-    write_json(directory / RESULT, result)
-
-
-def read_result(directory: Path) -> dict[str, Any]:
-    """What `write_result` wrote."""
-    return json.loads((directory / RESULT).read_text(encoding="utf-8"))
-
-
-def result_or_none(directory: Path) -> dict[str, Any] | None:
-    """The result of a run; None if there is none, or one that was cut short."""
-    result = read_json(directory / RESULT)
-    return result if result is not None and "status" in result else None
-
-
-def finite(value: Any) -> Any:
-    """The same plain data with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
+TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
+OUTPUTS = ("best.ckpt", "last.ckpt", "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
+FOREIGN = ("tensorboard", "best.ckpt", "last.ckpt", "metrics.csv")  # without an owner's file these are somebody's
+WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 
 
 class OccupiedError(UserError):
@@ -86,33 +44,98 @@ class OccupiedError(UserError):
 
 
 class ForeignError(UserError):
-    """The folder holds another run."""
+    """The folder holds something else than this run."""
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain data as JSON, atomically; NaN and infinity become null."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file or no complete object in it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_result(directory: Path, result: dict[str, Any]) -> None:
+    """Write `result.json` atomically."""
+    write_json(directory / RESULT, result)
+
+
+def read_result(directory: Path) -> dict[str, Any]:
+    """Return the content of `result.json`, under today's names.
+
+    Raises:
+        OSError, ValueError: there is no such file, or it is not JSON.
+    """
+    return upgrade_result(json.loads((directory / RESULT).read_text(encoding="utf-8")))
+
+
+def result_or_none(directory: Path) -> dict[str, Any] | None:
+    """Return the result of a run; None if there is none or it is incomplete."""
+    result = read_json(directory / RESULT)
+    return upgrade_result(result) if result is not None and "status" in result else None
+
+
+def failure_result(
+    config: Mapping[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
+) -> dict[str, Any]:
+    """Return the result of a run that raised `error`."""
+    reason = one_sentence(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename:
+        reason = f"{error.filename}: {error.strerror}"
+    task = config.get("task")
+    return {
+        "status": "failed",
+        "error": reason,
+        "traceback": "".join(traceback.format_exception(error)),
+        "task": task.get("name") if isinstance(task, Mapping) else None,
+        "config": dict(config),
+        "overrides": None if overrides is None else list(overrides),
+        "identity": fingerprint,
+        "seed": config.get("seed"),
+        "commit": identity.commit(),
+        "versions": identity.versions(),
+    }
 
 
 @contextlib.contextmanager
 def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
-    """Hold a run's folder, which is made if need be, so that no other process works in it.
+    """Make a run's folder if needed, and lock it against other processes.
 
-    The operating system lets go of `run.lock` when the process ends, however it ends; `run.json`, which `sign`
-    writes, stays and says who it was.
+    The operating system releases `run.lock` when the process ends, however it ends. `run.json` stays.
 
     Args:
-        wait: for a process that holds it; otherwise step aside.
+        wait: whether to wait for a process that holds the lock.
 
     Yields:
-        What an earlier process left in `run.json`; empty if this is the first.
+        What an earlier process wrote into `run.json`; empty for a new run.
 
     Raises:
-        OccupiedError: another process holds it, and we are not to wait.
+        OccupiedError: another process holds the lock, and `wait` is False.
         OSError: the folder cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     file_lock = FileLock(directory / LOCK)
     try:
-        file_lock.acquire(timeout=0.5, poll_interval=0.05)  # `is_held` may be looking
+        file_lock.acquire(timeout=0.5, poll_interval=0.05)  # `is_locked` holds it for a moment
     except Timeout:
         owner = read_json(directory / OWNER) or {}
-        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works on it ({directory})"
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works in {directory}"
         if not wait:
             raise OccupiedError(f"{who}.") from None
         print(f"Waiting: {who}.", flush=True)
@@ -123,22 +146,8 @@ def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
         file_lock.release()
 
 
-def write_owner(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write into `run.json` that this process works here since now; returns its content."""
-    owner = {**about, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-    write_json(directory / OWNER, owner)
-    return owner
-
-
-def worked_here(directory: Path, since: float) -> bool:
-    """Whether it was this process that worked in the folder, at or after a time in seconds since the epoch."""
-    owner = read_json(directory / OWNER) or {}
-    ours = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
-    return ours and owner.get("since", 0.0) >= since
-
-
-def is_held(directory: Path) -> bool:
-    """Whether a process works in this folder."""
+def is_locked(directory: Path) -> bool:
+    """Return whether a process works in this folder."""
     if not (directory / LOCK).exists():
         return False
     file_lock = FileLock(directory / LOCK)
@@ -146,7 +155,7 @@ def is_held(directory: Path) -> bool:
         file_lock.acquire(timeout=0)
     except Timeout:
         return True
-    except OSError:  # a folder that we may only read: a process that trains writes there every few seconds
+    except OSError:  # a folder that we may only read: a training process rewrites run.json every few seconds
         with contextlib.suppress(OSError):
             return time.time() - (directory / OWNER).stat().st_mtime < 60
         return False
@@ -154,26 +163,174 @@ def is_held(directory: Path) -> bool:
     return False
 
 
+@dataclass
+class RunFolder:
+    """A run's folder that this process works in.
+
+    Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
+    an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`.
+    """
+
+    path: Path
+    identity: str
+    overrides: Sequence[str] | None = None
+    previous: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+    owner: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.owner = {
+            "identity": self.identity,
+            "overrides": None if self.overrides is None else list(self.overrides),
+            "attempts": self.previous.get("attempts", 0) + 1,
+            "threads": self.previous.get("threads"),
+            **self.owner,
+        }
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has a result that stands."""
+        return self.result is not None and self.result["status"] in TERMINAL_STATES
+
+    def begin(self, config: Mapping[str, Any], threads: int | None) -> None:
+        """Write `run.json` and `config.yaml`, and remove the result of an attempt that failed."""
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        self.owner |= {**about, "threads": self.owner["threads"] or threads}
+        write_json(self.path / OWNER, self.owner)
+        remove(self.path, RESULT)
+        (self.path / CONFIG).write_text(OmegaConf.to_yaml(dict(config)), encoding="utf-8")
+
+    def report_progress(self, **progress: Any) -> None:
+        """Write how far the run is into `run.json`."""
+        write_json(self.path / OWNER, {**self.owner, **progress})
+
+    def remove_outputs(self, *, keep_results: bool) -> None:
+        """Remove what an attempt left and the next one writes again; with `keep_results` what it does not resume."""
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        for partial in self.path.glob("*.partial"):
+            partial.unlink(missing_ok=True)
+        remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
+
+    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Write the result, and remove what only an unfinished run needs; return the result."""
+        write_result(self.path, result)
+        shutil.rmtree(self.path / WEIGHTS, ignore_errors=True)
+        return result
+
+    def check(self) -> None:
+        """Check that the folder is empty or holds this very run.
+
+        Raises:
+            ForeignError: it holds another run, or files that no run accounts for.
+        """
+        for content in filter(None, (self.previous, self.result)):
+            failed_early = content.get("identity") is None and content.get("status") == "failed"
+            if content.get("identity") != self.identity and not failed_early:
+                raise ForeignError(
+                    f"{self.path} holds another run (of another config, corpus or version of the numerics). Choose "
+                    "another folder, or overwrite it with force=true."
+                )
+        foreign = [name for name in FOREIGN if (self.path / name).exists()]
+        if foreign and not self.previous and self.result is None:
+            raise ForeignError(
+                f"{self.path} holds {', '.join(foreign)} but no {OWNER}, so the run would overwrite files that are "
+                "not its own. Choose another folder, or remove them."
+            )
+
+
+def remove(directory: Path, *names: str) -> None:
+    """Remove files, if they exist."""
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def own(
+    directory: Path,
+    config: Mapping[str, Any],
+    fingerprint: str,
+    overrides: Sequence[str] | None = None,
+    *,
+    force: bool = False,
+    wait: bool = True,
+) -> Iterator[RunFolder]:
+    """Own a run's folder: lock it, check it, and account for whatever happens inside.
+
+    An exception becomes the run's result ("failed"), unless it is a `UserError`; then a folder that was new is
+    removed again.
+
+    Args:
+        config: the resolved config, for the result of a run that fails.
+        force: discard the run that is in the folder.
+        wait: whether to wait for a process that works in the folder.
+
+    Yields:
+        The folder. The caller returns its `result` if the run `has_ended`; else it calls `begin` and `finish`.
+
+    Raises:
+        OccupiedError: another process works in the folder, and `wait` is False.
+        ForeignError: the folder holds another run.
+        UserError: a file cannot be written.
+    """
+    is_new = not directory.exists() or not any(directory.iterdir())
+    try:
+        with lock(directory, wait) as previous:
+            folder = RunFolder(directory, fingerprint, overrides, previous, result_or_none(directory))
+            if force and (folder.previous or folder.result):
+                folder.remove_outputs(keep_results=False)
+                remove(directory, OWNER)
+                folder = RunFolder(directory, fingerprint, overrides)
+            folder.check()
+            try:
+                yield folder
+            except UserError:
+                if is_new:
+                    remove(directory, OWNER, CONFIG, TOKENIZER)
+                raise
+            except Exception as error:
+                with contextlib.suppress(OSError):
+                    write_result(directory, failure_result(config, overrides, fingerprint, error))
+                raise
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or directory}: {error.strerror or one_sentence(error)}. Fix that, and run the same "
+            "command again: it resumes from the last checkpoint."
+        ) from error
+    except UserError:
+        if is_new and not (directory / OWNER).exists():
+            with contextlib.suppress(OSError):
+                remove(directory, LOCK)
+                directory.rmdir()
+        raise
+
+
+def worked_here(directory: Path, since: float) -> bool:
+    """Return whether this process worked in the folder at or after a time, in seconds since the epoch."""
+    owner = read_json(directory / OWNER) or {}
+    is_ours = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
+    return is_ours and owner.get("since", 0.0) >= since
+
+
 @dataclass(frozen=True)
 class State:
-    """How a run's folder stands.
+    """The state of a run's folder.
 
-    Attributes: `status`: "finished", "diverged", "failed" or "killed", as the result says; without a result
-    "running", "interrupted" (somebody began, and nobody works on it) or "left"; `result`, `claim`: the content of
-    the files.
+    Attributes: `status`: "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
+    "interrupted" (a process began the run and has gone) or "left" (no process has begun it); `result`, `owner`: the
+    content of the files.
     """
 
     status: str
     result: dict[str, Any] | None
-    claim: dict[str, Any]
+    owner: dict[str, Any]
 
 
 def state(directory: Path) -> State:
-    """How the run in this folder stands."""
+    """Return the state of the run in a folder."""
     owner, result = read_json(directory / OWNER) or {}, result_or_none(directory)
     if result is not None and result["status"] in TERMINAL_STATES:
         return State(result["status"], result, owner)
-    if is_held(directory):
+    if is_locked(directory):
         return State("running", None, owner)
     if result is not None:
         return State(result["status"], result, owner)

@@ -1,4 +1,8 @@
-"""What makes a run the same run: its fingerprint, and the name of its folder."""
+"""Identity of a run: its fingerprint, the name of its folder, and the versions behind its result.
+
+A fingerprint holds the config, the corpus and `NUMERICS_VERSION`. The version stands for what the code computes. It is
+a number, not a hash of the code: renaming a module or editing a docstring leaves every finished run valid.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Raise it when the same config computes other numbers: the golden runs (tests/golden_runs.py) tell when that is so.
-# A version instead of a hash of the code: moving a file or editing a docstring leaves every finished run valid.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 1  # raise it when the golden runs (tests/golden_runs.py) show that a config computes other numbers
 
-# The settings that do not decide it: the machine, how often a run is written, whether it is done again.
+# Keys that do not change the result: the machine, how often checkpoints are written, whether to run again
 NOT_IDENTITY = (
     "checkpoint_every",
     "compile",
@@ -30,39 +32,54 @@ NOT_IDENTITY = (
 
 
 def plain_number(value: Any, key: str) -> Any:
-    """A whole float as an integer, for `dropout=0` and `dropout=0.0` ask for the same; but for Lightning's
-    `trainer.limit_train_batches`, 1 is one batch and 1.0 all of them."""
-    whole = isinstance(value, float) and value.is_integer() and not key.startswith("trainer.limit_")
-    return int(value) if whole else value
+    """Return a whole float as an integer: `dropout=0` and `dropout=0.0` are the same setting.
+
+    Lightning's `trainer.limit_*` are left alone, where 1 is one batch and 1.0 all of them.
+    """
+    is_whole = isinstance(value, float) and value.is_integer() and not key.startswith("trainer.limit_")
+    return int(value) if is_whole else value
 
 
-def decisive(value: Any, key: str = "") -> Any:
-    """The settings that decide what a run is. The corpus is left out: it is known by its contents, not by the way to
-    it."""
+def identity_settings(value: Any, key: str = "") -> Any:
+    """Return the settings that identify a run.
+
+    The corpus is left out: its files identify it, not the path to them.
+    """
     if isinstance(value, Mapping):
-        below = {str(name): f"{key}.{name}" if key else str(name) for name in value}
+        paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
         return {
-            name: decisive(value[name], path) for name, path in below.items() if path not in (*NOT_IDENTITY, "corpus")
+            name: identity_settings(value[name], path)
+            for name, path in paths.items()
+            if path not in (*NOT_IDENTITY, "corpus")
         }
     if isinstance(value, list | tuple):
-        return [decisive(item, key) for item in value]
+        return [identity_settings(item, key) for item in value]
     return plain_number(value, key)
 
 
-def fingerprint(config: Mapping[str, Any], corpus_sha256: str, read_as: Any) -> str:
-    """The fingerprint of a run: 12 hexadecimal digits of a hash of the resolved config (without machine, launcher and
-    folders), the corpus (its files, and in plain data how they are read) and the version of the code that matters."""
-    known = {"config": decisive(config), "corpus": [corpus_sha256, read_as], "numerics": NUMERICS_VERSION}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any) -> str:
+    """Return the fingerprint of a run: the first 12 hexadecimal digits of a sha256.
+
+    Args:
+        config: the resolved config.
+        corpus_sha256: of the corpus' files.
+        corpus_settings: how the files are read, as plain data.
+    """
+    content = {
+        "config": identity_settings(config),
+        "corpus": [corpus_sha256, corpus_settings],
+        "numerics": NUMERICS_VERSION,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def safe(name: str) -> str:
-    """A name as a part of a path on any system."""
+    """Return a name as a part of a path that is valid on any system."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")
 
 
 def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
-    """The name of a run's folder: what it is, for the reader, and its identity."""
+    """Return the name of a run's folder: task, model, pattern, seed and fingerprint."""
 
     def name_of(group: str) -> str:
         choice = config.get(group)
@@ -74,14 +91,14 @@ def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the code that runs, with "-dirty" if a tracked file differs; None outside a checkout."""
-    checkout = Path(__file__).resolve().parents[1]
+    """Return the commit of this code, with "-dirty" if a tracked file differs; None outside a checkout."""
+    checkout = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
 
     try:
-        # An installed package may lie inside somebody else's checkout: its commit is not ours.
+        # an installed package may lie in somebody else's checkout, whose commit is not ours
         if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout:
             return None
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
@@ -91,7 +108,7 @@ def commit() -> str | None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a result may depend on."""
+    """Return the versions of Python and of the libraries that a result may depend on."""
     names = (
         "speechformer",
         "torch",

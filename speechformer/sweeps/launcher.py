@@ -1,18 +1,18 @@
-"""`hydra/launcher=ensemble`: runs of a sweep that have the same shapes train as one model (see `pack`).
+"""Hydra's launcher for ensembles: `hydra/launcher=ensemble`.
 
-Together go runs that differ in seed, `recipe.lr`, pattern, and positions as long as these have the same parameters
-(none, for most): they are trained first, in one process, and leave their folders as if each had run alone. Then all
-jobs go to Hydra's basic launcher, one after another: those are done already, and whatever was not packed, or failed
-to be, runs as before.
+Runs of a sweep that have the same shapes train as one model (see `training.ensemble`): they may differ in seed,
+`recipe.lr`, pattern, and positions whose parameters have the same shapes. They train first, in one process, and leave
+their folders as if each had run alone. Then Hydra's basic launcher takes all jobs one after another. It passes over
+the runs that have ended, and runs what could not be an ensemble.
 
-It is made for a GPU that a small model leaves almost idle; on a CPU it saves what a step costs beside its arithmetic.
+A small model leaves a GPU almost idle, so an ensemble is much faster there. On a CPU it saves the overhead of a step.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,17 @@ from speechformer.config import as_plain, check_overrides, check_sweep, count_de
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
-from speechformer.sweeps import folder as sweeps
-from speechformer.training.fit import fit_ensemble
+from speechformer.sweeps.folder import names
+from speechformer.training import runtime
 
-Job = tuple[DictConfig, Path, list[str]]  # its config, the folder of its run, its overrides
+Job = tuple[DictConfig, Path, list[str]]  # a run's config, folder and overrides
 
 
 class EnsembleLauncher(Launcher):
     """Hydra's plugin.
 
     Args:
-        members: the most runs that train as one.
+        members: the largest number of runs in one ensemble.
     """
 
     def __init__(self, members: int = 32) -> None:
@@ -52,18 +52,18 @@ class EnsembleLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         if type(self.members) is not int or self.members < 1:
             raise UserError(f"hydra.launcher.members must be a whole number of at least 1, not {self.members}.")
-        jobs = [self.job(overrides, initial_job_idx + k) for k, overrides in enumerate(job_overrides)]
-        # what was begun goes on by itself
-        groups, alone = grouped(job for job in jobs if runs.state(job[1]).status == "left")
+        jobs = [self.compose_job(overrides, initial_job_idx + k) for k, overrides in enumerate(job_overrides)]
+        # a run that was interrupted resumes alone
+        groups, alone = group_jobs(job for job in jobs if runs.state(job[1]).status == "left")
         for group in groups:
             for first in range(0, len(group), self.members):
                 self.train(group[first : first + self.members])
-        for why, count in alone.items():
-            print(f"Not packed: {count} of {len(job_overrides)} runs, as {why}.", flush=True)
+        for reason, count in alone.items():
+            print(f"Not in an ensemble: {count} of {len(job_overrides)} runs, because {reason}.", flush=True)
         return self.basic.launch(job_overrides, initial_job_idx)
 
-    def job(self, overrides: Sequence[str], number: int) -> Job:
-        """What Hydra will make of a job's overrides."""
+    def compose_job(self, overrides: Sequence[str], number: int) -> Job:
+        """Return what Hydra will make of a job's overrides."""
         cfg = self.context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
@@ -78,69 +78,74 @@ class EnsembleLauncher(Launcher):
             HydraConfig.instance().cfg = before
 
     def train(self, jobs: list[Job]) -> None:
-        """Train some as one; if that fails, say so, and they will run one after another."""
+        """Train some jobs as an ensemble. If that fails, say so: the basic launcher runs them one after another."""
         if len(jobs) < 2:
             return
-        names = sweeps.names([overrides for _, _, overrides in jobs])
-        print(f"As one: {len(jobs)} runs, {names[0]} to {names[-1]}", flush=True)
+        job_names = names([overrides for _, _, overrides in jobs])
+        print(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}", flush=True)
         try:
-            fit_ensemble(jobs, "packed")
+            with runtime.process_set_up():
+                from speechformer.training.fit_ensemble import fit_ensemble
+
+                fit_ensemble(jobs, "ensemble")
         except Exception as error:
             reason = one_sentence(error) or type(error).__name__
-            print(f"They did not train as one ({reason}), and go one after another.", flush=True)
+            print(f"The ensemble failed ({reason}); its runs run one after another.", flush=True)
 
 
-def grouped(jobs: Any) -> tuple[list[list[Job]], dict[str, int]]:
-    """The jobs that can train as one, and how many cannot for what reason."""
+def group_jobs(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[str, int]]:
+    """Return the groups of jobs that can be an ensemble, and how many jobs cannot for which reason."""
     groups: dict[str, list[Job]] = {}
     alone: dict[str, int] = {}
     for cfg, directory, overrides in jobs:
         try:
-            key = shape(cfg, overrides)
+            key = common_settings(cfg, overrides)
         except Exception as error:
-            why = one_sentence(error).rstrip(".") or type(error).__name__
-            alone[why] = alone.get(why, 0) + 1
+            reason = one_sentence(error).rstrip(".") or type(error).__name__
+            alone[reason] = alone.get(reason, 0) + 1
         else:
             groups.setdefault(key, []).append((cfg, directory, overrides))
     if single := sum(len(group) == 1 for group in groups.values()):
-        alone["no other run of the sweep has their shapes and settings"] = single
+        alone["no other run of the sweep has the same shapes and settings"] = single
     return [group for group in groups.values() if len(group) > 1], alone
 
 
-def shape(cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """What runs must have in common to train as one.
+def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
+    """Return what the runs of an ensemble must have in common, as JSON.
 
     Raises:
-        UserError: a run that cannot, and why.
+        UserError: the run cannot be in an ensemble; the message is the reason.
     """
+    from speechformer.tasks.registry import TASKS
+
     check_overrides(overrides)
     config = as_plain(cfg)
     check_sweep(config)
-    task, model = config["task"]["name"], config["model"]
-    if task == "translate":
-        raise UserError("batches of translation differ in size from seed to seed")
-    if model["name"].startswith("rnn"):
-        raise UserError("recurrent layers are not packed")
+    task = TASKS[config["task"]["name"]]
+    if task.no_ensemble:
+        raise UserError(task.no_ensemble)
+    if config["model"]["name"].startswith("rnn"):
+        raise UserError("recurrent layers cannot be stacked")
     if count_devices(config["trainer"]["devices"]) != 1:
-        raise UserError("they take several devices")
+        raise UserError("they use several devices")
     if config["force"]:
-        raise UserError("force=true begins each run anew by itself")
+        raise UserError("force=true discards each run by itself")
     recipe = {name: value for name, value in config["recipe"].items() if name != "lr"}
     common = {key: value for key, value in config.items() if key not in ("seed", "pattern", *identity.NOT_IDENTITY)}
-    return json.dumps({**common, "recipe": recipe, "model": parameters(config)}, sort_keys=True)
+    return json.dumps({**common, "recipe": recipe, "model": parameter_shapes(config)}, sort_keys=True)
 
 
-def parameters(config: dict[str, Any]) -> dict[str, list[int]]:
-    """The parameters of a config's positional encoding, by name, and their shapes."""
+def parameter_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of the parameters of a config's positional encoding, by name."""
     from speechformer.layers.positions import build_positions
 
     sizes = {"width": config["width"], "heads": config["heads"], "length": config["block_size"]}
-    positions = build_positions(config["model"], **sizes, causal=config["task"]["name"] == "lm")
+    positions = build_positions(config["model"], **sizes, causal=True)  # the shapes are the same for both
     return {name: list(parameter.shape) for name, parameter in positions.named_parameters()}
 
 
 def register() -> None:
-    """Make the launcher known to Hydra, which takes plugins from the package `hydra_plugins` alone."""
+    """Register the launcher with Hydra, which takes plugins only from the package `hydra_plugins`."""
     EnsembleLauncher.__module__ = "hydra_plugins.speechformer"
     sys.modules[EnsembleLauncher.__module__] = sys.modules[__name__]
     Plugins.instance().register(EnsembleLauncher)

@@ -53,7 +53,7 @@ class EvaluableModule(TrainableModule):
         """Add an evaluation batch to `measured`."""
         self.update_metrics(self.forward_batch(self.model, batch), batch)
 
-    def metrics(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the current evaluation."""
         return {name: metric.compute().item() for name, metric in self.measured.items()}
 
@@ -66,7 +66,7 @@ class EvaluableModule(TrainableModule):
         self.measured = defaultdict(self.new_metric)
 
     def on_validation_epoch_end(self) -> None:
-        metrics = self.metrics()
+        metrics = self.compute_metrics()
         self.curve.append({"step": self.global_step, **metrics})
         self.log_metrics(metrics)
 
@@ -74,7 +74,7 @@ class EvaluableModule(TrainableModule):
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
-        self.log_metrics(self.metrics())
+        self.log_metrics(self.compute_metrics())
 
     def validation_step(self, batch: Batch) -> None:
         self.evaluate_batch(batch)

@@ -96,8 +96,8 @@ class LanguageModel(Task):
         loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets)
         self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, len(targets))
 
-    def metrics(self) -> dict[str, float]:
-        metrics, tests = super().metrics(), defaultdict(list)
+    def compute_metrics(self) -> dict[str, float]:
+        metrics, tests = super().compute_metrics(), defaultdict(list)
         for name, value in metrics.items():
             split, _, test = name.partition("_perplexity_")
             if test:

@@ -119,9 +119,9 @@ class Translate(Task):
         options = {"alpha": self.decoding["length_penalty"], "max_length": self.model.max_length}
         return translate_ids(self.model, sources, beam=self.decoding["beam"] if beam is None else beam, **options)
 
-    def metrics(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         if self.scores is None:
-            self.scores = super().metrics()
+            self.scores = super().compute_metrics()
             for part, translations in self.translations.items():
                 sources, references = zip(*self.texts[part])
                 if part == "test":

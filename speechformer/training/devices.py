@@ -1,8 +1,8 @@
-"""Which device a run gets, so that runs side by side do not fight: a GPU each, or their share of the CPU's threads.
+"""Devices for runs that run side by side: one GPU each, or a share of the CPU's threads.
 
-A lease is a lock file in the machine's folder for temporary files, one for each device, held while a run uses it.
-The operating system lets go of it when the process ends, however it ends. Launchers need not know of it: it holds
-between the jobs of a sweep, between two sweeps, and between a sweep and a run that was started by hand.
+A lease is a lock file for a device in the machine's temporary folder, held while a run uses the device. The operating
+system releases it when the process ends, however it ends. Launchers do not know of leases, so they hold between the
+jobs of a sweep, between two sweeps, and between a sweep and a single run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from filelock import FileLock, Timeout
 
 
 def lease_folder() -> Path:
-    """Where this user's locks lie on this machine."""
+    """Return the folder of this user's locks on this machine."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     return Path(tempfile.gettempdir()) / f"speechformer-{user}"
 
 
 @contextlib.contextmanager
 def lease(names: Sequence[str]) -> Iterator[int]:
-    """Hold one of the devices of these names, the first that is free; wait if none is.
+    """Lock the first free device of these names; wait if none is free.
 
     Yields:
         Its index in `names`.
@@ -34,7 +34,7 @@ def lease(names: Sequence[str]) -> Iterator[int]:
     folder = lease_folder()
     folder.mkdir(parents=True, exist_ok=True)
     locks = [FileLock(folder / f"{name}.lock") for name in names]
-    said = False
+    announced = False
     while True:
         for index, lock in enumerate(locks):
             try:
@@ -46,14 +46,14 @@ def lease(names: Sequence[str]) -> Iterator[int]:
             finally:
                 lock.release()
             return
-        if not said:
+        if not announced:
             print(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).", flush=True)
-            said = True
+            announced = True
         time.sleep(0.2)
 
 
 def gpu_names() -> list[str]:
-    """A name for each GPU that this process sees, the same in every process of this machine; none without CUDA."""
+    """Return a name for each visible GPU, the same in every process of this machine; none without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -62,18 +62,20 @@ def gpu_names() -> list[str]:
 
 
 def cpu_slots(threads: int) -> list[str]:
-    """A name for each run of so many threads that this machine's cores have room for; at least one."""
+    """Return a name for each run of `threads` threads that the cores have room for; at least one."""
     return [f"cpu-{threads}-threads-{k}" for k in range(max(1, cores() // threads))]
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_clock() -> tuple[float, float, float] | None:
-    """In seconds: what time it is, for how long somebody has used the cores that this process may use, added up, and
-    for how long itself. None where the system does not tell: Linux does."""
+    """Return the time, the CPU time used on this process' cores, and the CPU time of this process, in seconds.
+
+    None where the system does not tell; Linux does.
+    """
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -82,14 +84,14 @@ def cpu_clock() -> tuple[float, float, float] | None:
     ticks = 0
     for name, *numbers in map(str.split, lines):
         if name in names:
-            user, nice, system, _idle, _waiting, *taken = map(int, numbers[:8])  # for interrupts, by other machines
-            ticks += user + nice + system + sum(taken)
+            user, nice, system, _idle, _iowait, *interrupts_and_steal = map(int, numbers[:8])
+            ticks += user + nice + system + sum(interrupts_and_steal)
     own = os.times()
     return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own.user + own.system
 
 
 def cores_of_others(since: tuple[float, float, float] | None) -> float:
-    """How many cores others have kept busy since a reading of `cpu_clock`; 0 where it is less than a second old."""
+    """Return how many cores other processes have used since a reading of `cpu_clock`; 0 if it is under a second old."""
     now = cpu_clock()
     if since is None or now is None or now[0] - since[0] < 1:
         return 0.0
@@ -98,15 +100,14 @@ def cores_of_others(since: tuple[float, float, float] | None) -> float:
 
 
 def share_of_threads() -> int | None:
-    """The threads that a launcher gives each of its jobs: joblib's in OMP_NUM_THREADS, SLURM as the CPUs of a task;
-    None where nobody says."""
-    given = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
-    return min((int(number) for number in given if number.isdecimal() and int(number) > 0), default=None)
+    """Return the threads that a launcher gives each job, in OMP_NUM_THREADS (joblib) or SLURM_CPUS_PER_TASK, or None."""
+    values = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
+    return min((int(value) for value in values if value.isdecimal() and int(value) > 0), default=None)
 
 
 @functools.cache
 def all_threads() -> int:
-    """The threads that torch takes by itself, on all cores. Asked before the first run of a process changes it."""
+    """Return the threads that torch takes by itself, on all cores; read before the first run changes them."""
     import torch
 
     return torch.get_num_threads()

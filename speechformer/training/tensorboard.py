@@ -23,7 +23,7 @@ import torch
 from speechformer.analysis.attention_maps import draw, maps_of
 from speechformer.data.batches import Example
 from speechformer.tasks.base import Task
-from speechformer.training.callbacks import ReplayLogger
+from speechformer.training.loggers import ReplayLogger
 
 # Charts of TensorBoard's page of custom scalars: title -> regular expression of whole names
 TRAINING = {

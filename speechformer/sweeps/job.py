@@ -1,0 +1,102 @@
+"""One job of a sweep. It never raises: a failure is its result, and the sweep continues."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from speechformer import console
+from speechformer.config import check_overrides, check_sweep
+from speechformer.errors import UserError, one_sentence
+from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
+from speechformer.training import runtime
+from speechformer.training.run import execute
+
+NO_VALUE = float("nan")  # what a sweeper gets of a job without a result
+
+
+def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_config: Any) -> float:
+    """Run one job, and return the metric that a sweeper may optimize.
+
+    A job that runs beside others writes its output into `log.txt` in its folder, and prints one line.
+    """
+    sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
+    launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
+    name = sweeps.names(plan["jobs"])[number] if plan.get("jobs") else " ".join(overrides)
+    if number in plan.get("given_up", []):
+        print(f"Given up: {name}", flush=True)
+        return NO_VALUE
+    if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
+        os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
+    started = time.time()
+    owner = runs.read_json(directory / runs.OWNER) or {}
+    if cfg.get("force") and owner.get("since", 0) >= plan.get("begun", 0):
+        cfg.force = False  # this command has discarded the earlier run, before a worker was killed
+    try:
+        sweeps.register(sweep, number, overrides, directory)
+        check_overrides(overrides)
+        check_sweep(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+        with contextlib.ExitStack() as stack:
+            if launcher != "basic":
+                stack.enter_context(console.log_to_file(directory / "log.txt"))
+            result = execute(cfg, directory, overrides, launcher, runtime.process_set_up)
+    except runs.OccupiedError as error:
+        print(f"Left to another process: {name}: {error}", flush=True)
+        return NO_VALUE
+    except Exception as error:
+        print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
+        record_failure(cfg, sweep, number, directory, overrides, error)
+        release_memory()
+        return NO_VALUE
+    if line := outcome(result, directory, started, plan.get("begun", started), launcher):
+        print(f"{line}: {name}", flush=True)
+    value = result["best"]["value"]
+    return NO_VALUE if value is None else value
+
+
+def outcome(result: dict[str, Any], directory: Path, started: float, sweep_started: float, launcher: str) -> str:
+    """Return how a job ended, in words; empty if its output says so already."""
+    status = result["status"].capitalize()
+    if not runs.worked_here(directory, sweep_started):
+        return "Already finished"
+    if not runs.worked_here(directory, started):
+        return f"{status} in an ensemble of {result['machine']['ensemble_size']} runs"
+    return f"{status} in {result['seconds']:.0f} s" if launcher != "basic" else ""
+
+
+def record_failure(
+    cfg: DictConfig, sweep: Path, number: int, directory: Path, overrides: Sequence[str], error: Exception
+) -> None:
+    """Write a result that says what went wrong, where the run has not done so.
+
+    If its folder holds another run or one that has ended, or cannot be written, the sweep's folder says it.
+    """
+    result = runs.result_or_none(directory)
+    if result is not None and not isinstance(error, UserError):
+        return  # the run has
+    try:
+        if isinstance(error, runs.ForeignError) or (result is not None and result["status"] in runs.TERMINAL_STATES):
+            raise OSError
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        directory.mkdir(parents=True, exist_ok=True)
+        runs.write_result(directory, runs.failure_result(config, overrides, None, error))
+    except OSError:
+        with contextlib.suppress(OSError):
+            sweeps.register(sweep, number, overrides, directory, one_sentence(error))
+
+
+def release_memory() -> None:
+    """Release the memory of a job that failed, perhaps for lack of it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

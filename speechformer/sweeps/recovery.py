@@ -1,0 +1,178 @@
+"""Bring a sweep to its end, whatever happens to its workers.
+
+A killed worker takes joblib's whole pool with it, so the sweep is started again without the jobs that have ended.
+Jobs that were under way are first run alone; one that is killed alone as well is given up. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from speechformer.errors import UserError, one_sentence
+from speechformer.runs import folder as runs
+from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, jobs_of, plan, register
+
+KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
+LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
+
+
+def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None:
+    """Launch a sweep, and again for as long as killed workers break it.
+
+    Args:
+        launch: Hydra's main function.
+        command: how a single run is started, up to its overrides.
+    """
+    COMMAND.started, unexplained = time.time(), 0
+    # Python warns so at the end of a sweep whose workers were killed, when it cleans up what they left
+    os.environ["PYTHONWARNINGS"] = ",".join(
+        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"])
+    )
+    while True:
+        lost = ""
+        try:
+            launch()
+        except Exception as error:
+            lost = type(error).__name__
+            if COMMAND.folder is None or lost not in KILLED_WORKER + LOST_JOB:
+                raise
+            if lost in LOST_JOB and not any(job.folder for job in jobs_of(COMMAND.folder)):
+                raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
+            print("A worker of the sweep was killed.", file=sys.stderr, flush=True)
+            unexplained += lost in KILLED_WORKER and not dead_jobs(COMMAND.folder)
+            if unexplained == 3:
+                raise
+        if COMMAND.folder is None or not needs_another_round(COMMAND.folder, lost, command):
+            return
+        directory = f"hydra.sweep.dir={quoted(COMMAND.folder)}"  # also where the folder was named by the time
+        sys.argv[:] = [*(word for word in sys.argv if word != directory), directory]
+
+
+def needs_another_round(folder: Path, lost: str, command: Sequence[str]) -> bool:
+    """Settle the jobs of a round; return whether the sweep must be launched again.
+
+    Args:
+        lost: the name of the exception that ended the round; empty if none did.
+        command: as for `run_to_the_end`.
+    """
+    if lost in KILLED_WORKER:
+        for job in dead_jobs(folder):
+            run_alone(job, command)
+        return True
+    if lost in LOST_JOB:
+        wait_for_queue(folder)
+        for job in dead_jobs(folder):
+            give_up(job, "its process was killed, by the system (out of memory, out of time) or by somebody")
+        return False
+    return wait_for_other_processes(folder) and any(job.state.status in OPEN for job in jobs_of(folder))
+
+
+def dead_jobs(folder: Path) -> list[Job]:
+    """Return the jobs that this command began and whose process has gone, without a result."""
+    dead = []
+    for job in jobs_of(folder):
+        pointer = folder / JOBS / f"{job.number}.json"
+        if job.state.status == "interrupted" and job.state.owner.get("since", 0) >= COMMAND.started:
+            dead.append(job)
+        elif job.state.status == "left" and job.folder is not None and pointer.stat().st_mtime >= COMMAND.started:
+            dead.append(job)  # it was killed before it could write run.json
+    return [job for job in dead if job.number not in COMMAND.given_up]
+
+
+def quoted(path: Path) -> str:
+    """Return a path as a value on Hydra's command line."""
+    return "'" + str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def run_alone(job: Job, command: Sequence[str]) -> None:
+    """Run a job whose worker was killed once more, alone: another job may have been the cause."""
+    assert job.folder is not None
+    print(f"Running alone: {job.name}", flush=True)
+    was_forced = job.state.owner.get("since", 0) >= COMMAND.started  # then the earlier run is gone already
+    overrides = [word for word in job.overrides if not (was_forced and word.partition("=")[0] == "force")]
+    log = job.folder / "log.txt"
+    with open(log, "a", encoding="utf-8") as file:
+        words = [*command, *overrides, f"hydra.run.dir={quoted(job.folder)}"]
+        code = subprocess.run(words, stdout=file, stderr=file).returncode
+    if runs.state(job.folder).status not in OPEN:
+        return
+    if code < 0:
+        name = signal.Signals(-code).name
+        give_up(job, f"its process was killed twice, the second time alone (signal {name}); out of memory?")
+    else:
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"])[-1]
+        give_up(job, f"its process was killed; run alone it ended with exit code {code} and printed: {last}")
+
+
+def give_up(job: Job, reason: str) -> None:
+    """Write a result that says that a job was killed, and do not try it again in this command."""
+    assert job.folder is not None and COMMAND.folder is not None
+    COMMAND.given_up.append(job.number)
+    reason = f"{reason[0].upper()}{reason[1:]}."
+    config = job.folder / runs.CONFIG
+    if not config.exists():  # killed before it could write even that
+        register(COMMAND.folder, job.number, job.overrides, job.folder, reason)
+        return
+    settings: Any = OmegaConf.to_container(OmegaConf.load(config))
+    about = {key: job.state.owner.get(key) for key in ("identity", "overrides", "attempts")}
+    about |= {"task": settings["task"]["name"], "seed": settings["seed"], "config": settings}
+    runs.write_result(job.folder, {"status": "killed", "error": reason, **about})
+
+
+def wait_for_other_processes(folder: Path) -> bool:
+    """Wait until no other process works on a run of the sweep; return whether one did."""
+    waited = False
+    while elsewhere := [job for job in jobs_of(folder) if job.state.status == "running"]:
+        if not waited:
+            print(f"Waiting for {len(elsewhere)} runs that other processes work on.", flush=True)
+        waited = True
+        time.sleep(2)
+    return waited
+
+
+def wait_for_queue(folder: Path) -> None:
+    """Wait until no job of a sweep under submitit is queued or running."""
+    import submitit
+
+    def queued() -> list[Any]:
+        submitted = (folder / ".submitit").glob("*/*_submitted.pkl")
+        own = (path for path in submitted if path.stat().st_mtime >= COMMAND.started)
+        return [submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name) for path in own]
+
+    jobs = queued() if plan(folder).get("launcher") == "submitit_slurm" else []
+    while any(job.state.status == "running" for job in jobs_of(folder)) or not all(
+        job.done(force_check=True) for job in jobs
+    ):
+        time.sleep(2)
+
+
+def conclude(folder: Path) -> int:
+    """Report on a sweep that came to its end; return the command's exit code, 0 if every run has finished."""
+    from speechformer.report.__main__ import write_report
+
+    jobs = jobs_of(folder)
+    unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", *OPEN)]
+    print(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
+    try:
+        write_report([folder], folder / "report")
+        print(f"Report: {folder / 'report' / 'report.html'}", flush=True)
+    except UserError as error:  # no run came to its end
+        print(f"There is no report: {one_sentence(error)}", flush=True)
+    except Exception:  # what failed must be named in any case
+        traceback.print_exc()
+    for job in unfinished:
+        place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
+        print(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})", file=sys.stderr)
+    if any(job.state.status != "diverged" for job in unfinished):
+        print("Run the same command again to run only what is missing.", file=sys.stderr, flush=True)
+    return 1 if unfinished else 0

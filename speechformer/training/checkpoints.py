@@ -1,0 +1,164 @@
+"""Checkpoints: when they are written, how they are read.
+
+A run that is killed resumes from `last.ckpt` exactly: the file holds everything that later steps or the result depend
+on. Lightning keeps weights, optimizer, schedule and loops in it; the task its random state and curve; the batches
+their position; callbacks and loggers their state.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
+
+from speechformer import console
+from speechformer.corpora.files import atomic_write
+from speechformer.errors import UserError
+from speechformer.runs.folder import WEIGHTS
+from speechformer.tasks.base import Task
+
+
+class Checkpoints(Checkpoint):
+    """Writes `last.ckpt` at an interval, `best.ckpt` at each best evaluation, and weights to average.
+
+    `last.ckpt` is written after the evaluation if one falls on its step. `best.ckpt` and `weights/<step>.ckpt` hold
+    weights alone.
+
+    Args:
+        monitor: the metric that decides which evaluation is best.
+        every: steps between writes of `last.ckpt`.
+        keep: how many of the last evaluations' weights to keep.
+
+    Attributes: `best` (the metric) and `best_step`, None before the first evaluation.
+    """
+
+    def __init__(self, directory: Path, monitor: str, every: int, keep: int = 0) -> None:
+        self.directory, self.monitor, self.every, self.keep = directory, monitor, every, keep
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self.saved_at = 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # at the end of an epoch, or before an evaluation, a checkpoint would hold a state between two others
+        ends_epoch = batch_idx + 1 == trainer.num_training_batches
+        if trainer.check_val_every_n_epoch is None:
+            evaluates_now = (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore
+        else:
+            evaluates_now = ends_epoch
+        if not evaluates_now and not ends_epoch:
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # every device uses the first one's metric, because the last bits of theirs may differ
+        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])  # type: ignore[operator]
+        if math.isfinite(metric) and (self.best is None or pl_module.is_better(metric, self.best)):  # type: ignore
+            self.best, self.best_step = metric, trainer.global_step
+            trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
+        if self.keep:
+            self.save_weights(trainer, pl_module)
+        if trainer.state.fn == "fit":
+            self.save_last(trainer)
+
+    def save_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the weights of this evaluation, and remove those that are no longer among the last `keep`."""
+        # by the curve, so that a resumed run keeps the same files
+        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])  # type: ignore
+        (self.directory / WEIGHTS).mkdir(exist_ok=True)
+        trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
+        if trainer.is_global_zero:
+            for file in (self.directory / WEIGHTS).glob("*.ckpt"):
+                if int(file.stem) < first:
+                    file.unlink(missing_ok=True)
+
+    def save_last(self, trainer: pl.Trainer) -> None:
+        """Write `last.ckpt` if a multiple of `every` steps has passed since the last write.
+
+        Between two steps of gradient accumulation nothing is written: a checkpoint does not hold the gradients.
+        """
+        step, batches = trainer.global_step, trainer.fit_loop.batch_idx + 1
+        is_stepped = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
+        if is_stepped and step // self.every > self.saved_at // self.every:
+            self.saved_at = step
+            trainer.save_checkpoint(self.directory / "last.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_step": self.best_step, "saved_at": self.saved_at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+        self.saved_at = state_dict["saved_at"]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoints that are written atomically and read with `weights_only=True`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        try:
+            with atomic_write(Path(path)) as file:
+                torch.save(checkpoint, file)
+        except RuntimeError as error:  # torch reports a full disk so
+            reason = "the file could not be written to its end; is the disk full?"
+            raise OSError(errno.EIO, reason, str(path)) from error
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
+        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+
+
+def average(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the mean of the weights of some checkpoints, as a `state_dict`. Vaswani et al. 2017, section 6.1."""
+    states = [torch.load(file, map_location="cpu", weights_only=True)["state_dict"] for file in files]
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
+        for name, value in states[0].items()
+    }
+
+
+def load_weights(task: Task, path: Path) -> None:
+    """Load the weights of a checkpoint into a task.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        task.load_state_dict(torch.load(path, map_location=task.device, weights_only=True)["state_dict"])
+    except Exception as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}). Run again from the start with force=true."
+        ) from error
+
+
+def load_chosen_weights(task: Task, directory: Path, averaged: int) -> None:
+    """Load the weights to test: those of `best.ckpt`, or the mean of the last `averaged` evaluations'."""
+    if averaged == 1:
+        load_weights(task, directory / "best.ckpt")
+        return
+    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
+    files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
+    if (directory / "average.ckpt").exists() and not all(file.exists() for file in files):
+        load_weights(task, directory / "average.ckpt")  # of this run, whose result was lost
+    else:
+        task.load_state_dict(average(files))
+        task.trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
+
+
+def resumable(directory: Path) -> Path | None:
+    """Return the checkpoint to resume from; None if there is none that can be read."""
+    last = directory / "last.ckpt"
+    if not last.exists():
+        return None
+    try:
+        torch.load(last, map_location="cpu", weights_only=True)["progress"]
+        return last
+    except Exception as error:  # torch raises many kinds for a file that is truncated or not its own
+        console.say(f"{last} cannot be read ({type(error).__name__}), so the run starts from the beginning.")
+        return None

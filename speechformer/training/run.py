@@ -1,0 +1,67 @@
+"""Execute one run: check the config, read the corpus, own the folder, train, and write the result.
+
+Heavy imports stand inside functions, so that a run that has ended, or that another process works on, is answered at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from speechformer.config import as_plain
+from speechformer.corpora.load import load
+from speechformer.runs import identity
+from speechformer.runs.folder import RunFolder, own
+from speechformer.training import devices, runtime
+
+
+def execute(
+    cfg: DictConfig,
+    directory: Path,
+    overrides: Sequence[str] | None = None,
+    launcher: str | None = None,
+    environment: Callable[[], AbstractContextManager] = runtime.quiet,
+) -> dict[str, Any]:
+    """Execute one run in a folder; a run that has ended is not run again, an interrupted one resumes.
+
+    Args:
+        cfg: the composed config; see `conf/config.yaml`.
+        directory: the run's folder; it is created, and must not hold another run.
+        overrides: of the command line, for the result to name; None without one.
+        launcher: of the sweep that this run belongs to, or None. A run of a sweep does not wait for another process
+            that works on it.
+        environment: what surrounds the training: `runtime.process_set_up` in a command.
+
+    Returns:
+        The content of `result.json`; `speechformer/README.md` explains its entries.
+
+    Raises:
+        UserError: the config or the corpus asks for something impossible, or a file cannot be written.
+        OccupiedError: another process works on this run of a sweep.
+        ForeignError: the folder holds another run.
+    """
+    start = runtime.Start()
+    config = as_plain(cfg)
+    force = config.pop("force")
+    corpus = load(config)
+    fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
+
+    def train(folder: RunFolder) -> dict[str, Any]:
+        with environment():
+            from speechformer.training.fit import fit
+
+            return fit(config, corpus, folder, launcher, start)
+
+    if int(os.environ.get("LOCAL_RANK", 0)):  # another process of a run on several devices: the first owns the folder
+        return train(RunFolder(directory, fingerprint, overrides))
+    with own(directory, config, fingerprint, overrides, force=force, wait=launcher is None) as folder:
+        if folder.result is not None and folder.has_ended:
+            return folder.result
+        folder.begin(config, devices.share_of_threads())
+        return folder.finish(train(folder))

@@ -1,0 +1,129 @@
+"""The process around a run: its threads, its memory management, and what libraries print.
+
+The commands change their own process (`process_set_up`). A notebook that calls `speechformer.fit` gets its settings
+back (`isolated`, `threads`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from speechformer.config import count_devices
+from speechformer.training import devices
+
+LIGHTNING = ("lightning.pytorch", "lightning.fabric")
+IGNORED_WARNINGS = (
+    "Checkpoint directory .* exists and is not empty",  # the run's folder holds config.yaml already
+    "Experiment logs directory .* exists and is not empty",
+    "The number of training batches .* is smaller than the logging interval",  # of a small corpus
+    ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, with newer torch
+    ".*sync_dist=True.*",  # every device evaluates everything, so there is nothing to reduce
+    "The `srun` command is available on your system but is not used",  # launchers handle SLURM
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a run began: by the clock, in seconds, and by the CPU time that was in use then."""
+
+    seconds: float = field(default_factory=time.perf_counter)
+    cpu: tuple[float, float, float] | None = field(default_factory=devices.cpu_clock)
+
+
+@functools.cache
+def tune_memory() -> None:
+    """Import all that a run needs, and tune garbage collection and malloc; once for each process.
+
+    Two costs of a short run on a CPU go away, a tenth of its time. Garbage collection pauses during the imports and
+    never scans them again: otherwise joblib's `gc.collect` after each job takes a fifth of a second. glibc keeps
+    freed memory: otherwise it returns the memory of each chunk of logits to the system and gets it back, zeroed.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    import speechformer.training.fit  # noqa: F401
+
+    gc.freeze()
+    if was_collecting:
+        gc.enable()
+    if sys.platform == "linux":
+        trim_threshold, mmap_threshold = -1, -3  # malloc.h
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL(None)
+            libc.mallopt(mmap_threshold, 32 << 20)  # the most that it accepts
+            libc.mallopt(trim_threshold, 1 << 30)
+
+
+def silence_libraries() -> None:
+    """Silence messages of Lightning and torch that a user of this project cannot act on."""
+    for name in LIGHTNING:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+
+
+@contextlib.contextmanager
+def process_set_up() -> Iterator[None]:
+    """Set up the process of a command, for good."""
+    tune_memory()
+    silence_libraries()
+    yield
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the libraries, and restore warning filters and logger levels afterwards."""
+    levels = {name: logging.getLogger(name).level for name in LIGHTNING}
+    with warnings.catch_warnings():
+        silence_libraries()
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Be `quiet`, and restore also random states, environment variables and torch's deterministic mode afterwards."""
+    import torch
+    from lightning.pytorch.utilities.seed import isolate_rng
+
+    variables, deterministic = dict(os.environ), torch.are_deterministic_algorithms_enabled()
+    try:
+        with quiet(), isolate_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+
+
+@contextlib.contextmanager
+def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
+    """Give torch the run's threads, and restore their number afterwards.
+
+    A resumed run has as many as before, because the number decides in which order sums are taken.
+    """
+    import torch
+
+    processes, before = count_devices(config["trainer"]["devices"]), torch.get_num_threads()
+    number = config["threads"] or owner.get("threads") or max(1, devices.all_threads() // processes)
+    torch.set_num_threads(number)
+    if processes > 1:  # otherwise Lightning divides the cores by itself
+        os.environ["OMP_NUM_THREADS"] = str(number)
+    try:
+        yield number
+    finally:
+        torch.set_num_threads(before)

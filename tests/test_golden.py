@@ -1,0 +1,66 @@
+"""The fast golden runs against the figures in tests/golden.json: does this code still compute the same?
+
+The figures depend on the processor through the order of summation alone. Between AVX-512 kernels and plain ones they
+differ by 1e-6 in perplexity and 1e-7 in the norm of the weights, and no classified sentence or translation differs.
+A learning rate 1 % higher changes perplexity by 4e-3 and the norm by 1e-4 or more. The tolerances lie between.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import compose
+from golden_runs import FAST, GOLDEN, ROOT, figures, overrides, write_corpus
+
+CHANGED = (
+    "the numerics changed: if that is intended, raise NUMERICS_VERSION in speechformer/runs/identity.py and run "
+    "`python tests/golden_runs.py record`"
+)
+PERPLEXITY, WEIGHT_NORM, DISCRETE = 2e-4, 3e-5, 1e-6  # relative; the last for what counts sentences or words
+
+
+def run_in_process(words: list[str], folder: Path) -> None:
+    """Make a run in a folder."""
+    from speechformer.fit import fit
+
+    fit(compose(*words), folder)
+
+
+def differences(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs by more than rounding, one line for each figure."""
+    lines = []
+    expected, actual = ({**run, **run["metrics"]} for run in (golden, now))
+    for name in sorted((golden.keys() | golden["metrics"].keys() | now["metrics"].keys()) - {"metrics"}):
+        one, other = expected.get(name, "no such metric"), actual.get(name, "no such metric")
+        within = WEIGHT_NORM if name == "weight_norm" else PERPLEXITY if "perplexity" in name else DISCRETE
+        equal = pytest.approx(one, rel=within, abs=0) if isinstance(one, float) else one
+        if other != equal:
+            lines.append(f"{name}: {other}, not {one}")
+    return lines
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(ROOT, tmp_path_factory.mktemp("golden"))
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_numerics_are_unchanged(
+    case: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    run_in_process(overrides(case, corpus, ROOT), tmp_path / "run")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    found = differences(golden["cases"][case], figures(tmp_path / "run"))
+    if found:
+        pytest.fail("\n".join([f"{case}: {CHANGED}", *found]), pytrace=False)
+
+
+def test_every_fast_case_is_recorded() -> None:
+    assert sorted(json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]) == sorted(FAST)
