@@ -96,9 +96,9 @@ def main() -> None:
             raise UserError(f"--width must be between 1 and 16 to be readable, not {arguments.width}.")
         if not 0 <= arguments.seed < 2**63:
             raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}.")
-        from speechformer.analysis.load import given_sentences
+        from speechformer.analysis.command_line import read_sentences
 
-        sentences = given_sentences(arguments.sentence) if arguments.sentence else SENTENCES
+        sentences = read_sentences(arguments.sentence) if arguments.sentence else SENTENCES
         console.say(show(sentences, arguments.width, arguments.seed))
 
     run_command(command)

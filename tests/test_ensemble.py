@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import TINY, compose, without_biases_of_keys
 
-from speechformer.analysis.load import load_trained
+from speechformer.analysis.load import load
 from speechformer.runs import folder as runs
 from speechformer.training.fit_ensemble import fit_ensemble
 from speechformer.training.run import execute
@@ -177,6 +177,6 @@ def test_what_was_trained_as_one_is_used_like_any_run(little: Path, tmp_path: Pa
     base = [*own(little), "task=classify", "trainer.max_epochs=1"]
     folders = [tmp_path / str(seed) for seed in range(2)]
     fit_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)], "ensemble")
-    first, second = (load_trained(folder, "classify").task.model.head[0].weight for folder in folders)
+    first, second = (load(folder).task.model.head[0].weight for folder in folders)
     assert first.isfinite().all() and not torch.equal(first, second)
     assert first.untyped_storage().nbytes() == first.nbytes  # the file holds its own weights and no others'

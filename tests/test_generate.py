@@ -19,7 +19,7 @@ from speechformer.generation.sampling import sample
 
 @pytest.fixture(scope="module")
 def run(a_language_model: Path) -> Trained:
-    return load_trained(a_language_model)
+    return load(a_language_model)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_without_a_prompt_it_asks(
 
 def test_learned_positions_end(learned: Path) -> None:
     """A prompt of 2 words leaves room for 31 of the 32 positions: the last word is not read."""
-    run = load_trained(learned)
+    run = load(learned)
     assert len(list(continuation(run, "the people"))) == 31
     assert len(list(continuation(run, "the people", tokens=31))) == 31
     with pytest.raises(UserError, match="model=learned has vectors for 32 positions .* room for 31, not 32"):

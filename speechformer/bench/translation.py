@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer import console
+from speechformer.analysis.load import load as load_run
 from speechformer.bench.peers import parameters
 from speechformer.bench.runs import data_of, prepare, task_of
 from speechformer.bench.timing import Comparison, Side, table, turns
@@ -34,7 +35,6 @@ from speechformer.errors import UserError, run_command
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
-from speechformer.translate import load_model
 
 UNIT = "1,000 target tokens"
 
@@ -121,15 +121,15 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[Comp
 
 def bench_cache(config: dict[str, Any], run: Path) -> Comparison:
     """Compare decoding with a cache to decoding without."""
-    model = load_model(run)
+    trained = load_run(run)
     corpus: Any = load(config)
-    decoding = model.task.decoding
-    sources = [[*ids, END] for ids in model.tokenizer.encode_all([source for source, _ in corpus.test])]
+    decoding: Any = trained.task.hparams["decoding"]
+    sources = [[*ids, END] for ids in trained.tokenizer.encode_all([source for source, _ in corpus.test])]
     seconds, translations = {}, []
     for name, cache in {"with it": True, "without it": False}.items():
         started = time.perf_counter()
-        options = {"alpha": decoding["length_penalty"], "max_length": model.task.model.max_length, "cache": cache}
-        translations.append(translate_ids(model.task.model, sources, beam=decoding["beam"], **options))
+        options = {"alpha": decoding["length_penalty"], "max_length": trained.max_length, "cache": cache}
+        translations.append(translate_ids(trained.model, sources, beam=decoding["beam"], **options))
         seconds[name] = time.perf_counter() - started
     equal = sum(a == b for a, b in zip(*translations))
     what = f"beam {decoding['beam']}, {len(sources)} sentences, {equal} with equal translations"

@@ -1,7 +1,7 @@
 """The process around a run: its threads, its memory management, and what libraries print.
 
-The commands change their own process (`set_up_process`). A notebook that calls `fit` gets its settings back
-(`quiet`, `threads`).
+The commands change their own process (`process_set_up`). A notebook that calls `speechformer.fit` gets its settings
+back (`isolated`, `threads`).
 """
 
 from __future__ import annotations
@@ -91,6 +91,23 @@ def quiet() -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Be `quiet`, and restore also random states, environment variables and torch's deterministic mode afterwards."""
+    import torch
+    from lightning.pytorch.utilities.seed import isolate_rng
+
+    variables, deterministic = dict(os.environ), torch.are_deterministic_algorithms_enabled()
+    try:
+        with quiet(), isolate_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
 
 
 @contextlib.contextmanager
