@@ -28,7 +28,7 @@ def run_in_process(words: list[str], folder: Path) -> None:
     """Make a run in a folder."""
     from speechformer.fit import fit
 
-    fit(compose(*words), folder)
+    execute(compose(*words), folder)
 
 
 def differences(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:

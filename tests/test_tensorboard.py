@@ -18,7 +18,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from speechformer.analysis.attention_maps import maps_of
 from speechformer.analysis.load import load
 from speechformer.config import as_plain
-from speechformer.corpora.load import load
+from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
 from speechformer.training.build import build_data
 from speechformer.training.run import execute

@@ -35,7 +35,6 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,7 +47,13 @@ from speechformer.kernels.attention import DroppedAttention
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import block_mask, cached_block_mask, flex_attention
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention, attention_bias, attention_reference
+from speechformer.layers.attention import (
+    CrossAttention,
+    MultiHeadAttention,
+    SelfAttention,
+    attention_bias,
+    attention_reference,
+)
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
 from speechformer.layers.positions import Positions

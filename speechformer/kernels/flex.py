@@ -47,9 +47,7 @@ def compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def flex_attention(
-    q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, score_mod: ScoreMod | None, mask: Any
-) -> Tensor:
+def flex_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, score_mod: ScoreMod | None, mask: Any) -> Tensor:
     """Compute attention by FlexAttention, [B, N, T, H]. On a CPU torch has a slow version without a backward pass."""
     from torch.nn.attention import flex_attention as torch_flex
 

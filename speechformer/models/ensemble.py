@@ -99,14 +99,19 @@ class EnsembleDropout(FastDropout):
         """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
         members, K = [], len(self.generators.generators)
         for generator, padding in zip(self.generators.generators, self.generators.padding):
-            padded = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # last dimension, the one before
+            padded = [
+                (padding if len(shape) == 4 else 0, padding) for shape in shapes
+            ]  # last dimension, the one before
             own_shapes = [
                 (shape[0] // K, *shape[1:-2], shape[-2] - tokens, shape[-1] - keys)
                 for shape, (keys, tokens) in zip(shapes, padded)
             ]
             masks = dropout_masks(own_shapes, self.rate, dtype, generator)
             members.append(
-                [F.pad(mask, (0, keys, 0, tokens)) if padding else mask for mask, (keys, tokens) in zip(masks, padded)]
+                [
+                    F.pad(mask, (0, keys, 0, tokens)) if padding else mask
+                    for mask, (keys, tokens) in zip(masks, padded)
+                ]
             )
         return [torch.cat(parts) for parts in zip(*members)]
 
