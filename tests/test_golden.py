@@ -26,7 +26,6 @@ PERPLEXITY, WEIGHT_NORM, DISCRETE = 2e-4, 3e-5, 1e-6  # relative; the last for w
 
 def run_in_process(words: list[str], folder: Path) -> None:
     """Make a run in a folder."""
-    from speechformer.fit import fit
 
     execute(compose(*words), folder)
 

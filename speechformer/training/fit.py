@@ -50,7 +50,6 @@ def fit(
     with runtime.threads(config, folder.owner) as threads:
         data = build_data(config, corpus)
         run = Run(config, folder, data)
-        data.limit_length(run.task.model.max_length)
         if rank := int(os.environ.get("LOCAL_RANK", 0)):
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()

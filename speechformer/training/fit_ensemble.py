@@ -77,7 +77,6 @@ def train_ensemble(
     with runtime.threads(config, owner) as threads:
         data = build_data(config, load(config))
         runs = [build_member(member_config, folder, data) for member_config, folder in members]
-        data.limit_length(runs[0].task.model.max_length)
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
