@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
-from test_models import classifier, decoder, sentences
+from test_cores import classifier, decoder, sentences
 from test_encoder_decoder import pairs, translator
 
 from speechformer.analysis.attention_maps import CLS, HIDDEN, Map, checks, colours, draw, maps_of

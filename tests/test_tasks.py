@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import group
-from test_models import stack_arguments
+from test_cores import stack_arguments
 from torchmetrics.text import Perplexity
 
 from speechformer.corpora.special_tokens import IGNORE

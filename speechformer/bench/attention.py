@@ -6,7 +6,6 @@ backward pass; on a GPU the most that was allocated. By blocks (FlexAttention) h
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,9 @@ from torch import Tensor
 
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
-from speechformer.layers.attention import AttentionBias, attention_reference, flex
+from speechformer.kernels.attention import flex_attention
+from speechformer.kernels.dispatch import AttentionBias
+from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -34,8 +35,7 @@ def scores_of(model: str, pattern: str, T: int) -> AttentionBias:
     words = [f"model={model}", f"pattern={pattern}", *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]
     config = as_plain(compose(words))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
-    made = build_pattern(config["pattern"])
-    return AttentionBias(positions, made, True, T, T, None, device(), everything=pattern == "full")
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, causal=True, device=device())
 
 
 def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
@@ -47,11 +47,14 @@ def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
     def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention_reference(q, k, v, scores.dense.to(dtype))[0]
 
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, scores.positions.score_mod(), scores.block_mask)
+
     found: dict[str, Any] = {"dense mask": with_mask, "written out": written_out}
-    if scores.causality_alone:
+    if scores.only_causal:
         found = {"no mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), **found}
     if device().type == "cuda":
-        found = {"by blocks": functools.partial(flex, scores=scores), **found}
+        found = {"by blocks": flex, **found}
     return found
 
 

@@ -394,7 +394,7 @@ def train(
 
     from speechformer.data.batches import EvaluationBatches
     from speechformer.data.speeches import SpeechData
-    from speechformer.kernels.compile import compile_blocks
+    from speechformer.kernels.dispatch import compile_blocks
 
     silence_libraries()
     config, _, claim = members[0]
