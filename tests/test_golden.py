@@ -17,6 +17,8 @@ import torch
 from conftest import compose
 from golden_runs import FAST, GOLDEN, ROOT, figures, overrides, write_corpus
 
+from speechformer.training.run import execute
+
 CHANGED = (
     "the numerics changed: if that is intended, raise NUMERICS_VERSION in speechformer/runs/identity.py and run "
     "`python tests/golden_runs.py record`"

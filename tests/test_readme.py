@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from conftest import TINY, compose
-from test_models import T, decoder, sentences
+from test_cores import T, decoder, sentences
 
 from speechformer.config import CONF
 from speechformer.layers import patterns, positions

@@ -16,7 +16,7 @@ import torch
 from speechformer import console
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.kernels.compile import compile_blocks
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs.folder import RunFolder
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
-from speechformer.kernels.compile import compile_blocks
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import FOREIGN, OccupiedError, RunFolder, lock, result_or_none
 from speechformer.training import devices, runtime
