@@ -55,7 +55,7 @@ def overview(folder: Path) -> tuple[str, bool]:
 
 def describe(jobs: list[sweeps.Job]) -> str:
     """Count the jobs by state, estimate the time left, and list those that run or went wrong."""
-    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.counted(jobs)}{estimate(jobs)}"]
+    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.count_states(jobs)}{estimate(jobs)}"]
     rows: list[tuple[str, ...]] = []
     for job in jobs:
         if job.state.status == "running":
@@ -69,7 +69,7 @@ def describe(jobs: list[sweeps.Job]) -> str:
 
 def progress(job: sweeps.Job) -> str:
     """Describe how far a running job is, for how long it has run, and where."""
-    owner = job.state.claim
+    owner = job.state.owner
     step, steps = owner.get("step"), owner.get("steps")
     done = "" if step is None else f"step {step}{f' of {steps}' if steps else ''}, "
     since = duration(time.time() - owner["since"]) if "since" in owner else "?"
@@ -79,7 +79,7 @@ def progress(job: sweeps.Job) -> str:
 def estimate(jobs: list[sweeps.Job]) -> str:
     """Estimate the time left from the duration of finished runs and the number of running ones; empty if unknown."""
     seconds = [job.state.result["seconds"] for job in jobs if job.state.result and "seconds" in job.state.result]
-    running = [job.state.claim for job in jobs if job.state.status == "running"]
+    running = [job.state.owner for job in jobs if job.state.status == "running"]
     waiting = sum(job.state.status in ("left", "interrupted") for job in jobs)
     if not seconds or not running:
         return ""
