@@ -1,9 +1,8 @@
 """Measure how far a test on a corpus can be trusted: `python -m speechformer.audit [corpus=...] [--json FILE]`.
 
-It counts duplicates within files, between train and test, and across tasks (exact, the same except for case and
-punctuation, or near; see `corpora/duplicates.py`), texts with two labels, the balance of the classes, and test words
-that do not occur in train. For sentence pairs it counts what `corpus.clean` removes from train, and which sentences of
-dev and test occur in train.
+For speech files it counts duplicates within files, between train and test, and across tasks; texts with two labels;
+the lines of each class; and test words that do not occur in train. For sentence pairs it counts what `corpus.clean`
+removes from train, and which sentences of dev and test occur in train. `corpora/duplicates.py` defines a duplicate.
 """
 
 from __future__ import annotations

@@ -96,9 +96,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
     parser.add_argument("corpus", choices=list(SOURCES))
-    parser.add_argument(
-        "--to", type=Path, help="folder to use instead of the user cache; then set corpus.root=FOLDER"
-    )
+    parser.add_argument("--to", type=Path, help="folder instead of the user cache; then set corpus.root=FOLDER")
     parser.add_argument("--source", help="another base URL of the same files")
     arguments = parser.parse_args()
     corpus = SOURCES[arguments.corpus]

@@ -65,7 +65,7 @@ def show(sentences: Sequence[str], width: int, seed: int) -> str:
     lines += ["   " + "".join(entry.ljust(column) for entry in entries[k : k + 6]) for k in range(0, len(entries), 6)]
     lines += ["", f"   {len(entries)} entries, sorted by frequency, then alphabetically.", ""]
     lines += [
-        f"2. Each sentence as ids, and each id as {width} numbers: its embedding (random here, learned in a model) plus",
+        f"2. Each sentence as ids, each id as {width} numbers: its embedding (random here, learned in a model) plus",
         "   its position: PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D))",
     ]
     for sentence in sentences:

@@ -13,7 +13,7 @@ from torch import nn
 from speechformer.errors import UserError
 from speechformer.layers import dropout
 from speechformer.layers.attention import attention_mask
-from speechformer.layers.block import compile_blocks
+from speechformer.kernels.compile import compile_blocks
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.models.classifier import EncoderClassifier

@@ -48,13 +48,7 @@ from speechformer.kernels.attention import DroppedAttention
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import block_mask, cached_block_mask, flex_attention
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.layers.attention import (
-    CrossAttention,
-    MultiHeadAttention,
-    SelfAttention,
-    attention_bias,
-    attention_reference,
-)
+from speechformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention, attention_bias, attention_reference
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
 from speechformer.layers.positions import Positions
