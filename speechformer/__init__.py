@@ -1,1 +1,80 @@
-"""A small, exact laboratory for attention. Start reading at `speechformer.train`."""
+"""Train small transformers, compare position encodings and attention patterns, and use the trained models.
+
+    run = speechformer.fit("task=lm", "model=rope", "trainer.max_steps=200")   train, or load what is trained already
+    run = speechformer.load("outputs/runs/lm_rope_full_seed0_0123456789ab")    load a trained run
+    table = speechformer.read_results("outputs/runs")                          results as a pandas DataFrame
+
+Importing the package is fast: torch is imported when a function that needs it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun, load
+    from speechformer.report.results import read_results
+
+__version__: str
+__all__ = ["TrainedRun", "__version__", "fit", "load", "read_results"]
+_MODULES = {
+    "TrainedRun": "speechformer.analysis.load",
+    "load": "speechformer.analysis.load",
+    "read_results": "speechformer.report.results",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("speechformer")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'speechformer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
+    """Train one run and load it, like `python -m speechformer.train` with the same settings.
+
+    A finished run is loaded without training it again, an interrupted one is resumed. Process-wide settings (random
+    states, warning filters, log levels, number of threads, environment) are as before afterwards.
+
+    Args:
+        overrides: settings as on the command line: "task=lm", "model=rope", "trainer.max_steps=200".
+        directory: the run's folder; None: the folder that the command would use, under outputs/runs.
+
+    Returns:
+        The trained run; `run.result` has its metrics.
+
+    Raises:
+        UserError: a setting is invalid, the folder holds another run, or the run diverged.
+
+    Example:
+        >>> run = speechformer.fit("corpus=sample", "model=alibi", "trainer.max_epochs=2")
+        >>> run.result["metrics"]["test_accuracy"]
+    """
+    from speechformer.analysis.load import load
+    from speechformer.config import CONF, as_plain, check_overrides, compose, load_plain
+    from speechformer.corpora.load import load as load_corpus
+    from speechformer.errors import UserError
+    from speechformer.runs import identity
+    from speechformer.training import runtime
+    from speechformer.training.run import execute
+
+    for override in overrides:
+        if override.lstrip("+~").startswith("hydra"):
+            raise UserError(f"{override}: fit() has no hydra settings; set the run's folder with directory=.")
+    cfg = compose(overrides)
+    check_overrides(overrides)
+    if directory is None:
+        config = as_plain(cfg)
+        corpus = load_corpus(config)
+        name = identity.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
+        directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"].replace("${run_name:}", name)
+    execute(cfg, Path(directory), overrides, environment=runtime.isolated)
+    return load(directory)

@@ -1,9 +1,8 @@
-"""How far to believe a test on a corpus: `python -m speechformer.audit [corpus=...] [--json FILE]`.
+"""Measure how far a test on a corpus can be trusted: `python -m speechformer.audit [corpus=...] [--json FILE]`.
 
-Duplicates within the files, between train and test and across the two tasks (exact, the same but for case and
-punctuation, or near: `corpora/duplicates.py` says how near); texts with two labels; the balance of the classes;
-words that training never saw. Of pairs of sentences (corpus=ted, or task=translate corpus=sample), what is left out
-of train and what of dev and test stands in it.
+For speech files it counts duplicates within files, between train and test, and across tasks; texts with two labels;
+the lines of each class; and test words that do not occur in train. For sentence pairs it counts what `corpus.clean`
+removes from train, and which sentences of dev and test occur in train. `corpora/duplicates.py` defines a duplicate.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,25 @@ from omegaconf import OmegaConf
 from speechformer import console
 from speechformer.config import compose
 from speechformer.corpora.duplicates import NEAR, kinds_before, kinds_in
-from speechformer.corpora.load import load
+from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import run_command
 
 KINDS = ("exact", "same", "near")
+NEAR_IS = f"Jaccard index of the sets of lower-case words at least {NEAR}"
 
 
 def audit(corpus: Corpus) -> dict[str, Any]:
-    """Everything that the audit finds, as plain data.
+    """Audit the speech files.
 
     Returns:
-        `files`: lines, words, max_length line, and repeated lines of each kind, of each file;
-        `between`: for each test file and each training file, the test lines of each kind that stand there;
+        Plain data. `files`: lines, words, longest line and repeated lines of each kind, of each file;
+        `between`: for each test file and each training file, the test lines of each kind that occur there;
         `label_conflicts`: texts with more than one label, and their labels;
         `classes`: lines of each class in each labelled file;
-        `unknown_words`: of each test file, the share of its words that no training file of its task has, and that no
+        `unknown_words`: for each test file, the share of its words that no training file of its task has, and that no
         training file has.
     """
     texts = {
@@ -49,43 +50,21 @@ def audit(corpus: Corpus) -> dict[str, Any]:
     train = [file for file in texts if file.startswith("train")]
     test = [file for file in texts if file.startswith("test")]
     words = {file: [split_words(text) for text in lines] for file, lines in texts.items()}
-    known = {file: {word for line in words[file] for word in line} for file in train}
-
-    labels: dict[str, set[int]] = defaultdict(set)
-    for label, text in (*corpus.classify_train, *corpus.classify_test):
-        labels[text].add(label)
-    conflicts = {
-        text: [corpus.classes[label] for label in sorted(found)] for text, found in labels.items() if len(found) > 1
-    }
-
-    def unknown(file: str, among: list[str]) -> float:
-        stream = [word for line in words[file] for word in line]
-        vocabulary = set().union(*(known[name] for name in among))
-        return sum(word not in vocabulary for word in stream) / len(stream)
-
+    labelled = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
     return {
-        "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
-        "near_is": f"Jaccard index of the sets of lower-case words at least {NEAR}",
-        "files": {
-            file: {
-                "lines": len(lines),
-                "words": sum(map(len, words[file])),
-                "longest_line": max(map(len, words[file])),
-                "repeated": counted(kinds_before(lines)),
-            }
-            for file, lines in texts.items()
-        },
-        "between": {file: {other: counted(kinds_in(texts[file], texts[other])) for other in train} for file in test},
-        "label_conflicts": conflicts,
+        **about(corpus),
+        "files": {file: {**sizes(words[file]), "repeated": count(kinds_before(texts[file]))} for file in texts},
+        "between": {file: {other: count(kinds_in(texts[file], texts[other])) for other in train} for file in test},
+        "label_conflicts": label_conflicts(corpus),
         "classes": {
             file: {name: sum(label == k for label, _ in rows) for k, name in enumerate(corpus.classes)}
-            for file, rows in (("train_CLS.tsv", corpus.classify_train), ("test_CLS.tsv", corpus.classify_test))
+            for file, rows in labelled.items()
             if rows
         },
         "unknown_words": {
             file: {
-                "of_its_task": unknown(file, own),
-                "of_both_tasks": unknown(file, train),
+                "of_its_task": unknown_share(words[file], [words[name] for name in own]),
+                "of_both_tasks": unknown_share(words[file], [words[name] for name in train]),
             }
             for file in test
             if (own := [name for name in train if task_of(name) == task_of(file)])
@@ -94,143 +73,158 @@ def audit(corpus: Corpus) -> dict[str, Any]:
 
 
 def audit_pairs(corpus: Pairs) -> dict[str, Any]:
-    """The same of pairs of sentences, as plain data.
+    """Audit sentence pairs.
 
     Returns:
-        `read` and `cleaned`: the pairs in the file of train, and how many each rule of `corpus.clean` leaves out;
-        `files`: lines, words (between spaces) and max_length line of each side of each part, train as cleaned;
-        `between`: for dev and test, the lines of each kind of each side that stand in train, and the pairs that do.
+        Plain data. `read` and `cleaned`: the pairs in the training files, and how many each rule of `corpus.clean`
+        removes; `files`: lines, words (between spaces) and longest line of each side of each part, train as cleaned;
+        `between`: for dev and test, the lines of each kind of each side that occur in train, and the pairs that do.
     """
     parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
-    sides: dict[str, list[str]] = {}
-    for part, pairs in parts.items():
-        for side, language in enumerate((corpus.source, corpus.target)):
-            sides[f"{part}.{language}"] = [pair[side] for pair in pairs]
-    trained = set(corpus.train)
+    languages = (corpus.source, corpus.target)
+    sides = {
+        f"{part}.{language}": [pair[side] for pair in pairs]
+        for part, pairs in parts.items()
+        for side, language in enumerate(languages)
+    }
+    train = set(corpus.train)
     return {
-        "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
-        "near_is": f"Jaccard index of the sets of lower-case words at least {NEAR}",
+        **about(corpus),
         "read": corpus.read,
         "cleaned": corpus.cleaned,
-        "files": {
-            file: {
-                "lines": len(lines),
-                "words": sum(len(line.split()) for line in lines),
-                "longest_line": max(len(line.split()) for line in lines),
-            }
-            for file, lines in sides.items()
-        },
+        "files": {file: sizes([line.split() for line in lines]) for file, lines in sides.items()},
         "between": {
             part: {
-                **{
-                    language: counted(kinds_in(sides[f"{part}.{language}"], sides[f"train.{language}"]))
-                    for language in (corpus.source, corpus.target)
-                },
-                "pairs": sum(pair in trained for pair in parts[part]),
+                **{name: count(kinds_in(sides[f"{part}.{name}"], sides[f"train.{name}"])) for name in languages},
+                "pairs": sum(pair in train for pair in parts[part]),
             }
             for part in ("dev", "test")
         },
     }
 
 
-def report_pairs(found: dict[str, Any]) -> str:
-    """What `audit_pairs` found, as tables for the terminal."""
-    corpus = found["corpus"]
-    cleaned = ", ".join(f"{rule} {count}" for rule, count in found["cleaned"].items())
-    blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
-    blocks.append(f"Of {found['read']} pairs of train, corpus.clean leaves out: {cleaned}.")
-    rows: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "max_length")]
-    for file, about in found["files"].items():
-        rows.append((file, *(str(about[name]) for name in ("lines", "words", "longest_line"))))
-    blocks.append(console.table(rows))
-    rows = [("lines that stand in train", "exact", "same words", "near", "none of these")]
-    for part, sides in found["between"].items():
-        for language, kinds in sides.items():
-            if language == "pairs":
-                rows.append((f"{part}, both sides of a pair", str(kinds), "", "", ""))
-                continue
-            n = found["files"][f"{part}.{language}"]["lines"]
-            rows.append((f"{part}.{language}", *(str(kinds[kind]) for kind in KINDS), str(n - sum(kinds.values()))))
-    blocks.append(console.table(rows))
-    blocks.append(
-        "same words: but for case, punctuation and spaces. near: " + found["near_is"] + ".\n"
-        "Each line counts once, as the nearest kind. `protocol=clean` takes pairs out of train whose source stands "
-        "in test."
-    )
-    return "\n\n".join(blocks)
+def about(corpus: Corpus | Pairs) -> dict[str, Any]:
+    """Describe the corpus, and what "near" means."""
+    return {
+        "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
+        "near_is": NEAR_IS,
+    }
 
 
-def task_of(file: str) -> str:
-    """CLS or LM."""
-    return file.split("_")[1].partition(".")[0]
+def sizes(lines: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Count the lines and words of a file, and the words of its longest line."""
+    lengths = [len(line) for line in lines]
+    return {"lines": len(lengths), "words": sum(lengths), "longest_line": max(lengths)}
 
 
-def counted(kinds: list[str]) -> dict[str, int]:
-    """How many are of each kind."""
+def count(kinds: list[str]) -> dict[str, int]:
+    """Count the duplicates of each kind."""
     counts = Counter(kinds)
     return {kind: counts[kind] for kind in KINDS}
 
 
-def report(found: dict[str, Any]) -> str:
-    """What `audit` found, as tables for the terminal."""
-    corpus = found["corpus"]
-    lines = {file: about["lines"] for file, about in found["files"].items()}
-    blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
-    rows: list[tuple[str, ...]] = [("file", "lines", "words", "max_length", "repeated", "same words", "near")]
-    for file, about in found["files"].items():
-        repeated = (str(about["repeated"][kind]) for kind in KINDS)
-        rows.append((file, str(about["lines"]), str(about["words"]), str(about["longest_line"]), *repeated))
-    blocks.append(console.table(rows))
-    rows = [("test lines that stand in train", "exact", "", "same words", "near", "none of these")]
-    for file, others in found["between"].items():
-        for other, kinds in others.items():
-            n = lines[file]
-            share = f"{100 * kinds['exact'] / n:.1f} %"
-            rest = str(n - sum(kinds.values()))
-            rows.append(
-                (f"{file} in {other}", str(kinds["exact"]), share, str(kinds["same"]), str(kinds["near"]), rest)
-            )
-    blocks.append(console.table(rows))
-    if found["classes"]:
-        names = list(next(iter(found["classes"].values())))
-        rows = [("lines of each class", *names)]
-        for file, counts in found["classes"].items():
-            n = sum(counts.values())
-            rows.append((file, *(f"{count} ({100 * count / n:.1f} %)" for count in counts.values())))
-        blocks.append(console.table(rows))
-        conflicts = found["label_conflicts"]
-        blocks.append(
-            f"Texts with more than one label: {len(conflicts)}"
-            + "".join(f"\n  {' and '.join(labels)}: {text[:80]}" for text, labels in list(conflicts.items())[:10])
-        )
-    rows = [("words of test that are not in train", "of its task", "of both tasks")]
-    for file, shares in found["unknown_words"].items():
-        rows.append((file, *(f"{100 * share:.1f} %" for share in shares.values())))
-    blocks.append(console.table(rows))
-    blocks.append(
-        "same words: but for case, punctuation and spaces. near: " + found["near_is"] + ".\n"
-        "Each line counts once, as the nearest kind. `protocol=clean` takes exact copies out of train."
+def label_conflicts(corpus: Corpus) -> dict[str, list[str]]:
+    """Find the texts with more than one label."""
+    labels: dict[str, set[int]] = defaultdict(set)
+    for label, text in (*corpus.classify_train, *corpus.classify_test):
+        labels[text].add(label)
+    return {text: [corpus.classes[k] for k in sorted(own)] for text, own in labels.items() if len(own) > 1}
+
+
+def unknown_share(lines: Sequence[Sequence[str]], files: Sequence[Sequence[Sequence[str]]]) -> float:
+    """Compute the share of words, with repetition, that occur in none of `files`."""
+    vocabulary = {word for file in files for line in file for word in line}
+    words = [word for line in lines for word in line]
+    return sum(word not in vocabulary for word in words) / len(words)
+
+
+def task_of(file: str) -> str:
+    """Return CLS or LM."""
+    return file.split("_")[1].partition(".")[0]
+
+
+def per_cent(part: int, whole: int) -> str:
+    """Format a share."""
+    return f"{100 * part / whole:.1f} %"
+
+
+def heading(findings: Mapping[str, Any]) -> str:
+    """Format the line about the corpus."""
+    corpus = findings["corpus"]
+    return f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."
+
+
+def footnote(removed: str) -> str:
+    """Explain the kinds of duplicates, and what `protocol=clean` removes from train."""
+    return (
+        f"same words: except for case, punctuation and spaces. near: {NEAR_IS}.\n"
+        f"Each line counts once, as its closest kind. `protocol=clean` removes {removed} from train."
     )
-    return "\n\n".join(blocks)
+
+
+def report(findings: dict[str, Any]) -> str:
+    """Format the findings of `audit` as tables for the console."""
+    files = findings["files"]
+    sizes_table: list[tuple[str, ...]] = [("file", "lines", "words", "longest", "repeated", "same words", "near")]
+    for file, size in files.items():
+        counts = (size["lines"], size["words"], size["longest_line"], *size["repeated"].values())
+        sizes_table.append((file, *map(str, counts)))
+    between: list[tuple[str, ...]] = [("test lines in train", "exact", "", "same words", "near", "none of these")]
+    for file, others in findings["between"].items():
+        for other, kinds in others.items():
+            n, (exact, same, near) = files[file]["lines"], kinds.values()
+            counts = (str(exact), per_cent(exact, n), str(same), str(near), str(n - exact - same - near))
+            between.append((f"{file} in {other}", *counts))
+    blocks = [heading(findings), console.table(sizes_table), console.table(between)]
+    if findings["classes"]:
+        rows: list[tuple[str, ...]] = [("lines of each class", *next(iter(findings["classes"].values())))]
+        for file, classes in findings["classes"].items():
+            n = sum(classes.values())
+            rows.append((file, *(f"{lines} ({per_cent(lines, n)})" for lines in classes.values())))
+        conflicts = findings["label_conflicts"]
+        examples = [f"\n  {' and '.join(labels)}: {text[:80]}" for text, labels in list(conflicts.items())[:10]]
+        blocks += [console.table(rows), f"Texts with more than one label: {len(conflicts)}{''.join(examples)}"]
+    rows = [("test words that are not in train", "of its task", "of both tasks")]
+    for file, shares in findings["unknown_words"].items():
+        rows.append((file, *(f"{100 * share:.1f} %" for share in shares.values())))
+    return "\n\n".join([*blocks, console.table(rows), footnote("exact copies")])
+
+
+def report_pairs(findings: dict[str, Any]) -> str:
+    """Format the findings of `audit_pairs` as tables for the console."""
+    cleaned = ", ".join(f"{rule} {removed}" for rule, removed in findings["cleaned"].items())
+    sizes_table: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "longest")]
+    sizes_table += [(file, *map(str, size.values())) for file, size in findings["files"].items()]
+    between: list[tuple[str, ...]] = [("lines in train", "exact", "same words", "near", "none of these")]
+    for part, sides in findings["between"].items():
+        for language, kinds in sides.items():
+            if language == "pairs":
+                between.append((f"{part}, both sides of a pair", str(kinds), "", "", ""))
+                continue
+            rest = findings["files"][f"{part}.{language}"]["lines"] - sum(kinds.values())
+            between.append((f"{part}.{language}", *map(str, (*kinds.values(), rest))))
+    read = f"Of {findings['read']} pairs of train, corpus.clean removes: {cleaned}."
+    removed = "pairs whose source appears in test"
+    return "\n\n".join(
+        [heading(findings), read, console.table(sizes_table), console.table(between), footnote(removed)]
+    )
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="corpus=speeches, corpus.root=FOLDER, ... as for a run")
-    parser.add_argument("--json", type=Path, help="write the findings here as well")
-    given = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="also write the findings to this file")
+    arguments = parser.parse_args()
 
     def command() -> None:
-        config: Any = OmegaConf.to_container(compose(given.overrides), resolve=True)
-        if config["corpus"]["name"] in ("ted", "digits"):
-            config["task"] = {"name": "translate"}
-        corpus = load(config)
-        found = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
-        console.say(report_pairs(found) if isinstance(corpus, Pairs) else report(found))
-        if given.json:
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        corpus = load_any(OmegaConf.to_container(compose(arguments.overrides), resolve=True))  # type: ignore[arg-type]
+        findings = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
+        console.say(report_pairs(findings) if isinstance(corpus, Pairs) else report(findings))
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(findings, indent=2, ensure_ascii=False) + "\n"
+            arguments.json.write_text(text, encoding="utf-8")
 
     run_command(command)
 

@@ -1,6 +1,6 @@
-"""What a config may hold: every value is checked before anything is read or trained, and refused in one sentence.
+"""Compose and validate the config: every value is checked before anything is read or trained.
 
-Hydra answers an unknown group, choice or key itself, at length; `explain` makes one sentence of that.
+Hydra reports an unknown group, choice or key itself, at length; `explain` turns that into one sentence.
 """
 
 from __future__ import annotations
@@ -21,42 +21,28 @@ from speechformer.errors import UserError, one_sentence, unknown
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
-
-def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
-    """`${by_model:{rnn:300,alibi:256}}` in an experiment: the value of the model, to match others in size."""
-    name = str(_root_.model.name)
-    if name not in table:
-        raise UserError(f"this experiment has a size for model={', '.join(map(str, table))} alone, not for {name}.")
-    return table[name]
-
-
-OmegaConf.register_new_resolver("by_model", by_model, replace=True)
-
-WHOLE_NUMBERS = {  # key: the least that makes sense
-    "seed": 0,
-    "width": 1,
-    "heads": 1,
-    "layers": 1,
-    "ff": 1,
-    "block_size": 1,
-    "batch_size": 1,
-    "checkpoint_every": 1,
-    "architecture.classifier_width": 1,
-    "recipe.warmup_steps": 0,
+RENAMED = {  # old key or choice: new one
+    "core": "architecture",
+    "task.size": "task.vocab_size",
+    "task.average": "task.average_checkpoints",
+    "corpus.longest": "corpus.max_length",
+    "hydra/launcher=packed": "hydra/launcher=ensemble",
 }
-OF_A_TASK = {"task.vocab_size": 1, "task.beam": 1, "task.average_checkpoints": 1}  # only some tasks have them
-OPTIONAL_WHOLE_NUMBERS = {  # these may be null
-    "vocab_size": 1,
-    "threads": 1,
-    "eval_interval": 1,
-    "task.stride": 1,
-    "task.batch_tokens": 1,
-    "trainer.max_epochs": -1,
-    "trainer.max_steps": -1,
-    "trainer.log_every_n_steps": 1,
-    "trainer.accumulate_grad_batches": 1,
+WHOLE_NUMBERS = {  # the least value: keys
+    -1: ("trainer.max_epochs", "trainer.max_steps"),
+    0: ("seed", "recipe.warmup_steps"),
+    1: (
+        *("width", "heads", "layers", "ff", "block_size", "batch_size", "vocab_size", "threads", "eval_interval"),
+        *("checkpoint_every", "architecture.classifier_width", "task.vocab_size", "task.beam", "task.stride"),
+        *("task.average_checkpoints", "task.batch_tokens"),
+        *("trainer.log_every_n_steps", "trainer.accumulate_grad_batches"),
+    ),
 }
-NUMBERS = {  # key: least and most
+NULLABLE = {  # of the whole numbers
+    *("vocab_size", "threads", "eval_interval", "task.stride", "task.batch_tokens", "trainer.max_epochs"),
+    *("trainer.max_steps", "trainer.log_every_n_steps", "trainer.accumulate_grad_batches"),
+}
+NUMBERS = {  # key: least and greatest value
     "dropout": (0.0, 0.999),
     "recipe.lr": (0.0, 1e3),
     "recipe.weight_decay": (0.0, 1e3),
@@ -65,19 +51,47 @@ NUMBERS = {  # key: least and most
     "protocol.validation": (0.0, 0.999),
     "task.length_penalty": (0.0, 10.0),
 }
-
-
-KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
     int: ("a whole number", (int,)),
     float: ("a number", (int, float)),
     str: ("a word", (str,)),
     list: ("a list", (list,)),
 }
+WHOLE_PART = "metrics always cover the whole of each part"
+FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: what to do instead, or why
+    "val_check_interval": "set eval_interval",
+    "check_val_every_n_epoch": "set eval_interval",
+    "logger": "TensorBoard and CSV are always on",
+    "callbacks": "a run has its own",
+    "enable_checkpointing": "set checkpoint_every",
+    "default_root_dir": "set hydra.run.dir",
+    "limit_val_batches": WHOLE_PART,
+    "limit_test_batches": WHOLE_PART,
+    "overfit_batches": "set trainer.limit_train_batches",
+    "fast_dev_run": "set trainer.max_steps",
+    "barebones": "a run always reports its metrics",
+    "num_sanity_val_steps": "evaluation begins with eval_interval",
+    "num_nodes": "a run uses one machine",
+    "plugins": "a run has its own",
+    "enable_progress_bar": "a run has its own",
+    "enable_model_summary": "a run prints its parameters",
+}
+
+
+def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
+    """Resolve `${by_model:{rnn:300,alibi:256}}` to the entry of the model, to match models in size."""
+    name = str(_root_.model.name)
+    if name not in table:
+        raise UserError(f"this experiment has a size only for model={', '.join(map(str, table))}, not for {name}.")
+    return table[name]
+
+
+OmegaConf.register_new_resolver("by_model", by_model, replace=True)
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuse a composed config that cannot be run; what a model or a corpus refuses, it says itself.
+    """Validate a composed config; models and corpora validate their own options.
 
     Args:
         config: the resolved config as plain data.
@@ -85,70 +99,80 @@ def check_config(config: dict[str, Any]) -> None:
     Raises:
         UserError: with the key, what is wrong and what is valid.
     """
-    check_kinds(config, defaults(config), "")
+    for old in RENAMED:
+        if value_of(config, old) is not MISSING:
+            raise UserError(renamed(old))
+    default = defaults(config)
+    check_types(config, default, "")
+    if "task" in default and config["task"]["data"] != default["task"]["data"]:
+        raise UserError("task.data is fixed by the task; remove it.")
     check_numbers(config)
     check_trainer_arguments(config["trainer"])
 
 
 def defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as `conf/` has it for the choices that `config` made, as plain data."""
+    """Load the defaults in `conf/` for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
     for group in ("model", "pattern", "protocol", "recipe", "task"):
-        # a recipe has no name, and all have the keys of each other
+        # a recipe has no name, but all recipes have the same keys
         name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
         file = CONF / group / f"{name}.yaml"
         if file.exists():
             plain[group] = load_plain(file)
-            if group == "task":  # its file sets other keys too
+            if group == "task":  # its file sets keys of other groups too
                 plain[group] = plain[group]["task"]
     return plain
 
 
 @functools.cache
 def load_plain(file: Path) -> dict[str, Any]:
-    """A file of `conf/` as plain data, not to be changed."""
+    """Load a file of `conf/` as plain data, which must not be changed."""
     return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
-def check_kinds(given: Any, default: Any, key: str) -> None:
-    """Refuse a value that is of another kind (number, word, true or false, list, group of keys) than its default.
+def check_types(value: Any, default: Any, key: str) -> None:
+    """Require that a value has the type of its default: number, word, true or false, list, or group of keys.
 
-    A default of null and an interpolation say nothing of the kind; Lightning looks at the values of `trainer`, and
-    ALiBi at its slopes.
+    A default of null and an interpolation say nothing about the type. Lightning validates the values of `trainer`,
+    and ALiBi its slopes.
     """
     if isinstance(default, dict):
-        if not isinstance(given, dict):
-            raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {given!r}.")
-        for name, value in default.items():
+        if not isinstance(value, dict):
+            raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {value!r}.")
+        for name, own in default.items():
             path = f"{key}.{name}" if key else name
-            if name not in given:
-                raise UserError(f"{path} is missing; a key cannot be taken away.")
-            check_kinds(given[name], value, path)
+            if name not in value:
+                raise UserError(f"{path} is missing; keys cannot be removed.")
+            check_types(value[name], own, path)
     elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
-        word, kinds = KINDS[type(default)]
-        if type(given) not in kinds and not (given is None and key in OPTIONAL_WHOLE_NUMBERS):
-            raise UserError(f"{key} must be {word}, not {given!r}.")
+        word, types = TYPES[type(default)]
+        if type(value) not in types and not (value is None and key in NULLABLE):
+            raise UserError(f"{key} must be {word}, not {value!r}.")
+
+
+MISSING = object()
+
+
+def value_of(config: Any, key: str) -> Any:
+    """Return the value of a dotted key, or MISSING."""
+    for name in key.split("."):
+        config = config.get(name, MISSING) if isinstance(config, dict) else MISSING
+    return config
 
 
 def check_numbers(config: dict[str, Any]) -> None:
-    """Refuse numbers that are out of range."""
-
-    def value_of(key: str) -> Any:
-        value: Any = config
-        for name in key.split("."):
-            value = value.get(name)
-        return value
-
-    for key, least in {**WHOLE_NUMBERS, **OF_A_TASK, **OPTIONAL_WHOLE_NUMBERS}.items():
-        value = value_of(key)
-        if key in OF_A_TASK and key.partition(".")[2] not in config["task"]:
-            continue
-        if not (value is None and key in OPTIONAL_WHOLE_NUMBERS) and (type(value) is not int or value < least):
-            raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
+    """Require that numbers are within their range; keys that the task does not have are skipped."""
+    for least, keys in WHOLE_NUMBERS.items():
+        for key in keys:
+            value = value_of(config, key)
+            absent = value is MISSING or (value is None and key in NULLABLE)
+            if not absent and (type(value) is not int or value < least):
+                raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
     for key, (low, high) in NUMBERS.items():
-        if value_of(key) is not None and not low <= value_of(key) <= high:
-            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value_of(key)!r}.")
+        value = value_of(config, key)
+        if value not in (MISSING, None) and not low <= value <= high:
+            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value!r}.")
     betas = config["recipe"]["betas"]
     if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
@@ -161,49 +185,30 @@ def check_numbers(config: dict[str, Any]) -> None:
         raise UserError(f"seed must be less than 2^32, not {config['seed']}.")
     if config["protocol"]["name"] == "clean" and not config["protocol"]["validation"]:
         raise UserError(
-            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to take test "
-            "sentences out of train and nothing else: protocol=paper protocol.remove_test_sentences=true."
+            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to only remove test "
+            "sentences from train: protocol=paper protocol.remove_test_sentences=true."
         )
 
 
 def check_trainer_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse `trainer.*` keys that Lightning's Trainer does not have, or that this project sets itself."""
-    whole = "every figure is over the whole of its part"
-    own = {
-        "val_check_interval": "set eval_interval",
-        "check_val_every_n_epoch": "set eval_interval",
-        "logger": "TensorBoard and CSV are always on",
-        "callbacks": "the run has its own",
-        "enable_checkpointing": "set checkpoint_every",
-        "default_root_dir": "set hydra.run.dir",
-        "limit_val_batches": whole,
-        "limit_test_batches": whole,
-        "overfit_batches": "set trainer.limit_train_batches",
-        "fast_dev_run": "set trainer.max_steps",
-        "barebones": "a run without its figures is no run",
-        "num_sanity_val_steps": "evaluation begins with eval_interval",
-        "num_nodes": "a run is on one machine",
-        "plugins": "the run has its own",
-        "enable_progress_bar": "the run has its own",
-        "enable_model_summary": "the run prints its parameters",
-    }
+    """Require that `trainer.*` names arguments of Lightning's Trainer that are free here."""
     known = set(load_plain(CONF / "config.yaml")["trainer"]) | {"strategy"}
     for name in arguments:
-        if name in own:
-            raise UserError(f"trainer.{name} is not free here; {own[name]}.")
-        if name not in known:  # Lightning takes seconds to import: ask it only about what we do not name
+        if name in FIXED_TRAINER_ARGUMENTS:
+            raise UserError(f"trainer.{name} is not free here; {FIXED_TRAINER_ARGUMENTS[name]}.")
+        if name not in known:  # Lightning takes seconds to import: ask it only about other names
             from lightning.pytorch import Trainer
 
-            valid = set(inspect.signature(Trainer).parameters) - set(own)
+            valid = set(inspect.signature(Trainer).parameters) - set(FIXED_TRAINER_ARGUMENTS)
             if name not in valid:
                 raise unknown("trainer", "argument", name, sorted(valid))
-    devices, number = arguments["devices"], count_devices(arguments["devices"])
-    if number < 1:
+    devices = arguments["devices"]
+    if count_devices(devices) < 1:
         raise UserError(f"trainer.devices must be a number of devices, or [K] for device number K, not {devices!r}.")
 
 
 def count_devices(devices: Any) -> int:
-    """How many devices `trainer.devices` asks for; 0 if it is no such thing."""
+    """Return how many devices `trainer.devices` requests; 0 if the value is invalid."""
     if isinstance(devices, list):
         return len(devices) if all(type(device) is int and device >= 0 for device in devices) else 0
     if isinstance(devices, str) and devices.isdecimal():
@@ -212,22 +217,22 @@ def count_devices(devices: Any) -> int:
 
 
 def check_sweep(config: dict[str, Any]) -> None:
-    """Refuse what a run may be alone but not in a sweep: one on several devices."""
+    """Require that each run of a sweep uses one device."""
     devices = config["trainer"]["devices"]
     if count_devices(devices) > 1:
         raise UserError(
-            f"trainer.devices={devices} in a sweep: Lightning starts a run's other processes by giving the whole "
-            "command again, which here is the whole sweep. Give each run one device and let the sweep fill the others"
+            f"trainer.devices={devices} in a sweep: sweeps do not support multi-device runs, because Lightning would "
+            "relaunch the whole sweep. Give each run one device and let the sweep use the others"
             " (machine=gpu hydra/launcher=joblib hydra.launcher.n_jobs=NUMBER_OF_GPUS, or hydra/launcher="
-            "submitit_slurm), or start runs on several devices one by one, without -m."
+            "submitit_slurm), or start the runs one by one, without -m."
         )
 
 
 def compose(overrides: Iterable[str]) -> DictConfig:
-    """The config that a command line with these overrides has.
+    """Compose the config of a command line with these overrides.
 
     Raises:
-        UserError: an override that is none, or names what there is not.
+        UserError: an override is malformed, or names an unknown key or choice.
     """
     import hydra
 
@@ -239,7 +244,7 @@ def compose(overrides: Iterable[str]) -> DictConfig:
 
 
 def as_plain(cfg: DictConfig) -> dict[str, Any]:
-    """A composed config, resolved and checked, as plain data.
+    """Resolve and validate a composed config, and return it as plain data.
 
     Raises:
         UserError: see `check_config`.
@@ -249,16 +254,25 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
+def renamed(key: str) -> str:
+    """Return a sentence with the new name of a key or choice of an earlier version, or ""."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            return f"{key} is now {new}{key.removeprefix(old)}."
+    return ""
+
+
 def explain(error: HydraException | OmegaConfBaseException) -> str:
-    """Hydra's complaint about the command line in one sentence, with the valid choices or keys."""
+    """Describe an error of Hydra in one sentence, with the valid choices or keys."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return str(unknown(group, "choice", choice, error.options))
+        return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
     if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
         return f"{several[1]}: several values are a sweep, so put -m before the first setting."
     cause = error.__cause__
-    wrong = re.search(r"Could not override '([^']+)'", str(error))
-    if wrong:
+    if wrong := re.search(r"Could not override '([^']+)'", str(error)):
+        if sentence := renamed(wrong[1]):
+            return sentence
         node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         full_key = str(cause.full_key) if isinstance(cause, OmegaConfBaseException) else wrong[1].replace("/", ".")
         parent, _, key = full_key.rpartition(".")
@@ -270,21 +284,23 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
 
 
 def top_level_keys() -> list[str]:
-    """The keys and groups that stand at the top of the config."""
+    """List the keys and groups at the top of the config."""
     keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")}
     keys |= {folder.name for folder in CONF.iterdir() if folder.is_dir()}
     return sorted(keys - {"defaults", "hydra"})
 
 
 def check_overrides(overrides: Iterable[str]) -> None:
-    """Refuse `GROUP.name=CHOICE`, which leaves the old choice's keys, and `+KEY=VALUE` that nothing would read."""
+    """Reject `GROUP.name=CHOICE`, which keeps the keys of another choice, and `+KEY=VALUE` that nothing reads."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         group = key.removesuffix(".name")
+        if sentence := renamed(key):
+            raise UserError(sentence)
         if key != group and (CONF / group).is_dir():
-            raise UserError(f"{override}: a choice is made with {group}={value}.")
+            raise UserError(f"{override}: make a choice with {group}={value}.")
         if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
             raise UserError(
-                f"{override} adds a key that nothing reads: only arguments of lightning's Trainer can be added, as "
-                "in +trainer.max_time=00:00:10:00; to change a key that is there, leave the + away."
+                f"{override} adds a key that nothing reads; only arguments of Lightning's Trainer can be added, as "
+                "in +trainer.max_time=00:00:10:00. To change an existing key, omit the +."
             )

@@ -1,23 +1,22 @@
-"""Fetch a public corpus into the user cache: `python -m speechformer.download speeches` (or `ted`).
+"""Download a public corpus into the user cache: `python -m speechformer.download speeches` (or `ted`).
 
-Every file is checked against the sha256 that stands here; a file that differs is refused and not kept. Training
-never touches the network: this command is the only part of the project that does.
+Every file is verified against the sha256 below; a file that differs is an error and is deleted. This command is the
+only part of the project that uses the network.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from speechformer.corpora.files import cache_directory
-from speechformer.errors import UserError
+from speechformer.errors import UserError, run_command
 
 
 @dataclass(frozen=True)
 class Source:
-    """A public corpus: where its files are, what may be done with them, its folder, and the sha256 of each file."""
+    """A public corpus: base URL, licence, folder in the cache, and the sha256 of each file."""
 
     url: str
     licence: str
@@ -60,12 +59,14 @@ SOURCES = {
 
 
 def download(source: str, files: dict[str, str], folder: Path) -> None:
-    """Fetch `files` (name: sha256) from `source`, a URL that ends with a slash, into `folder`.
+    """Download files; valid files that exist already are skipped.
 
-    A file that is there already and right is not fetched again.
+    Args:
+        source: base URL, which ends with a slash.
+        files: {name: sha256}.
 
     Raises:
-        UserError: the source does not answer, or a file's sha256 differs.
+        UserError: the server does not answer, or the sha256 of a file differs.
     """
     import pooch
     import requests
@@ -81,29 +82,27 @@ def download(source: str, files: dict[str, str], folder: Path) -> None:
             status = getattr(getattr(error, "response", None), "status_code", None)
             reason = f"the server answered {status}" if status else type(error).__name__
             raise UserError(
-                f"{source}{name} could not be fetched ({reason}); check the network, or put "
+                f"{source}{name} could not be downloaded ({reason}); check the network, or put "
                 f"the files into {folder} by hand."
             ) from None
-        except ValueError:  # pooch's, for a wrong hash
+        except ValueError:  # pooch raises it for a wrong hash
             raise UserError(
-                f"{source}{name} is not the file expected (its sha256 differs) and was not kept; the source may "
-                "have changed, or something on the way altered it."
+                f"{source}{name} is not the expected file (its sha256 differs) and was deleted; the source may "
+                "have changed, or a proxy altered it."
             ) from None
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
     parser.add_argument("corpus", choices=list(SOURCES))
-    parser.add_argument("--to", type=Path, help="a folder instead of the user cache; then set corpus.root=FOLDER")
-    parser.add_argument("--source", help="another place with the same files")
+    parser.add_argument("--to", type=Path, help="folder instead of the user cache; then set corpus.root=FOLDER")
+    parser.add_argument("--source", help="another base URL of the same files")
     arguments = parser.parse_args()
     corpus = SOURCES[arguments.corpus]
     folder = arguments.to or cache_directory() / corpus.folder
     print(corpus.licence)
-    try:
-        download((arguments.source or corpus.url).rstrip("/") + "/", corpus.files, folder)
-    except UserError as error:
-        sys.exit(f"Error: {error}")
+    run_command(lambda: download((arguments.source or corpus.url).rstrip("/") + "/", corpus.files, folder))
     print(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
 
 

@@ -1,7 +1,7 @@
-"""How bad input is refused: one sentence that says what is wrong, where, and what to do.
+"""Report invalid input in one sentence: what is wrong, where, and how to fix it.
 
-`UserError` is the only exception that the commands print without a traceback. Everything else that
-escapes is a bug of ours and keeps its traceback.
+`UserError` is the only exception that the commands print without a traceback. Any other exception that escapes is a
+bug of this project and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """The user can mend this; the message is one sentence for the console."""
+    """An error that the user can fix; the message is one sentence for the console."""
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command; end it with one sentence on a `UserError` or a file that cannot be used, and in silence if
-    nobody reads any more (`| head`). What a terminal cannot show becomes a question mark."""
+    """Run a command, and print a `UserError` or an unusable file as one sentence.
+
+    If the reader of the output is gone (`| head`), the command ends silently. Characters that the terminal cannot
+    encode become question marks.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -41,23 +44,28 @@ def run_command(command: Callable[[], object]) -> None:
 
 
 def one_sentence(error: BaseException) -> str:
-    """The first paragraph of an error's message, on one line."""
+    """Return the first paragraph of an error's message on one line."""
     return " ".join(str(error).strip().split("\n\n")[0].split())
 
 
-def unknown(place: str, kind: str, given: object, valid: Iterable[object]) -> UserError:
-    """The refusal of a name that `place` does not have, with the valid ones and the nearest of them.
+def unknown(place: str, kind: str, name: object, valid: Iterable[object]) -> UserError:
+    """Build the error for a name that `place` does not have, with the valid names and the closest of them.
 
-    `kind` says what was named: a choice, a key, an option.
+    Args:
+        kind: what `name` is: a choice, a key, an option.
     """
-    names = [str(name) for name in valid]
-    near = difflib.get_close_matches(str(given), names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return UserError(f"{place} has no {kind} '{given}'; the valid ones are: {', '.join(names)}.{hint}")
+    names = [str(valid_name) for valid_name in valid]
+    closest = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {closest[0]}?" if closest else ""
+    return UserError(f"{place} has no {kind} '{name}'; the valid ones are: {', '.join(names)}.{hint}")
 
 
 def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
-    """`kinds[name]`, or a `UserError` that names the config key and the valid names."""
+    """Return `kinds[name]`.
+
+    Raises:
+        UserError: there is no such name; the message has the config key and the valid names.
+    """
     if name not in kinds:
         raise unknown(key, "choice", name, kinds)
     return kinds[name]
@@ -66,8 +74,12 @@ def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
 def build(kinds: Mapping[str, Callable[..., T]], spec: Mapping[str, Any], group: str, **common: Any) -> T:
     """Call `kinds[spec["name"]]` with the other entries of `spec` and with `common`.
 
-    `spec` is a config group as plain data, for example `{"name": "window", "window": 5}`; `group` is its
-    name in the config, for the message of the `UserError` that a wrong name or option raises.
+    Args:
+        spec: a config group as plain data, for example `{"name": "window", "window": 5}`.
+        group: name of that group, for error messages.
+
+    Raises:
+        UserError: a name or option is unknown.
     """
     options = {key: value for key, value in spec.items() if key != "name"}
     kind = pick(kinds, spec["name"], f"{group}.name")

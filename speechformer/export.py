@@ -1,12 +1,11 @@
-"""Take a trained model away: `python -m speechformer.export RUN --format safetensors|torch.export`.
+"""Export a trained model: `python -m speechformer.export RUN --format safetensors|torch.export`.
 
-    safetensors     model.safetensors   the weights, and in its header what rebuilds the model: `load_safetensors`
-    torch.export    model.pt2           the computation itself, for batches of any size and lengths of up to 4,096 (or
-                                        what the positions have); `torch.export.load("model.pt2").module()(ids)`
-                                        needs torch alone
+    safetensors     model.safetensors   the weights; `load_safetensors` rebuilds the model from the file's header
+    torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
+                                        maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
-Beside either: tokenizer.json, and export.json, which says what goes in and what comes out. Each file is read again
-and compared with the run before the command says that it is done.
+The command also writes tokenizer.json and export.json (inputs, output, hyperparameters). It loads each export again
+and compares its logits with the run's before the file gets its name.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,62 +23,51 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim
 
-from speechformer.analysis.load import Trained, load_trained, say_if_unfinished
+from speechformer.analysis.command_line import load_run, run_parser
+from speechformer.analysis.load import TrainedRun
+from speechformer.corpora.files import atomic_write
+from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import Positions
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
-MOST = 4096  # tokens that an exported computation takes, where the model knows no limit
+MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
-INPUTS = {
-    "classify": {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"},
-    "lm": {"ids": "[texts, tokens], whole numbers"},
-    "translate": {
-        "source": "[pairs, tokens], whole numbers, with <eos>, 0 is padding at the end",
-        "target": "[pairs, tokens], whole numbers, what is written so far, from <bos> on",
-    },
-}
-OUTPUTS = {
-    "classify": "logits [sentences, classes]",
-    "lm": "logits of the token after each [texts, tokens, vocabulary]",
-    "translate": "logits of the target's token after each [pairs, tokens, vocabulary]",
-}
 
 
-def about(run: Trained) -> dict[str, Any]:
-    """What goes in, what comes out, and what rebuilds the model, as plain data."""
+def description(run: TrainedRun) -> dict[str, Any]:
+    """Return the inputs, the output and what rebuilds the model, as plain data."""
     return {
         "task": run.task.name,
-        "inputs": INPUTS[run.task.name],
-        "output": OUTPUTS[run.task.name],
-        "max_length": run.task.model.max_length,
+        "inputs": run.task.inputs,
+        "output": run.task.output,
+        "max_length": run.max_length,
         "classes": run.task.hparams.get("classes"),
         "weights_of": run.checkpoint,
         "hyper_parameters": dict(run.task.hparams),
     }
 
 
-def as_safetensors(run: Trained) -> bytes:
-    """The weights as a file; of tables that are shared one, as `state_dict` names it first."""
-    kept: dict[str, Tensor] = {}
+def as_safetensors(run: TrainedRun) -> bytes:
+    """Serialise the weights; a shared table is stored once, under its first name in `state_dict`."""
+    weights: dict[str, Tensor] = {}
     pointers: dict[int, str] = {}
     shared: dict[str, str] = {}
-    for name, value in run.task.model.state_dict().items():
+    for name, value in run.model.state_dict().items():
         first = pointers.setdefault(value.data_ptr(), name)
         if first == name:
-            kept[name] = value.contiguous().cpu()
+            weights[name] = value.contiguous().cpu()
         else:
             shared[name] = first
-    header = {"speechformer": json.dumps(about(run)), "shared": json.dumps(shared)}
-    return save(kept, metadata=header)
+    return save(weights, metadata={"speechformer": json.dumps(description(run)), "shared": json.dumps(shared)})
 
 
 def load_safetensors(path: Path) -> Task:
-    """The task that `as_safetensors` made, on the CPU and in evaluation mode.
+    """Load a safetensors export as a task, on the CPU and in evaluation mode.
 
     Raises:
-        UserError: the file is not one of ours.
+        UserError: the file is not an export of this package.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -89,123 +76,118 @@ def load_safetensors(path: Path) -> Task:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         task = TASKS[described["task"]](**described["hyper_parameters"])
         task.model.load_state_dict(weights | {name: weights[first] for name, first in shared.items()})
-    except Exception as error:  # safetensors raises its own, which is not public
+    except Exception as error:  # the exceptions of safetensors are not public
         raise UserError(f"{path} is not an export of speechformer ({type(error).__name__}).") from None
     return task.eval()
 
 
-class Exported(nn.Module):
-    """A model under the names of its inputs."""
+class OneInput(nn.Module):
+    """A model whose input is named: torch.export takes the names of dynamic dimensions from the signature."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-
-class OfOne(Exported):
     def forward(self, ids: Tensor) -> Tensor:
         return self.model(ids)
 
 
-class OfTwo(Exported):
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+class TwoInputs(OneInput):
+    """The same for an encoder-decoder."""
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         return self.model(source, target)
 
 
-def as_program(run: Trained) -> bytes:
-    """The computation as a file, by torch.export.
+def as_program(run: TrainedRun) -> bytes:
+    """Serialise the computation with torch.export.
 
     Raises:
         UserError: torch cannot export this model.
     """
-    if any(isinstance(module, nn.RNNBase) for module in run.task.model.modules()):
-        raise UserError(
-            f"torch.export does not take packed sequences, and so no model={run.label}; take --format safetensors."
-        )
-    examples = inputs_for(run, 2, 7)
-    kind = OfOne if len(examples) == 1 else OfTwo
-    most = run.task.model.max_length or MOST
-    for module in run.task.model.modules():
+    if any(isinstance(module, nn.RNNBase) for module in run.model.modules()):
+        raise UserError(f"torch.export cannot export an RNN (model={run.label}); use --format safetensors.")
+    examples = example_inputs(run, 2, 7)
+    wrapper = OneInput if len(examples) == 1 else TwoInputs
+    limit = run.max_length or MAX_TOKENS
+    for module in run.model.modules():
         if isinstance(module, Positions):
-            module.extend_to(most + 1)  # a CLS token is one more
+            module.extend_to(limit + 1)  # one more for a CLS token
     batch = Dim("batch", min=1, max=1 << 20)
-    sizes = {name: {0: batch, 1: Dim(f"{name}_tokens", min=1, max=most)} for name in INPUTS[run.task.name]}
+    sizes = {name: {0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs}
     try:
-        program = torch.export.export(kind(run.task.model), tuple(examples), dynamic_shapes=sizes)
+        program = torch.export.export(wrapper(run.model), tuple(examples), dynamic_shapes=sizes)
     except Exception as error:
-        first = str(error).strip().splitlines()[0]
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise UserError(
-            f"torch.export cannot export model={run.label} ({type(error).__name__}: {first}); "
-            "take --format safetensors."
+            f"torch.export cannot export model={run.label} ({reason}); use --format safetensors."
         ) from error
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()
 
 
-def inputs_for(run: Trained, rows: int, tokens: int) -> list[Tensor]:
-    """Ids of words, drawn from a seed, for each input of the run's model; of the last row the end is padding where
-    the model knows padding."""
-    most = run.task.model.max_length or tokens
+def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
+    """Draw ids for each input of the run's model, [rows, tokens]; the last row ends with padding where it may."""
+    length = min(tokens, run.max_length or tokens)
     generator = torch.Generator().manual_seed(tokens)
-    named = INPUTS[run.task.name]
-    drawn = [torch.randint(4, len(run.tokenizer), (rows, min(tokens, most)), generator=generator) for _ in named]
-    if run.task.name != "lm" and tokens > 1:
-        drawn[0][-1, -1] = 0
-    return drawn
+    ids = [torch.randint(4, len(run.tokenizer), (rows, length), generator=generator) for _ in run.task.inputs]
+    if run.task.pads_input and tokens > 1:
+        ids[0][-1, -1] = PAD
+    return ids
 
 
-def export(run: Trained, kind: str, folder: Path) -> tuple[Path, float]:
-    """Write a run in a format, read it again, and compare: the file, and by how much a logit differs at most.
+@torch.no_grad()
+def compare(run: TrainedRun, exported: Any) -> float:
+    """Return the largest difference between a logit of the run's model and of its export, over a few batches."""
+    difference = 0.0
+    for rows, tokens in ((1, 1), (2, 7), (5, 12)):
+        ids = example_inputs(run, rows, tokens)
+        difference = max(difference, float((exported(*ids) - run.model(*ids)).abs().max()))
+    return difference
+
+
+def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
+    """Export a run, load the export again and compare its logits.
+
+    Returns:
+        The file, and the largest difference of a logit.
 
     Raises:
-        UserError: it cannot be exported, or what was written computes something else.
+        UserError: the model cannot be exported, or the export computes something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILES[kind]
-    partial = path.with_name(f"partial_{path.name}")
+    path = folder / FILES[format]
     run.task.cpu()
-    read: Any
-    if kind == "safetensors":
-        partial.write_bytes(as_safetensors(run))
-        read = load_safetensors(partial).model
-    else:
-        partial.write_bytes(as_program(run))
-        read = torch.export.load(partial).module()
-    worst = 0.0
-    with torch.no_grad():
-        for rows, tokens in ((1, 1), (2, 7), (5, 12)):
-            ids = inputs_for(run, rows, tokens)
-            worst = max(worst, float((read(*ids) - run.task.model(*ids)).abs().max()))
-    if not worst <= 1e-4:
-        partial.unlink()
-        raise UserError(f"The export computes something else: a logit differs by {worst:.1e}. Please report this.")
-    os.replace(partial, path)
+    with atomic_write(path) as file:
+        file.write(as_safetensors(run) if format == "safetensors" else as_program(run))
+        file.flush()
+        written = Path(file.name)
+        safetensors = format == "safetensors"
+        exported = load_safetensors(written).model if safetensors else torch.export.load(written).module()
+        difference = compare(run, exported)
+        if not difference <= 1e-4:
+            raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
     shutil.copy(run.directory / "tokenizer.json", folder / "tokenizer.json")
-    (folder / "export.json").write_text(json.dumps(about(run), indent=2) + "\n", encoding="utf-8")
-    return path, worst
+    (folder / "export.json").write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
+    return path, difference
+
+
+def export_command(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    run = load_run(arguments.run, arguments.checkpoint)
+    path, difference = export(run, arguments.format, arguments.output or arguments.run / "export")
+    megabytes = path.stat().st_size / 2**20
+    print(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.export", description="Take a trained model away, with its tokenizer."
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--format", choices=list(FILES), default="safetensors", help="%(default)s")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="RUN/export")
-    parser.add_argument("--checkpoint", help="best.ckpt or last.ckpt; else the one that the run's figures are of")
-    given = parser.parse_args()
-
-    def command() -> None:
-        run = load_trained(given.run, checkpoint=given.checkpoint)
-        say_if_unfinished(run)
-        path, worst = export(run, given.format, given.output or given.run / "export")
-        print(
-            f"{path} ({path.stat().st_size / 2**20:.1f} MB); read again, no logit differs by more than {worst:.0e}."
-        )
-
-    run_command(command)
+    """Run the command line."""
+    parser = run_parser("export", "Export a trained model with its tokenizer.")
+    parser.add_argument("--format", choices=list(FILES), default="safetensors", help="file format (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
+    arguments = parser.parse_args()
+    run_command(lambda: export_command(arguments))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Draw what `model=` and `pattern=` change: `python -m speechformer.positions [FOLDER] [--run RUN]`.
+"""Draw position encodings and attention patterns: `python -m speechformer.positions [FOLDER] [--run RUN]`.
 
-    overview.png     every encoding and every pattern, a panel each
-    sinusoidal.png   the table, some of its columns as curves, and how alike two positions are
-    alibi.png        what is taken from the scores, by head
-    rope.png         how the pairs of a query turn, and what that does to its product with a key
-    patterns.png     every pattern as an encoder and as a decoder sees it
-    learned.png      with --run: what that run has learned of position (learned, relative, ALiBi's learned slopes)
+    overview.png     every encoding and every pattern, one panel each
+    sinusoidal.png   the table, some of its dimensions as curves, and the similarity of two positions
+    alibi.png        the bias on the attention scores, by head
+    rope.png         the rotation of a query's pairs, and its effect on the product with a key
+    patterns.png     every pattern in an encoder and in a decoder
+    learned.png      with --run: the learned positions of that run (learned, relative, ALiBi with learned slopes)
 
-Every panel is computed by the classes that the models use, at the size of the reports (32 tokens, 2 heads) where
-nothing else is said.
+The panels show the output of the classes that the models use, for 32 tokens and 2 heads unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -30,42 +29,47 @@ from speechformer.layers.patterns import PATTERNS, build_pattern
 from speechformer.layers.positions import ALiBi, Learned, Positions, Relative, RoPE, build_positions, sinusoid
 
 T, WIDTH, HEADS = 32, 64, 2
-INK, MUTED, PAPER = "#1f2933", "#66727f", "#ffffff"
-SEEN = matplotlib.colors.ListedColormap(["#eef1f4", "#2a6f97"])
+INK, MUTED, BLUE, PAPER, MASKED = "#1f2933", "#66727f", "#2a6f97", "#ffffff", "#eef1f4"
+MASK_COLOURS = matplotlib.colors.ListedColormap([MASKED, BLUE])
+SHADES = matplotlib.colormaps["viridis"]
 
 
 def position_panels() -> dict[str, tuple[str, Tensor | None]]:
-    """For each encoding: where it acts and on what axes, and a table [32, columns] of what it does there."""
+    """Return for each encoding a caption (where it acts, the axes) and a table [32, columns] of its values."""
 
-    def make(name: str) -> Positions:
+    def make(name: str) -> Any:
         return build_positions({"name": name}, width=WIDTH, heads=HEADS, length=T, causal=True)
 
-    nothing = torch.zeros(1, T, WIDTH)
-    sinusoidal = make("sinusoidal").embed(nothing)[0]
+    embeddings = torch.zeros(1, T, WIDTH)
+    sinusoidal = make("sinusoidal").embed(embeddings)[0]
     torch.manual_seed(0)
-    learned = make("learned").embed(nothing)[0]
-    future = torch.ones(T, T).tril() == 0
-    bias = make("alibi").bias(T, T)
-    relative = make("relative")
-    assert bias is not None and isinstance(relative, Relative)
-    alibi = bias[0].masked_fill(future, float("nan"))
+    learned = make("learned").embed(embeddings)[0]
+    future = torch.ones(T, T).triu(1) == 1
+    alibi = make("alibi").bias(T, T)[0].masked_fill(future, float("nan"))
+    relative: Relative = make("relative")
     index = torch.arange(T)
     buckets = relative.bucket(index[:, None] - index[None, :]).float().masked_fill(future, float("nan"))
-    unit = torch.zeros(1, HEADS, T, WIDTH // HEADS)
-    unit[..., 0::2] = 1  # each pair points along its first axis, so its first entry becomes the cosine of its angle
+    unit = unit_pairs(HEADS, T, WIDTH // HEADS)
     rope = make("rope").rotate(unit, unit)[0][0, 0, :, 0::2]
     return {
         "sinusoidal": ("added to embeddings\nposition × dimension", sinusoidal),
-        "learned": ("added to embeddings, trained\nhere before training", learned),
-        "alibi": ("taken from scores, head 1\nquery × key, darker: more", alibi),
-        "relative": ("added to scores, trained\nbucket of each distance", buckets),
-        "rope": ("turns queries and keys\ncosine: position × pair", rope),
-        "nope": ("nothing", None),
+        "learned": ("learned, added to embeddings\nhere: initial values", learned),
+        "alibi": ("subtracted from scores, head 1\nquery × key; darker: more", alibi),
+        "relative": ("learned, added to scores\nbucket of each distance", buckets),
+        "rope": ("rotates queries and keys\ncosine: position × pair", rope),
+        "nope": ("no position encoding", None),
     }
 
 
+def unit_pairs(heads: int, length: int, width: int) -> Tensor:
+    """Return vectors [1, heads, length, width] whose pairs are all (1, 0), so that RoPE turns them to (cos, sin)."""
+    unit = torch.zeros(1, heads, length, width)
+    unit[..., 0::2] = 1
+    return unit
+
+
 def new_figure(columns: int, rows: int = 1, size: tuple[float, float] = (13, 4.2)) -> tuple[Any, Any]:
-    """A figure and its axes, [rows, columns]."""
+    """Return a figure and its axes, [rows, columns]."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -73,34 +77,43 @@ def new_figure(columns: int, rows: int = 1, size: tuple[float, float] = (13, 4.2
 
 
 def label(axis: Any, title: str, x: str, y: str = "") -> None:
-    """Name a panel and its axes."""
+    """Set the title of a panel and the labels of its axes."""
     axis.set_title(title, fontsize=10.5, color=INK)
     axis.set_xlabel(x, fontsize=9, color=MUTED)
     axis.set_ylabel(y, fontsize=9, color=MUTED)
     axis.tick_params(labelsize=8.5)
 
 
-def mask_panel(axis: Any, mask: Tensor, name: str, of: int, whole: str) -> None:
-    """A pattern as a mask; below it the share of `of` pairs that it keeps."""
-    axis.imshow(mask.numpy(), cmap=SEEN, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+def draw_table(figure: Any, axis: Any, table: Tensor, **options: Any) -> None:
+    """Draw a table as an image in red and blue, white at zero, with its colour bar."""
+    values = table.detach()
+    limit = max(float(values.abs().max()), 1e-6)
+    options = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit, "interpolation": "nearest", **options}
+    figure.colorbar(axis.imshow(values.numpy(), **options), ax=axis, shrink=0.8)
+
+
+def draw_pattern(axis: Any, name: str, causal: bool) -> None:
+    """Draw a pattern as a mask, with the share of pairs that it keeps."""
+    mask = attention_mask(build_pattern({"name": name}), T, T, causal)[0, 0]
+    axis.imshow(mask.numpy(), cmap=MASK_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axis.set_title(f"pattern={name}", fontsize=9.5, color=INK, family="monospace")
-    axis.set_xlabel(f"{100 * mask.sum().item() / of:.0f} % of {whole}", fontsize=8, color=MUTED)
+    pairs, kind = (T * (T + 1) // 2, "causal pairs") if causal else (T * T, "all pairs")
+    axis.set_xlabel(f"{100 * mask.sum().item() / pairs:.0f} % of {kind}", fontsize=8, color=MUTED)
 
 
-def bare(axis: Any) -> None:
-    """No ticks and no frame."""
+def remove_frame(axis: Any) -> None:
+    """Remove ticks and frame."""
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set_visible(False)
 
 
 def draw_overview() -> Any:
-    """One row for the encodings, one for the patterns as a decoder sees them."""
+    """Draw one row with the encodings and one with the patterns in a decoder."""
     encodings, patterns = position_panels(), list(PATTERNS)
-    columns = max(len(encodings), len(patterns))
-    figure, axes = new_figure(columns, 2, (13, 4.9))
+    figure, axes = new_figure(max(len(encodings), len(patterns)), 2, (13, 4.9))
     for axis in axes.flat:
-        bare(axis)
+        remove_frame(axis)
     for axis, (name, (caption, table)) in zip(axes[0], encodings.items()):
         if table is None:
             axis.text(0.5, 0.5, "∅", ha="center", va="center", fontsize=30, color=MUTED, transform=axis.transAxes)
@@ -110,187 +123,172 @@ def draw_overview() -> Any:
         axis.set_title(f"model={name}", fontsize=9.5, color=INK, family="monospace")
         axis.set_xlabel(caption, fontsize=8, color=MUTED)
     for axis, name in zip(axes[1], patterns):
-        mask = attention_mask(build_pattern({"name": name}), T, T, causal=True)[0, 0]
-        mask_panel(axis, mask, name, T * (T + 1) // 2, "the past")
+        draw_pattern(axis, name, causal=True)
     for empty in (*axes[0, len(encodings) :], *axes[1, len(patterns) :]):
         empty.remove()
     return figure
 
 
-def likeness(table_TD: Tensor, max_length: int) -> Tensor:
-    """The mean cosine of the vectors of two positions that lie k apart, [max_length + 1], for k from 0."""
+def mean_cosine(table_TD: Tensor, max_distance: int) -> Tensor:
+    """Return the mean cosine similarity of two positions k apart, [max_distance + 1], for k from 0."""
     unit = table_TD / table_TD.norm(dim=1, keepdim=True)
     cosines = unit @ unit.T
-    return torch.stack([cosines.diagonal(k).mean() for k in range(max_length + 1)])
+    return torch.stack([cosines.diagonal(k).mean() for k in range(max_distance + 1)])
 
 
 def draw_sinusoidal(length: int = 128) -> Any:
-    """Vaswani et al. 2017, section 3.5: the table, its columns, and the product of two positions, which depends on
-    their distance alone."""
+    """Draw the sinusoidal table (Vaswani et al. 2017, section 3.5), its dimensions and the similarity."""
     table = sinusoid(length, WIDTH)
     figure, axes = new_figure(3)
-    image = axes[0, 0].imshow(table.T.numpy(), aspect="auto", cmap="RdBu_r", interpolation="nearest")
-    figure.colorbar(image, ax=axes[0, 0], shrink=0.8)
-    label(axes[0, 0], f"what is added to the embeddings, width {WIDTH}", "position", "dimension")
+    draw_table(figure, axes[0, 0], table.T, aspect="auto")
+    label(axes[0, 0], f"added to the embeddings (width {WIDTH})", "position", "dimension")
     for dimension in (4, 8, 16, 32):
         axes[0, 1].plot(table[:, dimension].numpy(), linewidth=1.4, label=f"dimension {dimension}")
     axes[0, 1].legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.0))
     axes[0, 1].set_ylim(-1.1, 1.6)
-    label(axes[0, 1], "sines, slower and slower", "position")
-    axes[0, 2].plot(likeness(table, length // 2).numpy(), color="#2a6f97")
-    label(axes[0, 2], "how alike two positions are", "distance in tokens", "cosine of their vectors")
+    label(axes[0, 1], "sines of decreasing frequency", "position", "value")
+    axes[0, 2].plot(mean_cosine(table, length // 2).numpy(), color=BLUE)
+    label(axes[0, 2], "similarity of two positions", "distance in tokens", "cosine similarity")
     return figure
 
 
 def draw_alibi(heads: int = 8) -> Any:
-    """Press et al. 2022: the bias of the first heads as maps, and of all by distance."""
+    """Draw the bias of ALiBi (Press et al. 2022): some heads as maps, all heads by distance."""
     positions = build_positions({"name": "alibi"}, width=8 * heads, heads=heads, length=T, causal=True)
     assert isinstance(positions, ALiBi)
-    bias = positions.bias(T, T)
-    future = torch.ones(T, T).tril() == 0
+    bias, slopes = positions.bias(T, T), positions.slopes().tolist()
+    future = torch.ones(T, T).triu(1) == 1
     figure, axes = new_figure(4, 1, (13, 3.6))
     for axis, head in zip(axes[0], (0, 2, 4)):
-        axis.set_facecolor("#eef1f4")
-        shown = bias[head].masked_fill(future, float("nan"))
-        image = axis.imshow(shown.numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest")
-        label(axis, f"head {head + 1}: slope 1/{1 / float(positions.slopes()[head]):.0f}", "key", "query")
+        axis.set_facecolor(MASKED)
+        values = bias[head].masked_fill(future, float("nan"))
+        image = axis.imshow(values.numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest")
+        label(axis, f"head {head + 1}: slope 1/{1 / slopes[head]:.0f}", "key", "query")
     bar = figure.colorbar(image, ax=axes[0, :3], shrink=0.8, extend="min")
     bar.ax.set_title("added to\nthe score", fontsize=8, color=MUTED)
-    for head in range(heads):
-        shade = matplotlib.colormaps["viridis"](head / heads)
-        axes[0, 3].plot(-positions.slopes()[head].item() * torch.arange(T).numpy(), color=shade, linewidth=1.3)
-        if head < 5:  # the others lie on one another
-            end = min(T - 1, 8 / positions.slopes()[head].item())
-            place = (end, -positions.slopes()[head].item() * end)
-            axes[0, 3].annotate(f" {head + 1}", place, fontsize=8, va="center", annotation_clip=False)
-    axes[0, 3].annotate(f" 6-{heads}", (T - 1, 0), fontsize=8, va="center", annotation_clip=False)
-    axes[0, 3].set(xlim=(-1.5, T + 3.5), ylim=(-8.4, 0.3))
-    label(axes[0, 3], f"all {heads} heads", "distance in tokens", "added to the score")
+    lines, text = axes[0, 3], {"fontsize": 8, "va": "center", "annotation_clip": False}
+    for head, slope in enumerate(slopes):
+        lines.plot(-slope * torch.arange(T).numpy(), color=SHADES(head / heads), linewidth=1.3)
+        if head < 5:  # the lines of the other heads overlap
+            end = min(T - 1, 8 / slope)
+            lines.annotate(f" {head + 1}", (end, -slope * end), **text)
+    lines.annotate(f" 6-{heads}", (T - 1, 0), **text)
+    lines.set(xlim=(-1.5, T + 3.5), ylim=(-8.4, 0.3))
+    label(lines, f"all {heads} heads", "distance in tokens", "added to the score")
     return figure
 
 
 def draw_rope(width: int = 32, length: int = 64) -> Any:
-    """Su et al. 2021: the pairs of a query at positions 0 to 11, and its product with a like key by distance."""
+    """Draw RoPE (Su et al. 2021): rotated pairs of a query, and its product with an equal key by distance."""
     positions = build_positions({"name": "rope"}, width=width, heads=1, length=length, causal=True)
     assert isinstance(positions, RoPE)
-    unit = torch.zeros(1, 1, length, width)
-    unit[..., 0::2] = 1
-    turned = positions.rotate(unit, unit)[0][0, 0]
+    unit = unit_pairs(1, length, width)
+    rotated = positions.rotate(unit, unit)[0][0, 0]
     figure, axes = new_figure(4, 1, (13, 3.6))
     for axis, pair in zip(axes[0], (0, 2, 4)):
-        shade = matplotlib.colormaps["viridis"]
         for i in range(12):
-            x, y = turned[i, 2 * pair].item(), turned[i, 2 * pair + 1].item()
-            axis.plot((0, x), (0, y), color=shade(i / 12), linewidth=1.2)
-            if i % (1 if pair < 4 else 2) == 0:  # where they are close, every second
+            x, y = rotated[i, 2 * pair].item(), rotated[i, 2 * pair + 1].item()
+            axis.plot((0, x), (0, y), color=SHADES(i / 12), linewidth=1.2)
+            if pair < 4 or i % 2 == 0:  # the labels of neighbours would overlap
                 axis.annotate(str(i), (1.12 * x, 1.12 * y), fontsize=7.5, ha="center", va="center", color=INK)
         axis.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
-        bare(axis)
-        angle = 10000 ** (-2 * pair / width)
-        label(axis, f"pair {pair}: {angle:.2f} rad a token", "where it points at positions 0 to 11")
-    products = (turned[:1] @ turned.T)[0] / (width / 2)
-    axes[0, 3].plot(products.numpy(), color="#2a6f97")
-    label(axes[0, 3], "query times key, both the same vector", "distance in tokens", "part of that at distance 0")
+        remove_frame(axis)
+        label(
+            axis, f"pair {pair}: {10000 ** (-2 * pair / width):.2f} rad per token", "direction at positions 0 to 11"
+        )
+    products = (rotated[:1] @ rotated.T)[0] / (width / 2)
+    axes[0, 3].plot(products.numpy(), color=BLUE)
+    label(axes[0, 3], "product of equal query and key", "distance in tokens", "relative to distance 0")
     return figure
 
 
 def draw_patterns() -> Any:
-    """Every pattern, as an encoder sees it and as a decoder does."""
+    """Draw every pattern in an encoder and in a decoder."""
     figure, axes = new_figure(len(PATTERNS), 2, (13, 4.6))
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
-            bare(axis)
-            mask = attention_mask(build_pattern({"name": name}), T, T, causal)[0, 0]
-            mask_panel(axis, mask, name, T * (T + 1) // 2 if causal else T * T, "the past" if causal else "all")
+            remove_frame(axis)
+            draw_pattern(axis, name, causal)
         row[0].set_ylabel("decoder" if causal else "encoder", fontsize=10, color=INK)
     return figure
 
 
-def learned_of(model: Any) -> list[tuple[str, Positions]]:
-    """The encodings of a model that have learned something: a name and the module."""
-    found = []
-    for name in ("encoder", "decoder"):
-        positions = getattr(getattr(model, name, None), "positions", None)
-        if positions is not None and any(True for _ in positions.parameters()):
-            found.append((name, positions))
-    return found
+def learned_positions(model: Any) -> list[tuple[str, Positions]]:
+    """Return the encodings of a model that have parameters, with the name of their stack."""
+    stacks = [(name, getattr(getattr(model, name, None), "positions", None)) for name in ("encoder", "decoder")]
+    return [(name, positions) for name, positions in stacks if positions is not None and any(positions.parameters())]
 
 
-def draw_learned(found: Sequence[tuple[str, Positions]], length: int) -> Any:
-    """What a run has learned of position, a row for each of its stacks."""
-    figure, axes = new_figure(2, len(found), (11, 3.9 * len(found)))
-    for (left, right), (name, positions) in zip(axes, found):
+def draw_learned(stacks: Sequence[tuple[str, Positions]], length: int) -> Any:
+    """Draw the learned positions of a run, a row for each of its stacks."""
+    figure, axes = new_figure(2, len(stacks), (11, 3.9 * len(stacks)))
+    for (left, right), (name, positions) in zip(axes, stacks):
         if isinstance(positions, Learned):
             table = positions.table.weight.detach()
-            image = left.imshow(table.T.numpy(), aspect="auto", cmap="RdBu_r", interpolation="nearest")
-            figure.colorbar(image, ax=left, shrink=0.8)
-            label(left, f"{name}: what is added to the embeddings", "position", "dimension")
-            right.plot(likeness(table, len(table) // 2).numpy(), color="#2a6f97", label="learned")
-            right.plot(
-                likeness(sinusoid(*table.shape), len(table) // 2).numpy(), "--", color=MUTED, label="sinusoidal"
-            )
-            right.legend(fontsize=8, frameon=False)
-            label(right, "how alike two positions are", "distance in tokens", "mean cosine of their vectors")
-            continue
-        bias = positions.bias(length, length)
-        assert bias is not None
-        bias = bias.detach()
-        image = left.imshow(bias[0].numpy(), cmap="RdBu_r", interpolation="nearest", norm=centred(bias[0]))
-        figure.colorbar(image, ax=left, shrink=0.8)
-        label(left, f"{name}: what is added to the scores of head 1", "key", "query")
-        middle = length // 2
-        for head in range(len(bias)):
-            shade = matplotlib.colormaps["viridis"](head / len(bias))
-            right.plot(
-                torch.arange(length) - middle, bias[head, middle].numpy(), color=shade, label=f"head {head + 1}"
-            )
+            draw_table(figure, left, table.T, aspect="auto")
+            label(left, f"{name}: added to the embeddings", "position", "dimension")
+            distances = len(table) // 2
+            right.plot(mean_cosine(table, distances).numpy(), color=BLUE, label="learned")
+            sines = mean_cosine(sinusoid(*table.shape), distances)
+            right.plot(sines.numpy(), "--", color=MUTED, label="sinusoidal")
+            label(right, "similarity of two positions", "distance in tokens", "mean cosine similarity")
+        else:
+            bias, middle = positions.bias(length, length).detach(), length // 2  # type: ignore[union-attr]
+            draw_table(figure, left, bias[0])
+            label(left, f"{name}: added to the scores of head 1", "key", "query")
+            for head, values in enumerate(bias[:, middle].numpy()):
+                shade = SHADES(head / len(bias))
+                right.plot(torch.arange(length) - middle, values, color=shade, label=f"head {head + 1}")
+            label(right, f"query at position {middle}", "position of key - position of query", "added to the score")
         right.legend(fontsize=8, frameon=False)
-        label(right, f"of a query at position {middle}", "key's position less the query's", "added to the score")
     return figure
 
 
-def centred(values: Tensor) -> Any:
-    """Colours that are white at 0."""
-    most = max(float(values.abs().max()), 1e-6)
-    return matplotlib.colors.Normalize(-most, most)
+def draw_run(folder: Path) -> Any:
+    """Draw the learned positions of a trained run; raise a UserError if it has none."""
+    from speechformer.analysis.load import load
+
+    run = load(folder)
+    stacks = learned_positions(run.task.cpu().model)
+    if not stacks:
+        raise UserError(
+            f"{folder} is a run of model={run.label}, which has no learned positions. Name a run of model=learned, "
+            "model=relative, or model=alibi with model.slopes=learned."
+        )
+    return draw_learned(stacks, run.block_size)
+
+
+def save_figures(folder: Path, run: Path | None) -> None:
+    """Write the pictures to a folder: all encodings and patterns, or what `run` has learned."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; name a folder.")
+    drawings = {
+        "overview": draw_overview,
+        "sinusoidal": draw_sinusoidal,
+        "alibi": draw_alibi,
+        "rope": draw_rope,
+        "patterns": draw_patterns,
+    }
+    figures = {name: drawing() for name, drawing in drawings.items()} if run is None else {"learned": draw_run(run)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        figure.savefig(path)
+        Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)  # a third of the size
+        print(path)
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m speechformer.positions", description="Draw the encodings and the patterns, as PNGs."
+        prog="python -m speechformer.positions", description="Draw position encodings and attention patterns as PNG."
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("outputs/positions"), help="%(default)s")
-    parser.add_argument("--run", type=Path, help="draw what this run has learned of position instead")
-    given = parser.parse_args()
-
-    def command() -> None:
-        figures = {}
-        if given.run is None:
-            figures["overview"], figures["sinusoidal"] = draw_overview(), draw_sinusoidal()
-            figures["alibi"], figures["rope"], figures["patterns"] = draw_alibi(), draw_rope(), draw_patterns()
-        else:
-            from speechformer.analysis.load import load_trained
-
-            run = load_trained(given.run)
-            run.task.cpu()
-            found = learned_of(run.task.model)
-            if not found:
-                raise UserError(
-                    f"{given.run} is a run of model={run.label}, which learns nothing of position; one of "
-                    "model=learned, relative or alibi with model.slopes=learned does."
-                )
-            figures["learned"] = draw_learned(found, run.block_size)
-        if given.folder.is_file():
-            raise UserError(f"{given.folder} is a file; name a folder.")
-        given.folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            path = given.folder / f"{name}.png"
-            figure.savefig(path)
-            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)  # a third of the bytes
-            print(path)
-
-    run_command(command)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("outputs/positions"), help="to write to (%(default)s)"
+    )
+    parser.add_argument("--run", type=Path, help="draw the learned positions of this run instead")
+    arguments = parser.parse_args()
+    run_command(lambda: save_figures(arguments.folder, arguments.run))
 
 
 if __name__ == "__main__":

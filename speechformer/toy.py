@@ -1,19 +1,21 @@
-"""From words to what a transformer reads, step by step and in numbers: `python -m speechformer.toy ["sentence" ...]`.
+"""Show how words become the input of a transformer: `python -m speechformer.toy ["sentence" ...]`.
 
     paragraph -> vocabulary;   sentence -> words -> ids -> embeddings;   + sinusoidal positions = the model's input
 
-The lecture's toy example: a vocabulary from one paragraph, and new sentences made of its words.
+This is the lecture's toy example: a vocabulary from one paragraph, and new sentences of its words.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from speechformer import console
+from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
 from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import sinusoid
@@ -29,66 +31,75 @@ SENTENCES = [
 ]
 
 
-def steps(
-    sentence: str, tokenizer: Tokenizer, embedding: nn.Embedding
-) -> tuple[list[str], list[int], Tensor, Tensor, Tensor]:
-    """The words of a sentence, their ids, embeddings [T, D] and positions [T, D], and the sum of the two."""
+class Steps(NamedTuple):
+    """The steps from a sentence of T words to the input of a model of width D."""
+
+    words: list[str]
+    ids: list[int]
+    embedded: Tensor  # [T, D]
+    positions: Tensor  # [T, D]
+    total: Tensor  # [T, D]: the sum of both
+
+
+def steps(sentence: str, tokenizer: Tokenizer, embedding: nn.Embedding) -> Steps:
+    """Compute the input of a model for a sentence, with all intermediate steps."""
     ids = tokenizer.encode(sentence)
     embedded = embedding.weight.detach()[torch.tensor(ids, dtype=torch.long)]
     positions = sinusoid(len(ids), embedded.shape[1])
-    return list(split_words(sentence)), ids, embedded, positions, embedded + positions
+    return Steps(list(split_words(sentence)), ids, embedded, positions, embedded + positions)
 
 
 def numbers(row: Sequence[float]) -> str:
+    """Format a vector."""
     return " ".join(f"{value:5.2f}" for value in row)
 
 
 def show(sentences: Sequence[str], width: int, seed: int) -> str:
-    """The whole example as text."""
+    """Format the whole example."""
     tokenizer = Tokenizer.fit([PARAGRAPH])
     torch.manual_seed(seed)
     embedding = nn.Embedding(len(tokenizer), width)
-    lines = ["1. A paragraph, and the vocabulary of its words", "", f"   {PARAGRAPH}", ""]
     entries = [f"{index} {word}" for index, word in enumerate(tokenizer.vocabulary)]
-    across = max(map(len, entries)) + 2
-    lines += ["   " + "".join(entry.ljust(across) for entry in entries[k : k + 6]) for k in range(0, len(entries), 6)]
-    lines += ["", f"   {len(entries)} entries; those used more often first, then by the alphabet.", ""]
+    column = max(map(len, entries)) + 2
+    lines = ["1. A paragraph, and the vocabulary of its words", "", f"   {PARAGRAPH}", ""]
+    lines += ["   " + "".join(entry.ljust(column) for entry in entries[k : k + 6]) for k in range(0, len(entries), 6)]
+    lines += ["", f"   {len(entries)} entries, sorted by frequency, then alphabetically.", ""]
     lines += [
-        f"2. Each sentence as ids, each id as {width} numbers (the embedding: random here, learned in a model), and",
-        "   its place added: PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D))",
+        f"2. Each sentence as ids, each id as {width} numbers: its embedding (random here, learned in a model) plus",
+        "   its position: PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D))",
     ]
     for sentence in sentences:
-        words, ids, embedded, positions, total = steps(sentence, tokenizer, embedding)
+        words, ids, *parts = steps(sentence, tokenizer, embedding)
         lines += ["", f"   {sentence}", f"   ids: {' '.join(map(str, ids))}", ""]
         rows: list[tuple[str, ...]] = [("   word", "i", "id", "embedding", "+ position", "= input")]
         for i, word in enumerate(words):
-            values = (numbers(part[i].tolist()) for part in (embedded, positions, total))
-            rows.append((f"   {word}", str(i), str(ids[i]), *values))
+            rows.append((f"   {word}", str(i), str(ids[i]), *(numbers(part[i].tolist()) for part in parts)))
         lines.append(console.table(rows))
-        if 1 in ids:
-            unknown = ", ".join(dict.fromkeys(word for word, index in zip(words, ids) if index == 1))
-            lines.append(f"   Not in the paragraph, so read as {UNKNOWN_TOKEN} (1): {unknown}")
+        if UNKNOWN in ids:
+            unknown = ", ".join(dict.fromkeys(word for word, index in zip(words, ids) if index == UNKNOWN))
+            lines.append(f"   Not in the paragraph, so encoded as {UNKNOWN_TOKEN} ({UNKNOWN}): {unknown}")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m speechformer.toy", description="From words to what a transformer reads, with the numbers."
+        prog="python -m speechformer.toy", description="Show how words become the input of a transformer."
     )
-    parser.add_argument("sentence", nargs="*", help="new sentences (the lecture's three)")
+    parser.add_argument("sentence", nargs="*", help="new sentences (default: the lecture's three)")
     parser.add_argument("--width", type=int, default=4, help="numbers for each word (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random embedding (%(default)s)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     def command() -> None:
-        if not 1 <= given.width <= 16:
-            raise UserError(f"--width must be between 1 and 16, to be read, not {given.width}.")
-        if not 0 <= given.seed < 2**63:
-            raise UserError(f"--seed must be at least 0 and below 2^63, not {given.seed}.")
-        from speechformer.analysis.load import given_sentences
+        if not 1 <= arguments.width <= 16:
+            raise UserError(f"--width must be between 1 and 16 to be readable, not {arguments.width}.")
+        if not 0 <= arguments.seed < 2**63:
+            raise UserError(f"--seed must be at least 0 and below 2^63, not {arguments.seed}.")
+        from speechformer.analysis.command_line import read_sentences
 
-        console.say(show(given_sentences(given.sentence) if given.sentence else SENTENCES, given.width, given.seed))
+        sentences = read_sentences(arguments.sentence) if arguments.sentence else SENTENCES
+        console.say(show(sentences, arguments.width, arguments.seed))
 
     run_command(command)
 

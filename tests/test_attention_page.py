@@ -1,4 +1,4 @@
-"""The command that draws attention: what it writes and says, and the page in a browser."""
+"""The command that draws attention: its files and output, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from conftest import TINY, compose
 from PIL import Image
 
 from speechformer import attention
-from speechformer.analysis.attention_maps import Check, Map
-from speechformer.analysis.load import load_trained
-from speechformer.attention import encode_weights, look, main, page, said
+from speechformer.analysis.attention_maps import AttentionMap, Check
+from speechformer.analysis.attention_page import TEMPLATE, encode_weights, render_page
+from speechformer.analysis.load import load
+from speechformer.attention import MAX_TOKENS, format_checks, main
 from speechformer.training.run import execute
 
 SENTENCE = "We will mend the harbours, my friend."
@@ -62,50 +63,53 @@ def test_pictures_and_page_of_each_task(
 
 def test_the_page_holds_the_weights_and_figures(a_classifier: Path) -> None:
     """Oracle: the maps, to a 65535th."""
-    maps, _, _ = look(load_trained(a_classifier), SENTENCE)
-    (part,) = maps
+    (part,) = load(a_classifier).attention(SENTENCE)
     raw = base64.b64decode(encode_weights(part.weights))
     values = torch.tensor(struct.unpack(f"<{len(raw) // 2}H", raw)).view(part.weights.shape) / 65535
     torch.testing.assert_close(values, part.weights, atol=1e-5, rtol=0)
-    assert encode_weights(part.weights) in page("text", [("a", maps, [])])
+    assert encode_weights(part.weights) in render_page("text", [("a", [part], [])])
 
 
 def test_every_word_is_escaped(a_classifier: Path, tmp_path: Path) -> None:
     weights = torch.ones(1, 1, 1, 1)
-    text = page(
+    text = render_page(
         HARMFUL,
-        [(HARMFUL, [Map("encoder", [HARMFUL], [HARMFUL], weights, torch.ones(1, 1, dtype=torch.bool))], [HARMFUL])],
+        [
+            (
+                HARMFUL,
+                [AttentionMap("encoder", [HARMFUL], [HARMFUL], weights, torch.ones(1, 1, dtype=torch.bool))],
+                [HARMFUL],
+            )
+        ],
     )
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     assert content_of(tmp_path / "page.html")["text"] == HARMFUL
     assert text.count("</script>") == 2 and "onerror=document" not in text.replace("\\u003cimg src=x onerror", "")
-    assert not re.search(
-        r"https?://|src=[\"']?/|@import", attention.PAGE.read_text(encoding="utf-8")
-    )  # needs no network
+    assert not re.search(r"https?://|src=[\"']?/|@import", TEMPLATE.read_text(encoding="utf-8"))  # needs no network
 
 
-def test_a_check_that_fails_is_said_and_ends_the_command(
+def test_a_failed_check_ends_the_command_with_an_error(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(attention, "checks", lambda *given: [Check("it holds", float("nan"), 0.0)])
+    monkeypatch.setattr(attention, "check_maps", lambda *given: [Check("it holds", float("nan"), 0.0)])
     monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path)])
-    with pytest.raises(SystemExit, match="the weights are not what attention gives"):
+    with pytest.raises(SystemExit, match="the weights are not valid attention weights"):
         main()
     assert re.search("FAIL +it holds +nan", capsys.readouterr().out)
-    assert said([Check("a", None, 0.0)]).endswith("-     a  nothing to look at         ")
+    assert format_checks([Check("a", None, 0.0)]).endswith("-     a  does not apply           ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["CLASSIFIER", "x", "y"], "A map is of one sentence, and there are 2"),
+        (["CLASSIFIER", "x", "y"], "Give one sentence, not 2"),
         (["CLASSIFIER", " "], "Sentence 1 is empty"),
-        (["CLASSIFIER", "x", "--beside", "LM"], "The runs are of task=classify, task=lm; compare like ones"),
-        (["CLASSIFIER", "--beside", "LM", "We will"], "the sentence goes before --beside"),
-        (["RNN", "x"], "is a run of model=rnn, cell gru, which attends to nothing"),
+        (["CLASSIFIER", "x", "--beside", "LM"], "Compare runs of one task; these are of task=classify, task=lm"),
+        (["CLASSIFIER", "--beside", "LM", "We will"], "Write the sentence before --beside"),
+        (["RNN", "x"], "is a run of model=rnn, cell gru, which has no attention"),
     ],
 )
-def test_refusals(
+def test_errors(
     arguments: list[str],
     sentence: str,
     a_classifier: Path,
@@ -121,25 +125,35 @@ def test_refusals(
         main()
 
 
-def test_a_long_text_is_cut_and_that_is_said(a_classifier: Path, a_language_model: Path, a_translator: Path) -> None:
+def test_a_long_text_is_cut_and_a_note_says_so(
+    a_classifier: Path, a_language_model: Path, a_translator: Path
+) -> None:
     text = "the people " * 9000
-    for run, most in ((a_classifier, 32), (a_language_model, 128)):
-        maps, _, notes = look(load_trained(run), text)
-        assert maps[0].weights.shape[-1] == most and f"the first {most} of its 18000 words" in notes[0]
-    assert "it was trained on 32 words at once" in look(load_trained(a_language_model), text)[2]
-    maps, _, notes = look(load_trained(a_translator), "the people " * 100)
-    assert (
-        maps[0].weights.shape[-1] == 128
-        and "read are the first 127 of its" in notes[0]
-        and maps[0].keys[-1] == "<eos>"
-    )
+    for folder, most in ((a_classifier, 32), (a_language_model, 128)):
+        run = load(folder)
+        inputs = run.read(text, MAX_TOKENS)
+        assert run.attention(inputs)[0].weights.shape[-1] == most
+        assert f"the first {most} of its 18000 words" in inputs.notes[0]
+    assert "trained on 32 words at once" in load(a_language_model).read(text).notes[-1]
+    run = load(a_translator)
+    inputs = run.read("the people " * 100, MAX_TOKENS)
+    part = run.attention(inputs)[0]
+    assert part.weights.shape[-1] == 128 and part.keys[-1] == "<eos>"
+    assert "the first 127 of its" in inputs.notes[0]
 
 
-def test_runs_stand_beside_one_another(
+def test_the_page_knows_which_pairs_are_masked(a_language_model: Path, tmp_path: Path) -> None:
+    (part,) = load(a_language_model).attention(SENTENCE)
+    (tmp_path / "page.html").write_text(render_page("text", [("a", [part], [])]), encoding="utf-8")
+    (shown,) = content_of(tmp_path / "page.html")["runs"][0]["maps"]
+    assert shown["mask"] == torch.ones(part.mask.shape).tril().int().flatten().tolist()
+    assert "map.mask" in TEMPLATE.read_text(encoding="utf-8")
+
+
+def test_runs_are_shown_side_by_side(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of runs that are called alike the folders are named; one without attention says so; unknown words
-    are marked."""
+    """Runs with equal labels are named by folder; one without attention says so; unknown words are marked."""
     execute(compose(*TINY, "model=rnn", "trainer.max_steps=1"), tmp_path / "rnn")
     again = shutil.copytree(a_classifier, tmp_path / "again")
     arguments = [str(a_classifier), f"{SENTENCE} 😀", "--beside", str(again), str(tmp_path / "rnn")]
@@ -153,7 +167,7 @@ def test_runs_stand_beside_one_another(
         "alibi, scale 1 (again)",
         "rnn, cell gru",
     ]
-    assert "which attends to nothing" in shown[2]["notes"][0] and shown[2]["maps"] == []
+    assert "which has no attention" in shown[2]["notes"][0] and shown[2]["maps"] == []
     assert shown[0]["maps"][0]["keys"][-1] == "😀 <unk>" and shown[0]["notes"][0].endswith(", 😀")
 
 
@@ -184,11 +198,11 @@ def test_the_page_works_in_a_browser(
     browser: Any, a_classifier: Path, a_language_model: Path, tmp_path: Path
 ) -> None:
     """It renders, choosing and pointing change what is shown, figures are those of the maps; no error, no request."""
-    run = load_trained(a_classifier)
-    maps, _, _ = look(run, SENTENCE)
+    run = load(a_classifier)
+    maps = run.attention(SENTENCE)
     other = dataclasses.replace(maps[0], weights=maps[0].weights.flip(-1))
     (tmp_path / "page.html").write_text(
-        page(SENTENCE, [("one", maps, []), ("two", [other], ["a note"])]), encoding="utf-8"
+        render_page(SENTENCE, [("one", maps, []), ("two", [other], ["a note"])]), encoding="utf-8"
     )
     shown, said = opened(browser, tmp_path / "page.html")
     assert shown.text_content("#text") == SENTENCE and shown.locator("canvas.map").count() == 2
@@ -224,10 +238,10 @@ def test_the_page_works_in_a_browser(
 
 
 def test_a_browser_executes_no_word(browser: Any, tmp_path: Path) -> None:
-    part = Map(
+    part = AttentionMap(
         "encoder", [HARMFUL] * 2, [HARMFUL] * 2, torch.full((1, 1, 2, 2), 0.5), torch.ones(2, 2, dtype=torch.bool)
     )
-    (tmp_path / "page.html").write_text(page(HARMFUL, [(HARMFUL, [part], [HARMFUL])]), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_page(HARMFUL, [(HARMFUL, [part], [HARMFUL])]), encoding="utf-8")
     shown, said = opened(browser, tmp_path / "page.html")
     shown.locator(".words span").first.hover()
     assert shown.title() == "Attention" and shown.text_content("#text") == HARMFUL and said == []

@@ -1,4 +1,4 @@
-"""The audit finds what was planted; on the real speeches, what was counted before by other means."""
+"""The audit finds planted duplicates; on the real speeches, the counts of other tools."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def planted() -> Corpus:
     return parse({name: text.encode() for name, text in files.items()}, "speeches", "here", ["x", "y"])
 
 
-def test_what_was_planted_is_found(planted: Corpus) -> None:
-    found = audit(planted)
-    assert found["files"]["train_CLS.tsv"]["repeated"] == {"exact": 2, "same": 0, "near": 0}
-    assert found["files"]["train_CLS.tsv"]["lines"] == 4
-    assert found["between"]["test_CLS.tsv"]["train_CLS.tsv"] == {"exact": 0, "same": 1, "near": 0}
-    assert found["between"]["test_CLS.tsv"]["train_LM.txt"] == {"exact": 1, "same": 0, "near": 0}
-    assert found["between"]["test_LM_ann.txt"]["train_CLS.tsv"] == {"exact": 1, "same": 0, "near": 0}
-    assert found["between"]["test_LM_ann.txt"]["train_LM.txt"] == {"exact": 0, "same": 0, "near": 0}  # 3 of 4
-    assert found["label_conflicts"] == {"One two three four five.": ["x", "y"]}
-    assert found["classes"]["train_CLS.tsv"] == {"x": 3, "y": 1}
+def test_planted_duplicates_and_conflicts_are_found(planted: Corpus) -> None:
+    findings = audit(planted)
+    assert findings["files"]["train_CLS.tsv"]["repeated"] == {"exact": 2, "same": 0, "near": 0}
+    assert findings["files"]["train_CLS.tsv"]["lines"] == 4
+    assert findings["between"]["test_CLS.tsv"]["train_CLS.tsv"] == {"exact": 0, "same": 1, "near": 0}
+    assert findings["between"]["test_CLS.tsv"]["train_LM.txt"] == {"exact": 1, "same": 0, "near": 0}
+    assert findings["between"]["test_LM_ann.txt"]["train_CLS.tsv"] == {"exact": 1, "same": 0, "near": 0}
+    assert findings["between"]["test_LM_ann.txt"]["train_LM.txt"] == {"exact": 0, "same": 0, "near": 0}  # 3 of 4
+    assert findings["label_conflicts"] == {"One two three four five.": ["x", "y"]}
+    assert findings["classes"]["train_CLS.tsv"] == {"x": 3, "y": 1}
     # test_CLS: one two three four five Never heard . ; "one" in lower case, Never and heard are not in train_CLS
-    assert found["unknown_words"]["test_CLS.tsv"] == {"of_its_task": 3 / 8, "of_both_tasks": 1 / 8}
+    assert findings["unknown_words"]["test_CLS.tsv"] == {"of_its_task": 3 / 8, "of_both_tasks": 1 / 8}
     # A lone line . Some more words of . ; its task lacks A, lone, line, of
-    assert found["unknown_words"]["test_LM_ann.txt"] == {"of_its_task": 4 / 9, "of_both_tasks": 1 / 9}
-    text = report(found)
+    assert findings["unknown_words"]["test_LM_ann.txt"] == {"of_its_task": 4 / 9, "of_both_tasks": 1 / 9}
+    text = report(findings)
     assert "x and y: One two three four five." in text
     assert "0.8" in text  # how near
 
 
-def test_the_speeches_leak_as_counted_before(speeches: Corpus) -> None:
+def test_the_leak_of_the_speeches(speeches: Corpus) -> None:
     """Oracle: counted with sort and comm on the files."""
-    found = audit(speeches)
-    assert found["between"]["test_CLS.tsv"]["train_CLS.tsv"]["exact"] == 551
-    lm = [found["between"][f"test_LM_{name}.txt"] for name in speeches.lm_test]
+    findings = audit(speeches)
+    assert findings["between"]["test_CLS.tsv"]["train_CLS.tsv"]["exact"] == 551
+    lm = [findings["between"][f"test_LM_{name}.txt"] for name in speeches.lm_test]
     assert sum(others["train_CLS.tsv"]["exact"] for others in lm) == 463
     assert sum(others["train_LM.txt"]["exact"] for others in lm) == 4
-    assert len(found["label_conflicts"]) == 1
+    assert len(findings["label_conflicts"]) == 1
 
 
-def test_the_command_is_quick_and_writes_json(tmp_path: Path) -> None:
+def test_the_command_is_fast_and_writes_json(tmp_path: Path) -> None:
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "speechformer.audit", "corpus=sample", "--json", tmp_path / "a" / "found.json"],
@@ -78,20 +78,20 @@ def test_the_command_is_quick_and_writes_json(tmp_path: Path) -> None:
         ),
         (
             "corpus.root=/nowhere",
-            "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere); mend",
+            "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere); correct",
         ),
         ("corpus.rot=/nowhere", "corpus has no key 'rot'"),
         ("nonsense", "nonsense"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(argument: str, message: str) -> None:
+def test_invalid_input_is_reported_in_one_sentence(argument: str, message: str) -> None:
     done = subprocess.run([sys.executable, "-m", "speechformer.audit", argument], capture_output=True, text=True)
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("Error: "), done.stderr
     assert message in done.stderr
 
 
-def test_pairs_that_stand_in_train_are_counted_by_side_and_kind(tmp_path: Path) -> None:
+def test_pairs_that_appear_in_train_are_counted_by_side_and_kind(tmp_path: Path) -> None:
     """Oracle: by hand."""
     files = {
         "train.en": ["I see the red house today.", "Thank you.", "<url>", "Thank you."],
@@ -103,18 +103,18 @@ def test_pairs_that_stand_in_train_are_counted_by_side_and_kind(tmp_path: Path) 
     }
     for name, lines in files.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    found = audit_pairs(load_pairs({**group("corpus", "ted"), "root": str(tmp_path)}))
-    assert found["read"] == 4 and found["cleaned"] == {"markup": 1, "words": 0, "ratio": 0, "duplicates": 1}
-    assert found["files"]["test.en"] == {"lines": 4, "words": 11, "longest_line": 5}
-    assert found["between"]["test"] == {
+    findings = audit_pairs(load_pairs({**group("corpus", "ted"), "root": str(tmp_path)}))
+    assert findings["read"] == 4 and findings["cleaned"] == {"markup": 1, "words": 0, "ratio": 0, "duplicates": 1}
+    assert findings["files"]["test.en"] == {"lines": 4, "words": 11, "longest_line": 5}
+    assert findings["between"]["test"] == {
         "en": {"exact": 1, "same": 1, "near": 1},
         "fr": {"exact": 1, "same": 1, "near": 0},
         "pairs": 1,
     }
-    assert found["between"]["dev"] == {
+    assert findings["between"]["dev"] == {
         "en": {"exact": 0, "same": 0, "near": 0},
         "fr": {"exact": 1, "same": 0, "near": 0},
         "pairs": 0,
     }
-    said = report_pairs(found)
-    assert "Of 4 pairs of train, corpus.clean leaves out: markup 1" in said and "test, both sides of a pair" in said
+    text = report_pairs(findings)
+    assert "Of 4 pairs of train, corpus.clean removes: markup 1" in text and "test, both sides of a pair" in text

@@ -15,7 +15,7 @@ from nltk.util import everygrams
 from speechformer.baselines import KneserNey, Unigram, measure
 from speechformer.config import as_plain
 from speechformer.corpora.speeches import Corpus
-from speechformer.data.speeches import SpeechData
+from speechformer.data.speeches import StreamData
 from speechformer.runs.folder import read_result
 
 
@@ -70,7 +70,7 @@ def test_on_the_speeches_as_measured_elsewhere(speeches: Corpus) -> None:
     """Oracle: another program's 5-gram with discount 0.85 and the same vocabulary, in whole numbers."""
     config = as_plain(compose("task=lm", "corpus=speeches"))
     keys = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
-    data = SpeechData(speeches, **{key: config[key] for key in keys})
+    data = StreamData(speeches, **{key: config[key] for key in keys})
     train = data.encode_stream(data.splits.train, "training", 2).tolist()
     model = KneserNey(train, 5, len(data.tokenizer) - 1, [0.85] * 5)
     found = {
@@ -99,7 +99,7 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
     assert ("validation_perplexity" in unigram) == (protocol == "clean")
 
 
-def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
+def test_the_command_answers_a_typo_in_one_sentence(tmp_path: Path) -> None:
     done = baselines("protocol=cleen", "--output", tmp_path / "x")
     assert done.returncode == 1 and not (tmp_path / "x").exists()
     assert done.stderr == (
@@ -123,7 +123,7 @@ def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path:
     assert names == ["lm_paper_kneser_ney_3", "lm_paper_kneser_ney_5", "lm_paper_unigram"]
 
 
-def test_too_few_lines_for_a_classifier_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_too_few_lines_for_a_classifier_are_an_error_of_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in ("train_CLS.tsv", "test_CLS.tsv"):
         (tmp_path / "own" / name).write_text("0\tWe mend.\n0\tWe build.\n")

@@ -12,7 +12,13 @@ from conftest import MODELS, PATTERNS, RECURRENT
 from test_encoder_decoder import translator
 
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
-from speechformer.generation.beam_search import batches, length_penalty, limit_of, search, translate_ids
+from speechformer.generation.beam_search import (
+    batch_sources,
+    beam_search,
+    length_penalty,
+    max_target_length,
+    translate_ids,
+)
 
 TINY = 8  # tokens of the vocabulary: four special ones and four
 
@@ -57,7 +63,7 @@ def test_a_beam_of_one_is_greedy(model: str) -> None:
     model = opinionated(model)
     ids = sources(6)
     for limit in (3, 12):
-        found = search(model, ids, beam=1, alpha=1.0, limits=[limit] * 6)
+        found = beam_search(model, ids, beam=1, alpha=1.0, limits=[limit] * 6)
         expected = [greedy(model, row[row != PAD], limit) for row in ids]
         assert [translation for translation, _ in found] == expected
     assert len({len(translation) for translation in expected}) > 1  # some end by themselves
@@ -82,7 +88,7 @@ def test_a_wide_beam_finds_the_best_of_all(model: str, alpha: float) -> None:
     model = opinionated(model)
     ids = sources(3, 6)
     limit = 3
-    found = search(model, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
+    found = beam_search(model, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
     for row, (translation, score) in zip(ids, found):
         best = every_translation(model, row[row != PAD], limit, alpha)[0]
         assert translation == best[1] and score == pytest.approx(best[0], abs=1e-4)
@@ -93,7 +99,7 @@ def test_a_wider_beam_scores_no_worse_on_the_whole_and_its_score_is_that_of_its_
     ids = sources(6)
     totals = []
     for beam in (1, 4, 16):
-        found = search(model, ids, beam=beam, alpha=0.6, limits=[12] * 6)
+        found = beam_search(model, ids, beam=beam, alpha=0.6, limits=[12] * 6)
         totals.append(sum(score for _, score in found))
         for row, (translation, score) in zip(ids, found):
             log = model(row[row != PAD][None], torch.tensor([[BEGIN, *translation]]))[0].log_softmax(dim=-1)
@@ -112,7 +118,7 @@ def test_the_cache_changes_nothing(model: str, pattern: str) -> None:
     ids = sources(5)
     limits = [14, 13, 12, 9, 5]
     with_cache, without = (
-        search(model, ids, beam=4, alpha=1.0, limits=limits, cache=cache) for cache in (True, False)
+        beam_search(model, ids, beam=4, alpha=1.0, limits=limits, cache=cache) for cache in (True, False)
     )
     for ours, theirs in zip(with_cache, without):
         assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-4)
@@ -122,7 +128,8 @@ def test_sentences_together_are_translated_as_each_alone_in_any_order_and_size_o
     model = opinionated("sinusoidal")
     ids = [row[row != PAD].tolist() for row in sources(8)]
     alone = [
-        search(model, torch.tensor([row]), beam=3, alpha=1.0, limits=[limit_of(len(row), None)])[0][0] for row in ids
+        beam_search(model, torch.tensor([row]), beam=3, alpha=1.0, limits=[max_target_length(len(row), None)])[0][0]
+        for row in ids
     ]
     for tokens in (1, 200, 10**6):
         assert translate_ids(model, ids, beam=3, alpha=1.0, tokens=tokens) == alone
@@ -132,13 +139,13 @@ def test_sentences_together_are_translated_as_each_alone_in_any_order_and_size_o
 
 def test_a_batch_is_bounded_by_its_hypotheses_tokens_and_each_source_is_in_one() -> None:
     lengths = [5, 90, 7, 7, 31, 400, 2, 8, 8, 8]
-    found = list(batches(lengths, beam=5, max_length=None, tokens=1000))
+    found = list(batch_sources(lengths, beam=5, max_length=None, tokens=1000))
     assert sorted(index for chosen in found for index in chosen) == list(range(10))
     for chosen in found:
-        most = sum(5 * limit_of(lengths[index], None) for index in chosen)
+        most = sum(5 * max_target_length(lengths[index], None) for index in chosen)
         assert len(chosen) == 1 or most <= 1000
     assert [5] in found  # which is too long for any
-    assert max(map(len, batches([3] * 50, beam=5, max_length=None, tokens=10**6, rows=35))) == 7
+    assert max(map(len, batch_sources([3] * 50, beam=5, max_length=None, tokens=10**6, rows=35))) == 7
 
 
 def test_no_translation_passes_its_limit_or_the_models_positions() -> None:
@@ -168,7 +175,7 @@ def test_the_length_penalty_is_wu_et_als() -> None:
 def test_decoding_on_cuda_finds_what_the_cpu_finds(model: str) -> None:
     model = opinionated(model, block_size=30)
     ids, limits = sources(5), [14, 13, 12, 9, 5]
-    expected = search(model, ids, beam=3, alpha=1.0, limits=limits)
-    found = search(model.cuda(), ids.cuda(), beam=3, alpha=1.0, limits=limits)
+    expected = beam_search(model, ids, beam=3, alpha=1.0, limits=limits)
+    found = beam_search(model.cuda(), ids.cuda(), beam=3, alpha=1.0, limits=limits)
     for ours, theirs in zip(found, expected):
         assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-3)

@@ -1,4 +1,4 @@
-"""The bench compares what it says that it compares."""
+"""The bench measures what it documents."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_models import stack_arguments
 from test_encoder_decoder import pairs, translator
+from test_models import stack_arguments
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
-from speechformer.bench.attention import kept, kernels, scores_of
+from speechformer.bench.attention import bias_of, kernels, saved_bytes
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
 from speechformer.bench.peers import TorchPeer, XPeer
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
-from speechformer.bench.timing import Comparison, turns
+from speechformer.bench.timing import Comparison, table, turns
 from speechformer.bench.translation import Peer, main
 from speechformer.errors import UserError
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_peer_has_as_many_parameters_and_sees_no_padding_and_no_future(norm: str) -> None:
+def test_the_peer_has_as_many_parameters_and_ignores_padding_and_the_future(norm: str) -> None:
     torch.manual_seed(0)
     arguments = stack_arguments(norm=norm, dropout=0.0)
     model, peer = translator(norm=norm, tied_output=True, shared_embeddings=True), Peer(arguments).eval()
@@ -38,7 +38,7 @@ def test_the_peer_has_as_many_parameters_and_sees_no_padding_and_no_future(norm:
     torch.testing.assert_close(peer.hidden(source, changed)[:, :4], hidden[:, :4], atol=1e-5, rtol=1e-5)
 
 
-def test_the_sides_take_turns_and_the_median_of_their_seconds_for_each_unit_counts() -> None:
+def test_sides_take_turns_and_the_result_is_the_median_per_unit() -> None:
     """Oracle: sleeping 20 ms for one unit and 40 ms for four."""
     order: list[str] = []
 
@@ -48,7 +48,7 @@ def test_the_sides_take_turns_and_the_median_of_their_seconds_for_each_unit_coun
         return work
 
     found = turns({"a": lambda: side("a", 0.02, 1), "b": lambda: side("b", 0.04, 4)}, rounds=3)
-    assert order == ["a", "b"] * 4  # the first of each is not measured
+    assert order == ["a", "b"] * 4  # the first of each is the warm-up
     assert found["a"] == pytest.approx(0.02, abs=0.01) and found["b"] == pytest.approx(0.01, abs=0.005)
 
 
@@ -65,18 +65,18 @@ def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(sys, "argv", ["bench", *own, "--rounds", "1", "--steps", "1"])
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[1:3]] == ["model", "batches"]
-    assert all(float(line.split()[-1]) > 0 for line in lines[1:3])
+    assert [line.split(":")[0] for line in lines[:4:2]] == ["model", "batches"]
+    assert all(float(line.split()[-1]) > 0 for line in lines[1:4:2])
     for arguments, sentence in (
-        (["task=lm"], "only the transformers of task=translate"),
-        (["model=rnn"], "only the transformers of task=translate"),
+        (["task=lm"], "measures only the transformers of task=translate"),
+        (["model=rnn"], "measures only the transformers of task=translate"),
         (["threads=abc"], "threads"),
         (["--rounds", "0"], "--rounds and --steps must be at least 1"),
     ):
         monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-        with pytest.raises(SystemExit) as refused:
+        with pytest.raises(SystemExit) as end:
             main()
-        assert sentence in str(refused.value)
+        assert sentence in str(end.value)
 
 
 # The other parts
@@ -85,7 +85,7 @@ SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "bloc
 
 
 @pytest.mark.parametrize("peer", [TorchPeer, XPeer])
-def test_a_peer_sees_no_future_and_no_padding(peer: type) -> None:
+def test_a_peer_ignores_the_future_and_padding(peer: type) -> None:
     """Oracle: what comes later, or more padding, changes nothing."""
     if peer is XPeer:
         pytest.importorskip("x_transformers")
@@ -114,40 +114,37 @@ def test_the_ratio_is_of_the_fastest_other_side() -> None:
 
 
 @pytest.mark.parametrize(("model", "pattern"), [("nope", "full"), ("alibi", "full"), ("rope", "window")])
-def test_the_kernels_that_are_timed_agree(model: str, pattern: str) -> None:
-    scores = scores_of(model, pattern, 40)
+def test_the_measured_kernels_agree(model: str, pattern: str) -> None:
+    bias = bias_of(model, pattern, 40)
     qkv = [torch.randn(1, 8, 40, 64) for _ in range(3)]
-    found = {name: run(*qkv) for name, run in kernels(scores, torch.float32).items()}
-    assert set(found) >= {"dense mask", "written out"} and ("no mask" in found) == (
+    found = {name: run(*qkv) for name, run in kernels(bias, torch.float32).items()}
+    assert set(found) >= {"dense mask", "reference"} and ("no mask" in found) == (
         pattern == "full" and model == "nope"
     )
     for mixed in found.values():
-        torch.testing.assert_close(mixed, found["written out"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(mixed, found["reference"], atol=1e-5, rtol=1e-5)
 
 
-def test_memory_is_that_of_the_weights_where_they_are_kept() -> None:
-    """Oracle: written out, softmax keeps its T x T weights for each head; no kernel keeps fewer than q, k, v and the
-    output's."""
-    T, scores = 64, scores_of("nope", "full", 64)
+def test_memory_includes_the_attention_weights_of_the_reference() -> None:
+    """Oracle: softmax saves its T x T weights for each head; every kernel saves at least q, k, v and the output."""
+    T, bias = 64, bias_of("nope", "full", 64)
     qkv = [torch.randn(1, 8, T, 64, requires_grad=True) for _ in range(3)]
-    bytes_of = {name: kept(run, qkv) for name, run in kernels(scores, torch.float32).items()}
-    assert bytes_of["written out"] >= 8 * T * T * 4 > bytes_of["no mask"] - 8 * T * 64 * 4 - 8 * T * 4
+    bytes_of = {name: saved_bytes(run, qkv) for name, run in kernels(bias, torch.float32).items()}
+    assert bytes_of["reference"] >= 8 * T * T * 4 > bytes_of["no mask"] - 8 * T * 64 * 4 - 8 * T * 4
 
 
-def test_pictures_and_table_of_what_was_measured(tmp_path: Path) -> None:
+def test_plots_and_table(tmp_path: Path) -> None:
     more = {"flops": 1e9, "bytes": 1e7, "size": SIZES["report"]}
     rows = [
         Comparison("steps, report", f"{task}, training step", "step", {"speechformer": 0.01, "torch.nn": 0.015}, more)
         for task in ("classify", "lm")
     ]
     for T in (256, 512):
-        memory = {"bytes": {"dense mask": T, "written out": T * T}, "tokens": T}
+        memory = {"bytes": {"dense mask": T, "reference": T * T}, "tokens": T}
         rows.append(
-            Comparison(
-                f"attention, {T} tokens", "nope, full", "pass", {"dense mask": 1.0, "written out": 2.0}, memory
-            )
+            Comparison(f"attention, {T} tokens", "nope, full", "pass", {"dense mask": 1.0, "reference": 2.0}, memory)
         )
-    lines = bench.table(rows).splitlines()
+    lines = table(rows).splitlines()
     assert lines[0].split()[-1] == "ratio"
     assert lines[1].split() == [
         *["classify,", "training", "step"],
@@ -163,18 +160,19 @@ def test_pictures_and_table_of_what_was_measured(tmp_path: Path) -> None:
     assert draw([], {}, tmp_path) == []
 
 
-def test_a_part_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     for words, sentence in (
         (["stops"], "there is no part stops"),
+        (["packed"], "part packed is now ensemble."),
         (["--rounds", "0"], "--rounds must be at least 1"),
     ):
         monkeypatch.setattr(sys, "argv", ["bench", *words])
-        with pytest.raises(SystemExit) as refused:
+        with pytest.raises(SystemExit) as end:
             bench.main()
-        assert sentence in str(refused.value.code) + capsys.readouterr().err
+        assert sentence in str(end.value.code) + capsys.readouterr().err
 
 
-def test_a_large_models_step_is_measured_against_the_rate_and_its_arithmetic_is_counted() -> None:
+def test_the_share_of_the_rate_and_the_flops_of_a_large_model() -> None:
     """Oracle: torch's own counter of FLOPs, on a size whose attention and products both matter; it counts attention
     in full, of which causality spares half."""
     sizes = {"width": 32, "heads": 2, "layers": 2, "ff": 64, "block_size": 64, "vocab_size": 100}

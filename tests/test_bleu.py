@@ -1,4 +1,4 @@
-"""Figures of translations, against sacreBLEU called by itself."""
+"""Metrics of translations, against sacreBLEU called by itself."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import pytest
 import sacrebleu
 
 from speechformer.corpora.pairs import Pairs
-from speechformer.metrics.bleu import LENGTHS, bleu, bucket, measured, measured_by_length, signatures
+from speechformer.metrics.bleu import LENGTHS, bleu, length_bucket, score, score_by_length, signatures
 
 REFERENCES = ["La maison blanche est grande.", "Où est-ce que tu vas\u00a0?", "Je ne sais pas.", "Il pleut."] * 4
 HYPOTHESES = ["La maison est blanche.", "Où vas-tu\u00a0?", "Je ne sais pas.", "Il neige beaucoup ici."] * 4
 
 
 def test_the_scores_are_sacrebleus_on_the_same_strings() -> None:
-    found = measured(HYPOTHESES, REFERENCES)
+    found = score(HYPOTHESES, REFERENCES)
     theirs = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
     assert found["bleu"] == bleu(HYPOTHESES, REFERENCES) == theirs.score
     assert found["chrf"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
     assert found["length_ratio"] == theirs.sys_len / theirs.ref_len
     assert found["exact"] == 0.25
-    assert measured(REFERENCES, REFERENCES)["bleu"] == pytest.approx(100)
+    assert score(REFERENCES, REFERENCES)["bleu"] == pytest.approx(100)
 
 
 def test_the_interval_is_that_of_sacrebleus_bootstrap() -> None:
     metric = sacrebleu.metrics.BLEU()
     said = metric.corpus_score(HYPOTHESES, [REFERENCES], n_bootstrap=1000).format()  # "... (μ = 28.4 ± 9.1) ..."
     half = float(said.split("±")[1].split(")")[0])
-    assert measured(HYPOTHESES, REFERENCES)["bleu_interval"] == pytest.approx(half, abs=0.006)
-    assert "bleu_interval" not in measured(HYPOTHESES, REFERENCES, resamples=0)
-    assert "bleu_interval" not in measured(HYPOTHESES[:1], REFERENCES[:1])  # one sentence has no spread
+    assert score(HYPOTHESES, REFERENCES)["bleu_interval"] == pytest.approx(half, abs=0.006)
+    assert "bleu_interval" not in score(HYPOTHESES, REFERENCES, resamples=0)
+    assert "bleu_interval" not in score(HYPOTHESES[:1], REFERENCES[:1])  # one sentence has no spread
 
 
 def test_translations_that_have_nothing_right_have_an_interval() -> None:
     """sacreBLEU's own raises there."""
-    found = measured(["qqq", "qqq", "L"] * 3, ["La", "Où", "Le"] * 3)
+    found = score(["qqq", "qqq", "L"] * 3, ["La", "Où", "Le"] * 3)
     assert found["bleu"] == 0 and found["chrf_interval"] > 0
 
 
@@ -47,15 +47,15 @@ def test_signatures_name_case_tokens_and_version() -> None:
     ("words", "name"), [(1, "1-10"), (10, "1-10"), (11, "11-20"), (30, "21-30"), (31, "31+"), (400, "31+")]
 )
 def test_buckets(words: int, name: str) -> None:
-    assert bucket("w " * words) == name
+    assert length_bucket("w " * words) == name
 
 
 def test_each_bucket_is_measured_on_its_sentences_alone() -> None:
     sources = ["a b"] * 8 + ["w " * 25] * 8
-    found = measured_by_length(sources, HYPOTHESES, REFERENCES)
+    found = score_by_length(sources, HYPOTHESES, REFERENCES)
     assert list(found) == ["1-10", "21-30"] and set(found) < set(LENGTHS)
-    assert found["1-10"] == measured(HYPOTHESES[:8], REFERENCES[:8])
-    assert found["21-30"] == measured(HYPOTHESES[8:], REFERENCES[8:])
+    assert found["1-10"] == score(HYPOTHESES[:8], REFERENCES[:8])
+    assert found["21-30"] == score(HYPOTHESES[8:], REFERENCES[8:])
 
 
 def test_copying_the_source_of_the_ted_test_scores_next_to_nothing(ted_pairs: Pairs) -> None:

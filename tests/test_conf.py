@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from speechformer.config import CONF, check_config
 from speechformer.corpora.speeches import load_corpus
-from speechformer.data.speeches import SpeechData
+from speechformer.data.speeches import SentenceData
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.models.stack import INITIALISATIONS, count_parameters
@@ -22,7 +22,7 @@ from speechformer.report import published
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.optim import OPTIMIZERS, SCHEDULES
 from speechformer.tasks.registry import TASKS
-from speechformer.training.fit import architecture_arguments, fit
+from speechformer.training.run import execute
 
 DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
@@ -101,8 +101,8 @@ def test_every_experiment_runs_for_two_steps(
 def test_marsols_encoder_does_not_have_the_parameters_that_he_gives() -> None:
     """857,208 is the decoder's 864,011 less the head's 6,803; the encoder that the text describes has fewer."""
     cfg = plain("marsol_classify", "corpus=sample")
-    data = SpeechData(load_corpus(cfg["corpus"]), **{key: cfg[key] for key in DATA})
-    total = count_parameters(Classify(architecture_arguments(cfg, data), cfg["recipe"], ["a", "b", "c"]).model)
+    data = SentenceData(load_corpus(cfg["corpus"]), **{key: cfg[key] for key in DATA})
+    total = count_parameters(Classify.from_config(cfg, data).model)
     assert total["total"] - total["head"] == 570_304 != 864_011 - total["head"] == 857_208
 
 

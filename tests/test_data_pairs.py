@@ -33,7 +33,7 @@ def make(root: Path, *, task: dict[str, Any] | None = None, **changes: Any) -> P
         "seed": 0,
     }
     return PairData(
-        corpus, task={**group("task", "translate"), "size": 50, **(task or {})}, **{**arguments, **changes}
+        corpus, task={**group("task", "translate"), "vocab_size": 50, **(task or {})}, **{**arguments, **changes}
     )
 
 
@@ -97,11 +97,11 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_goes_on_where_it_stood(ki
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_shares_of_devices_are_the_whole_and_weigh_by_their_target_tokens(devices: int) -> None:
+def test_shards_of_devices_are_the_whole_and_weigh_by_their_target_tokens(devices: int) -> None:
     """Oracle: the mean over all tokens is the mean over devices of weight times the mean over a device's tokens."""
     source, target = ragged(100)
     whole = list(TokenBatches(source, target, 200, seed=0))
-    parts = [list(TokenBatches(source, target, 200, seed=0, share=(k, devices))) for k in range(devices)]
+    parts = [list(TokenBatches(source, target, 200, seed=0, shard=(k, devices))) for k in range(devices)]
     for index, batch in enumerate(whole):
         expected = batch["target"][:, 1:][batch["target"][:, 1:] != PAD].double().mean()
         total = 0.0
@@ -113,7 +113,7 @@ def test_shares_of_devices_are_the_whole_and_weigh_by_their_target_tokens(device
 
 def test_evaluation_has_each_pair_once_with_its_place(little_pairs: Path) -> None:
     data = make(little_pairs)
-    batches = list(PairEvaluation(data.held))
+    batches = list(PairEvaluation(data.held_out))
     for part, pairs in data.texts.items():
         rows = [row for batch in batches if batch["part"] == part for row in batch["rows"]]
         assert sorted(rows) == list(range(len(pairs)))
@@ -152,22 +152,22 @@ def test_what_is_left_out_is_counted(little_pairs: Path, tmp_path: Path) -> None
 
 def test_what_a_models_positions_do_not_reach_is_cut_and_counted(little_pairs: Path) -> None:
     data = make(little_pairs)
-    before = sum(len(ids) > 20 for side in data.held.values() for ids in side[0])
-    data.extend_to(None)
+    before = sum(len(ids) > 20 for side in data.held_out.values() for ids in side[0])
+    data.limit_length(None)
     assert data.counts["cut_at_block_size"] == 0
-    data.extend_to(20)
+    data.limit_length(20)
     assert data.counts["cut_at_block_size"] == before > 0
-    assert max(len(ids) for side in data.held.values() for ids in side[0]) == 20
-    assert max(len(ids) for side in data.held.values() for ids in side[1]) <= 21
+    assert max(len(ids) for side in data.held_out.values() for ids in side[0]) == 20
+    assert max(len(ids) for side in data.held_out.values() for ids in side[1]) <= 21
 
 
 def test_copying_the_source_is_the_floor(little_pairs: Path) -> None:
-    floor = make(little_pairs).reference_figures()
+    floor = make(little_pairs).reference_metrics()
     assert set(floor) == {"copy_bleu", "copy_chrf"} and 0 <= floor["copy_bleu"] < 5 < floor["copy_chrf"]  # type: ignore
 
 
-def test_refusals(little_pairs: Path) -> None:
+def test_errors(little_pairs: Path) -> None:
     with pytest.raises(UserError, match=r"vocab_size=20 is less than the \d+ tokens"):
         make(little_pairs, vocab_size=20)
-    with pytest.raises(UserError, match=r"No pair of train has at most block_size=2 tokens"):
+    with pytest.raises(UserError, match=r"No training pair has at most block_size=2 tokens"):
         make(little_pairs, block_size=2)

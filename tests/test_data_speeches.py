@@ -12,7 +12,7 @@ from speechformer.corpora.special_tokens import IGNORE
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.tokenizer import split_words
 from speechformer.data.batches import TrainingBatches, evaluation_rows
-from speechformer.data.speeches import SpeechData
+from speechformer.data.speeches import SentenceData, SpeechData, StreamData
 from speechformer.errors import UserError
 
 
@@ -23,7 +23,8 @@ def corpus() -> Corpus:
 
 def make(corpus: Corpus, task: str = "classify", protocol: str = "paper", **changes: Any) -> SpeechData:
     arguments = {"block_size": 32, "batch_size": 16, "vocab_size": None, "seed": 0, **changes}
-    return SpeechData(corpus, task=group("task", task), protocol=group("protocol", protocol), **arguments)
+    kind = SentenceData if task == "classify" else StreamData
+    return kind(corpus, task=group("task", task), protocol=group("protocol", protocol), **arguments)
 
 
 @pytest.mark.parametrize("n", [2, 3, 31, 32, 33, 64, 65, 100])
@@ -130,18 +131,18 @@ def test_vocab_size_pads_the_table(corpus: Corpus) -> None:
     words = len(make(corpus).tokenizer)
     assert make(corpus).vocab_size == words
     assert make(corpus, vocab_size=5760).vocab_size == 5760
-    with pytest.raises(UserError, match=f"vocab_size=10 is less than the {words} words"):
+    with pytest.raises(UserError, match=f"vocab_size=10 is less than the {words} tokens"):
         make(corpus, vocab_size=10)
 
 
-def test_refusals(corpus: Corpus) -> None:
+def test_errors(corpus: Corpus) -> None:
     with pytest.raises(
         UserError, match="training text has [0-9]+ tokens and needs at least 100001; use more text or a smaller"
     ):
         make(corpus, "lm", block_size=100_000)
     task = {"name": "lm", "stride": 33}
     with pytest.raises(UserError, match=r"task\.stride must be between 1 and block_size=32, not 33"):
-        SpeechData(
+        StreamData(
             corpus,
             task=task,
             protocol=group("protocol", "paper"),

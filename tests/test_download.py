@@ -46,35 +46,35 @@ def source(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-def test_files_arrive_as_they_are_and_are_fetched_once(source: tuple[str, Path], tmp_path: Path) -> None:
+def test_files_are_downloaded_once(source: tuple[str, Path], tmp_path: Path) -> None:
     for _ in range(2):
         download(source[0], HASHES, tmp_path / "to")
     assert {path.name: path.read_bytes() for path in (tmp_path / "to").iterdir()} == CONTENT
     assert len(Quiet.asked) == 2
 
 
-def test_a_file_that_differs_is_refused_and_not_kept(source: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_file_that_differs_is_an_error_and_is_deleted(source: tuple[str, Path], tmp_path: Path) -> None:
     (source[1] / "b.txt").write_bytes(b"other words\n")
-    with pytest.raises(UserError, match="b.txt is not the file expected .its sha256 differs. and was not kept"):
+    with pytest.raises(UserError, match="b.txt is not the expected file .its sha256 differs. and was deleted"):
         download(source[0], HASHES, tmp_path / "to")
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.txt"]
 
 
-def test_a_file_that_was_changed_here_is_fetched_anew(source: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_file_that_changed_is_downloaded_again(source: tuple[str, Path], tmp_path: Path) -> None:
     download(source[0], HASHES, tmp_path / "to")
     (tmp_path / "to" / "a.txt").write_bytes(b"cut")
     download(source[0], HASHES, tmp_path / "to")
     assert (tmp_path / "to" / "a.txt").read_bytes() == CONTENT["a.txt"]
 
 
-def test_a_missing_file_and_a_silent_server_are_one_sentence(source: tuple[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="c.txt could not be fetched .*404.*by hand"):
+def test_a_missing_file_and_an_unreachable_server_are_one_sentence(source: tuple[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="c.txt could not be downloaded .*404.*by hand"):
         download(source[0], {"c.txt": "0" * 64}, tmp_path / "to")
-    with pytest.raises(UserError, match="could not be fetched"):
+    with pytest.raises(UserError, match="could not be downloaded"):
         download("http://127.0.0.1:9/", HASHES, tmp_path / "to")
 
 
-def test_the_command_line_refuses_without_a_traceback(source: tuple[str, Path], tmp_path: Path) -> None:
+def test_the_command_line_prints_no_traceback(source: tuple[str, Path], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "speechformer.download", "speeches", "--source", source[0], "--to", tmp_path / "to"],
         capture_output=True,
@@ -85,7 +85,7 @@ def test_the_command_line_refuses_without_a_traceback(source: tuple[str, Path], 
 
 
 @pytest.mark.parametrize(("name", "licence"), [("speeches", "Apache-2.0"), ("ted", "CC BY-NC-ND 4.0")])
-def test_the_command_line_says_the_licence_and_where_the_files_are(
+def test_the_command_line_prints_the_licence_and_the_folder(
     name: str,
     licence: str,
     source: tuple[str, Path],

@@ -1,4 +1,4 @@
-"""What is loaded from a run's folder, and what is refused."""
+"""A trained run from its folder: which weights, what it can do, and which folders are errors."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechformer.analysis.load import given_sentences, given_texts, load_trained, note_unknown
+from speechformer.analysis.command_line import read_sentences, read_texts
+from speechformer.analysis.load import TrainedRun, load
 from speechformer.errors import UserError
+
+SENTENCE = "We will mend the harbours, my friend."
 
 
 def copy_of(run: Path, to: Path, *left_out: str) -> Path:
     return Path(shutil.copytree(run, to, ignore=shutil.ignore_patterns("tensorboard", *left_out)))
 
 
-def test_the_weights_are_those_that_the_figures_are_of(a_classifier: Path, a_translator: Path) -> None:
-    """protocol=paper: the last, for the best is chosen on test; a translation: the best on dev, or the average."""
-    assert load_trained(a_classifier).checkpoint == "last.ckpt"
-    assert load_trained(a_classifier, checkpoint="best.ckpt").checkpoint == "best.ckpt"
-    assert load_trained(a_translator).checkpoint == "best.ckpt"
+def test_the_weights_are_those_of_the_reported_metrics(a_classifier: Path, a_translator: Path) -> None:
+    """protocol=paper: the last, as the best is chosen on test; a translation: the best on dev, or the average."""
+    assert load(a_classifier).checkpoint == "last.ckpt"
+    assert load(a_classifier, checkpoint="best.ckpt").checkpoint == "best.ckpt"
+    assert load(a_translator).checkpoint == "best.ckpt"
 
 
-def test_an_average_goes_before_the_best(a_translator: Path, tmp_path: Path) -> None:
+def test_an_average_is_preferred_to_the_best(a_translator: Path, tmp_path: Path) -> None:
     run = copy_of(a_translator, tmp_path / "run")
     shutil.copy(run / "best.ckpt", run / "average.ckpt")
-    assert load_trained(run).checkpoint == "average.ckpt"
+    assert load(run).checkpoint == "average.ckpt"
 
 
 def test_the_names_of_the_classes_are_in_the_checkpoint(a_classifier: Path) -> None:
-    assert load_trained(a_classifier).task.hparams["classes"] == ["ann", "bob", "cy"]
+    assert load(a_classifier).task.hparams["classes"] == ["ann", "bob", "cy"]
 
 
-def test_an_unfinished_run_can_be_used(a_classifier: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_can_be_loaded(a_classifier: Path, tmp_path: Path) -> None:
     run = copy_of(a_classifier, tmp_path / "run", "result.json", "config.yaml", "run.json")
-    assert not load_trained(run).finished and load_trained(a_classifier).finished
-    assert load_trained(run).checkpoint == "last.ckpt"  # what its best was chosen on cannot be known
+    assert not load(run).finished and load(a_classifier).finished
+    assert load(run).checkpoint == "last.ckpt"  # without a result it is unknown what chose the best
 
 
 def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> None:
@@ -53,59 +56,110 @@ def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> Non
     content = torch.load(run / "last.ckpt", weights_only=True)
     torch.save({**content, "more": Harmful()}, run / "last.ckpt")
     with pytest.raises(UserError, match="last.ckpt is not a checkpoint of speechformer"):
-        load_trained(run)
+        load(run)
     assert not (tmp_path / "executed").exists()
 
 
-def test_refusals(a_classifier: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: there is no such folder"):
-        load_trained(Path("nowhere"))
-    with pytest.raises(UserError, match="has no average.ckpt, best.ckpt, last.ckpt: it is no run"):
-        load_trained(tmp_path)
+def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        load(Path("nowhere"))
+    with pytest.raises(UserError, match="has no average.ckpt, best.ckpt, last.ckpt: it is not a run"):
+        load(tmp_path)
     with pytest.raises(
-        UserError, match="is a run of task=classify, which tells speakers apart; this needs .*task=lm"
+        UserError, match="is a run of task=classify, which tells speakers apart; generate needs a run of task=lm"
     ):
-        load_trained(a_classifier, "lm")
-    with pytest.raises(UserError, match="has no average.ckpt; leave --checkpoint away"):
-        load_trained(a_classifier, checkpoint="average.ckpt")
-    with pytest.raises(UserError, match="it is one of average.ckpt, best.ckpt, last.ckpt"):
-        load_trained(a_classifier, checkpoint="bset.ckpt")
+        load(a_classifier).require("generate")
+    with pytest.raises(UserError, match="has no average.ckpt. Leave out the checkpoint"):
+        load(a_classifier, checkpoint="average.ckpt")
+    with pytest.raises(UserError, match="choose one of average.ckpt, best.ckpt, last.ckpt"):
+        load(a_classifier, checkpoint="bset.ckpt")
     run = copy_of(a_classifier, tmp_path / "run")
     (run / "last.ckpt").write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match="is not a checkpoint of speechformer"):
-        load_trained(run)
+        load(run)
     content = torch.load(a_classifier / "last.ckpt", weights_only=True)
-    content["state_dict"]["architecture.head.2.bias"][0] = float("nan")
+    content["state_dict"]["model.head.2.bias"][0] = float("nan")
     torch.save(content, run / "last.ckpt")
-    with pytest.raises(UserError, match="weights of last.ckpt are NaN or infinite"):
-        load_trained(run)
+    with pytest.raises(UserError, match="last.ckpt: weights are NaN or infinite"):
+        load(run)
     shutil.copy(a_classifier / "last.ckpt", run / "last.ckpt")
     (run / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="is not a tokenizer of speechformer"):
-        load_trained(run)
+        load(run)
     result = json.loads((a_classifier / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**result, "status": "diverged"}))
-    with pytest.raises(UserError, match="diverged: its weights mean nothing"):
-        load_trained(run)
+    with pytest.raises(UserError, match="the run diverged, its weights are useless"):
+        load(run)
 
 
-def test_texts_that_cannot_be_read_are_refused() -> None:
+def test_invalid_texts_are_errors() -> None:
     with pytest.raises(UserError, match="is not UTF-8"):
-        given_texts(["caf\udce9"])
+        read_texts(["caf\udce9"])
     with pytest.raises(UserError, match="Sentence 2 is empty"):
-        given_sentences(["one", "  \u2028 "])
+        read_sentences(["one", "  \u2028 "])
 
 
-def test_an_empty_line_of_standard_input_is_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_line_of_standard_input_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n\ntwo\n\n")))
-    assert given_sentences([]) == ["one", "two"]
+    assert read_sentences([]) == ["one", "two"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     with pytest.raises(UserError, match="There is no sentence"):
-        given_sentences([])
+        read_sentences([])
 
 
-def test_unknown_words_are_named_shortly() -> None:
-    words = ["the", "x" * 100_000, *(f"w{k}" for k in range(30))]
-    note = note_unknown(words, [7, *[1] * 31])
-    assert note is not None and len(note) < 250 and note.endswith("w18 and 11 more") and "the," not in note
-    assert note_unknown(["the"], [7]) is None
+def test_logits_are_those_of_the_model(a_classifier: Path, a_language_model: Path, a_translator: Path) -> None:
+    """For a text, for its ids, and for a padded batch of ids."""
+    for folder, axes in ((a_classifier, 1), (a_language_model, 2), (a_translator, 2)):
+        run = load(str(folder))
+        ids = run.read(SENTENCE).ids
+        expected = run.model(*(part[None].to(run.task.device) for part in ids)).detach()
+        assert run.logits(SENTENCE).ndim == axes and not run.logits(SENTENCE).requires_grad
+        assert torch.equal(run.logits(SENTENCE), expected[0]) and torch.equal(run.logits(*ids), expected[0])
+        assert torch.equal(run.logits(*(part[None] for part in ids)), expected)
+    run = load(a_classifier)
+    padded = torch.nn.functional.pad(run.read(SENTENCE).ids[0], (0, 2))
+    torch.testing.assert_close(run.logits(padded), run.logits(SENTENCE))
+
+
+def test_attention_has_weights_tokens_and_mask(
+    a_classifier: Path, a_language_model: Path, a_translator: Path
+) -> None:
+    for folder, names in (
+        (a_classifier, ["encoder"]),
+        (a_language_model, ["decoder"]),
+        (a_translator, ["encoder", "decoder", "cross"]),
+    ):
+        maps = load(folder).attention(SENTENCE)
+        assert [part.name for part in maps] == names
+        for part in maps:
+            assert part.weights.shape[2:] == part.mask.shape == (len(part.queries), len(part.keys))
+            assert part.entropy().shape == part.weights.shape[:2]
+
+
+def test_each_task_has_its_methods(a_classifier: Path, a_language_model: Path, a_translator: Path) -> None:
+    classifier, language_model, translator = map(load, (a_classifier, a_language_model, a_translator))
+    assert classifier.predict(SENTENCE).speaker in ("ann", "bob", "cy")
+    assert language_model.generate("We will", tokens=5, seed=1) == language_model.generate(
+        "We will", tokens=5, seed=1
+    )
+    assert language_model.generate("the people", tokens=5).startswith("the people")
+    assert translator.translate([SENTENCE, " "], beam=1) == [*translator.translate(SENTENCE, beam=1), ""]
+    for run, method, arguments in (
+        (classifier, TrainedRun.translate, ["x"]),
+        (language_model, TrainedRun.predict, ["x"]),
+        (translator, TrainedRun.generate, ["x"]),
+    ):
+        with pytest.raises(UserError, match=f"which .*; {method.__name__} needs a run of task="):
+            method(run, *arguments)
+
+
+@pytest.mark.parametrize("method", ["logits", "attention", "generate"])
+def test_an_empty_text_is_an_error(method: str, a_language_model: Path) -> None:
+    with pytest.raises(UserError, match="is empty"):
+        getattr(load(a_language_model), method)(" ")
+
+
+def test_a_run_has_its_result_and_model(a_classifier: Path) -> None:
+    run = load(a_classifier)
+    assert run.result == json.loads((a_classifier / "result.json").read_text()) and len(repr(run)) < 500
+    assert run.model is run.task.model and not run.model.training

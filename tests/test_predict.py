@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from speechformer.analysis.load import load_trained
+from speechformer.analysis.erasure import erase
+from speechformer.analysis.load import load
 from speechformer.errors import UserError
-from speechformer.predict import erasure, in_words, main, predict
+from speechformer.predict import format_prediction, main
 
 SENTENCE = "We will mend the harbours, my fellow citizens."
 
 
-def test_a_words_figure_is_by_how_much_ln_p_falls_without_it(a_classifier: Path) -> None:
-    run = load_trained(a_classifier)
+def test_the_importance_of_a_word_is_the_drop_of_ln_p_without_it(a_classifier: Path) -> None:
+    run = load(a_classifier)
     run.task.cpu()
-    _, ids = run.words(SENTENCE)
-    log, weights = erasure(run.task.model, torch.tensor(ids))
+    ids = run.tokenizer.encode(SENTENCE)
+    log, weights = erase(run.task.model, torch.tensor(ids))
     c = int(log.argmax())
     with torch.no_grad():
         whole = run.task.model(torch.tensor([ids])).softmax(-1)[0]
@@ -33,33 +34,33 @@ def test_a_words_figure_is_by_how_much_ln_p_falls_without_it(a_classifier: Path)
 
 
 def test_a_prediction_names_what_was_read(a_classifier: Path) -> None:
-    run = load_trained(a_classifier)
-    found = predict(run, SENTENCE + " Zyzzyva 😀 שלום.")
+    run = load(a_classifier)
+    found = run.predict(SENTENCE + " Zyzzyva 😀 שלום.")
     assert set(found.probabilities) == {"ann", "bob", "cy"}
     assert sum(found.probabilities.values()) == pytest.approx(1)
     assert found.probabilities[found.speaker] == max(found.probabilities.values())
     known = dict(zip(found.words, found.known))
     assert not known["Zyzzyva"] and not known["😀"] and not known["שלום"] and known["the"]
-    assert predict(run, "harbours").weights is None
+    assert run.predict("harbours").weights is None
     nothing = dataclasses.replace(found, weights=[0.001] * len(found.words))
-    assert "no word alone changes it by 0.005 or more" in in_words(nothing)
-    assert predict(run, "harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
+    assert "no single word changes ln P by 0.005 or more" in format_prediction(nothing)
+    assert run.predict("harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
 
 
-def test_a_long_text_is_read_as_in_training_and_that_is_said(
+def test_a_long_text_is_cut_as_in_training_and_a_note_says_so(
     a_classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """100 kB on a line: its first 32 words, as the run was trained and tested."""
     text = "the people " * 9_000
     monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), text])
     main()
-    assert "read were the first 32 words, as in training; 17968 were left out" in capsys.readouterr().out
-    run = load_trained(a_classifier)
-    assert predict(run, text).probabilities == predict(run, "the people " * 16).probabilities
+    assert "cut at 32 words, as in training; 17968 words were left out" in capsys.readouterr().out
+    run = load(a_classifier)
+    assert run.predict(text).probabilities == run.predict("the people " * 16).probabilities
 
 
 def test_the_command_line(a_classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    found = predict(load_trained(a_classifier), SENTENCE)
+    found = load(a_classifier).predict(SENTENCE)
     monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), SENTENCE, "--json", "the people"])
     main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -75,14 +76,18 @@ def test_the_command_line(a_classifier: Path, monkeypatch: pytest.MonkeyPatch, c
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(["x", " "], "Sentence 2 is empty"), (["caf\udce9"], "is not UTF-8"), (["x", "--checkpoint", "y"], "one of")],
+    [
+        (["x", " "], "Sentence 2 is empty"),
+        (["caf\udce9"], "is not UTF-8"),
+        (["x", "--checkpoint", "y"], "choose one of"),
+    ],
 )
-def test_refusals(arguments: list[str], sentence: str, a_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors(arguments: list[str], sentence: str, a_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), *arguments])
     with pytest.raises(SystemExit, match=sentence):
         main()
 
 
 def test_it_needs_a_classifier(a_language_model: Path) -> None:
-    with pytest.raises(UserError, match="this needs one of task=classify"):
-        load_trained(a_language_model, "classify")
+    with pytest.raises(UserError, match="predict needs a run of task=classify"):
+        load(a_language_model).predict("x")

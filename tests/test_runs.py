@@ -52,15 +52,6 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
     assert identity.commit.__wrapped__() is None
 
 
-@pytest.mark.parametrize(
-    ("share", "n", "low", "high"),
-    [(0.5, 100, 0.4038, 0.5962), (0.9, 10, 0.5958, 0.9821), (0.0, 20, 0.0, 0.1611), (1.0, 20, 0.8389, 1.0)],
-)
-def test_wilson_interval(share: float, n: int, low: float, high: float) -> None:
-    """Oracle: statsmodels' proportion_confint(method="wilson"), to four decimals."""
-    assert console.wilson(share, n) == pytest.approx((low, high), abs=5e-5)
-
-
 def test_table_lines_up() -> None:
     lines = console.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
     assert lines == ["name        n", "a       1,000", "longer      2"]

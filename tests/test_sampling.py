@@ -7,39 +7,39 @@ import itertools
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
-from test_models import decoder
+from test_cores import decoder
 
 from speechformer.errors import UserError
-from speechformer.generation.sampling import kept, sample
+from speechformer.generation.sampling import sample, sampling_probabilities
 
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
 
 
 def test_the_temperature_divides_the_logits() -> None:
-    torch.testing.assert_close(kept(LOGITS, 0.7, None, 1.0), (LOGITS / 0.7).softmax(-1))
-    assert kept(LOGITS, 0, 3, 0.5).tolist() == [0, 1, 0, 0, 0, 0]
-    torch.testing.assert_close(kept(LOGITS, 1e-30, None, 1.0), torch.tensor([0, 1.0, 0, 0, 0, 0]))
+    torch.testing.assert_close(sampling_probabilities(LOGITS, 0.7, None, 1.0), (LOGITS / 0.7).softmax(-1))
+    assert sampling_probabilities(LOGITS, 0, 3, 0.5).tolist() == [0, 1, 0, 0, 0, 0]
+    torch.testing.assert_close(sampling_probabilities(LOGITS, 1e-30, None, 1.0), torch.tensor([0, 1.0, 0, 0, 0, 0]))
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 1e300])
 def test_any_temperature_that_is_a_number_will_do(temperature: float) -> None:
     """Towards 0 the most probable alone, towards infinity all alike."""
-    expected = kept(LOGITS, 0, None, 1.0) if temperature < 1 else torch.full((6,), 1 / 6)
-    torch.testing.assert_close(kept(LOGITS, temperature, None, 1.0), expected)
+    expected = sampling_probabilities(LOGITS, 0, None, 1.0) if temperature < 1 else torch.full((6,), 1 / 6)
+    torch.testing.assert_close(sampling_probabilities(LOGITS, temperature, None, 1.0), expected)
 
 
 def test_top_p_is_of_what_top_k_has_kept() -> None:
     """Of two words with 55 and 45 % of what is left, the first has half of it alone; of all words it has a third."""
     logits = torch.tensor([2.0, 1.8, 1.6, 0.1])
-    assert kept(logits, 1.0, 2, 0.5).nonzero().flatten().tolist() == [0]
-    assert kept(logits, 1.0, None, 0.5).nonzero().flatten().tolist() == [0, 1]
+    assert sampling_probabilities(logits, 1.0, 2, 0.5).nonzero().flatten().tolist() == [0]
+    assert sampling_probabilities(logits, 1.0, None, 0.5).nonzero().flatten().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 100])
 def test_top_k_keeps_the_k_most_probable(k: int) -> None:
     best = LOGITS.argsort(descending=True)[:k]
     expected = torch.zeros(6).scatter(0, best, LOGITS[best].softmax(-1))
-    torch.testing.assert_close(kept(LOGITS, 1.0, k, 1.0), expected)
+    torch.testing.assert_close(sampling_probabilities(LOGITS, 1.0, k, 1.0), expected)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.55, 0.9, 0.999])
@@ -50,7 +50,7 @@ def test_top_p_keeps_the_fewest_that_suffice(p: float) -> None:
     enough = [s for s in sets if sum(probabilities[list(s)]) >= p]
     fewest = min(len(s) for s in enough)
     best = max((s for s in enough if len(s) == fewest), key=lambda s: float(sum(probabilities[list(s)])))
-    found = kept(LOGITS.double(), 1.0, None, p)
+    found = sampling_probabilities(LOGITS.double(), 1.0, None, p)
     assert set(found.nonzero().flatten().tolist()) == best
     torch.testing.assert_close(found[list(best)], probabilities[list(best)] / probabilities[list(best)].sum())
 
@@ -98,5 +98,5 @@ def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
 def test_a_model_that_has_diverged_knows_no_next_word() -> None:
     model = decoder()
     model.output.bias.data[7] = float("nan")
-    with pytest.raises(UserError, match="it has diverged, and knows no next word"):
+    with pytest.raises(UserError, match="The model has diverged: logits are NaN"):
         next(sample(model, [5]))

@@ -1,4 +1,4 @@
-"""How a sweep stands, from what lies in its folder."""
+"""The state of a sweep, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def folder(tmp_path: Path) -> Any:
     held.__exit__(None, None, None)
 
 
-def test_every_state_is_seen_and_the_rest_is_estimated(folder: Path) -> None:
+def test_every_state_is_shown_and_the_time_left_is_estimated(folder: Path) -> None:
     """Runs take a minute: one three quarters from its end, one interrupted and one left take 2.75 minutes."""
     assert [job.state.status for job in sweeps.jobs_of(folder)] == [*STATES, "finished"]
-    text, under_way = status.look(folder)
+    text, under_way = status.overview(folder)
     first, *lines = text.splitlines()[1:]
     assert first == (
         "8 runs: 2 finished, 1 diverged, 1 failed, 1 killed, 1 interrupted, 1 running, 1 left; about 2 min 45 s left"
@@ -60,7 +60,7 @@ def test_every_state_is_seen_and_the_rest_is_estimated(folder: Path) -> None:
     assert "step 30 of 120, for 1 min 30 s, process " in lines[4]
 
 
-def test_the_command_looks_at_all_sweeps_and_single_runs_below(folder: Path, tmp_path: Path) -> None:
+def test_the_command_shows_all_sweeps_and_single_runs_below(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     for name in ("runs/a", "sweeps/s"):
         (tmp_path / "outer" / name).mkdir(parents=True)
@@ -88,10 +88,10 @@ def test_watching_ends_when_nothing_runs_any_more(
     assert "2 finished" in out and "3 finished" in out.split("2 finished")[1]
 
 
-@pytest.mark.parametrize(("name", "message"), [("nowhere", "there is no such folder"), ("", "no sweep and no run")])
-def test_a_folder_without_runs_is_refused(name: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "message"), [("nowhere", "no such folder"), ("", "contains no sweep and no run")])
+def test_a_folder_without_runs_is_an_error(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        status.look(tmp_path / name)
+        status.overview(tmp_path / name)
 
 
 @pytest.mark.parametrize(

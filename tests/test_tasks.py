@@ -11,10 +11,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import group
+from conftest import TINY, compose, group
 from test_models import stack_arguments
 from torchmetrics.text import Perplexity
 
+from speechformer.config import as_plain
+from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE
 from speechformer.data.batches import EvaluationBatches, TrainingBatches
 from speechformer.errors import UserError
@@ -24,30 +26,32 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.load import load_task
+from speechformer.tasks.registry import TASKS
 from speechformer.tasks.translate import Translate
-from speechformer.training.callbacks import average
+from speechformer.training.build import DATA_KEYS
+from speechformer.training.checkpoints import average
 
 ADAM = group("recipe", "adam")
 
 
 def language_model(**recipe: Any) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(model={**stack_arguments(), "tied_output": False}, recipe={**ADAM, **recipe})
+    return LanguageModel(architecture={**stack_arguments(), "tied_output": False}, recipe={**ADAM, **recipe})
 
 
 def classifier(**recipe: Any) -> Classify:
     torch.manual_seed(0)
-    model = {**stack_arguments(), "classes": 3, "pool": "mean", "classifier_width": 10}
-    return Classify(model=model, recipe={**ADAM, **recipe}, classes=["a", "b", "c"])
+    architecture = {**stack_arguments(), "classes": 3, "pool": "mean", "classifier_width": 10}
+    return Classify(architecture=architecture, recipe={**ADAM, **recipe}, classes=["a", "b", "c"])
 
 
-def figures(task: Any, parts: dict) -> dict[str, float]:
+def evaluate(task: Any, parts: dict) -> dict[str, float]:
     task.eval()
     task.on_validation_epoch_start()
     with torch.no_grad():
         for batch in EvaluationBatches(parts):
             task.validation_step(batch)
-    return task.figures()
+    return task.compute_metrics()
 
 
 def test_perplexity_is_torchmetrics_perplexity() -> None:
@@ -59,7 +63,7 @@ def test_perplexity_is_torchmetrics_perplexity() -> None:
             targets = torch.randint(2, 50, (300, 20))
             targets[torch.rand(300, 20) < 0.3] = IGNORE
             parts[split, name] = {"ids": ids, "targets": targets}
-    got = figures(task, parts)
+    got = evaluate(task, parts)
     for (split, name), rows in parts.items():
         oracle = Perplexity(ignore_index=IGNORE)
         oracle.update(task.model(rows["ids"]).detach(), rows["targets"])
@@ -80,7 +84,7 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary() -> No
     torch.nn.init.zeros_(task.model.output.weight)
     torch.nn.init.zeros_(task.model.output.bias)
     rows = {"ids": torch.randint(2, 50, (4, 20)), "targets": torch.randint(2, 50, (4, 20))}
-    assert figures(task, {("train", ""): rows}) == {"train_perplexity": pytest.approx(50, rel=1e-5)}
+    assert evaluate(task, {("train", ""): rows}) == {"train_perplexity": pytest.approx(50, rel=1e-5)}
 
 
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 1000])
@@ -96,7 +100,7 @@ def test_loss_in_chunks_is_the_loss_at_once(rows: int) -> None:
 
 def test_training_loss_is_the_loss_of_the_next_token() -> None:
     task = language_model().eval()
-    task.watched = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
+    task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
     ids = torch.randint(2, 50, (4, 21))
     by_hand = [
         -task.model(ids[b : b + 1, : t + 1])[0, -1].log_softmax(-1)[ids[b, t + 1]]
@@ -107,24 +111,24 @@ def test_training_loss_is_the_loss_of_the_next_token() -> None:
     assert task.tokens == 80
 
 
-def test_accuracy_is_counted_and_split_into_seen_and_unseen_and_by_speaker() -> None:
+def test_accuracy_is_counted_and_split_by_leaked_sentences_and_by_speaker() -> None:
     task = classifier()
     ids = torch.randint(2, 50, (200, 20))
     ids[torch.arange(200) % 3 == 0, 11:] = 0
-    labels, seen = torch.randint(0, 3, (200,)), torch.rand(200) < 0.7
-    got = figures(task, {("test", ""): {"ids": ids, "labels": labels, "in_train": seen}})
+    labels, in_train = torch.randint(0, 3, (200,)), torch.rand(200) < 0.7
+    got = evaluate(task, {("test", ""): {"ids": ids, "labels": labels, "in_train": in_train}})
     with torch.no_grad():
         right = task.model(ids).argmax(dim=1) == labels
     assert got == {
         "test_accuracy": pytest.approx(right.float().mean().item()),
-        "test_accuracy_in_train": pytest.approx(right[seen].float().mean().item()),
-        "test_accuracy_not_in_train": pytest.approx(right[~seen].float().mean().item()),
+        "test_accuracy_in_train": pytest.approx(right[in_train].float().mean().item()),
+        "test_accuracy_not_in_train": pytest.approx(right[~in_train].float().mean().item()),
         "test_accuracy_of_a": pytest.approx(right[labels == 0].float().mean().item()),
         "test_accuracy_of_b": pytest.approx(right[labels == 1].float().mean().item()),
         "test_accuracy_of_c": pytest.approx(right[labels == 2].float().mean().item()),
     }
-    nothing_seen = {"ids": ids, "labels": labels, "in_train": torch.zeros(200, dtype=torch.bool)}
-    assert "test_accuracy_in_train" not in figures(task, {("test", ""): nothing_seen})
+    none_in_train = {"ids": ids, "labels": labels, "in_train": torch.zeros(200, dtype=torch.bool)}
+    assert "test_accuracy_in_train" not in evaluate(task, {("test", ""): none_in_train})
 
 
 def train(task: pl.LightningModule, steps: int, folder: Path) -> pl.Trainer:
@@ -181,7 +185,7 @@ def test_a_checkpoint_alone_rebuilds_the_model(make: Any, tmp_path: Path) -> Non
     assert torch.equal(loaded.model(ids), task.eval().model(ids))
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"recipe\.optimizer has no choice 'adamm'.*Did you mean"):
         language_model(optimizer="adamm")
     with pytest.raises(UserError, match=r"recipe\.schedule"):
@@ -201,7 +205,7 @@ def test_refusals(tmp_path: Path) -> None:
 def translation(**recipe: Any) -> Translate:
     own = {"tied_output": True, "shared_embeddings": True, "scale_embedding": True}
     return Translate(
-        model={**stack_arguments(**own)},
+        architecture={**stack_arguments(**own)},
         recipe={**group("recipe", "inverse_sqrt"), **recipe},
         decoding={"beam": 2, "length_penalty": 1.0},
     )
@@ -262,13 +266,13 @@ def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> 
         log = task.model(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
         total -= float(log[torch.arange(t - 1), target[row, 1:t]].sum())
         tokens += t - 1
-    task.watched = lambda loss, batch, batch_idx: loss  # type: ignore
+    task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore
     loss = task.training_step({"source": source, "target": target}, 0)
     assert float(loss) == pytest.approx(total / tokens, rel=1e-5)
     assert int(task.tokens) == 6 + tokens
     task.on_validation_epoch_start()
-    task.measure({"part": "validation", "source": source, "target": target})
-    assert task.figures()["validation_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    task.evaluate_batch({"part": "validation", "source": source, "target": target})
+    assert task.compute_metrics()["validation_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
 
 
 def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path) -> None:
@@ -282,3 +286,50 @@ def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path)
         expected = sum(task.state_dict()[name] for task in tasks) / 3
         torch.testing.assert_close(value, expected)
         assert value.dtype == tasks[0].state_dict()[name].dtype
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_complete(name: str) -> None:
+    """The checks of a new task: its config, its declarations, a network from the config, a report."""
+    config, task = as_plain(compose(f"task={name}", *TINY)), TASKS[name]
+    assert task.name == config["task"]["name"] == name
+    data = task.datamodule(load(config), **{key: config[key] for key in DATA_KEYS})
+    new = task.from_config(config, data)
+    new.attach(data)
+    assert task(**new.hparams).model.state_dict().keys() == new.model.state_dict().keys()  # plain data rebuild it
+    examples = data.examples()
+    assert all(len(example.ids) == len(task.inputs) for example in examples) and task.output and task.purpose
+    new.eval()
+    new.on_validation_epoch_start()
+    with torch.no_grad():
+        batches = data.test_dataloader()
+        if name != "translate":
+            for batch in batches:
+                new.evaluate_batch(batch)
+        described = list(new.describe_examples(examples, data.tokenizer))
+    assert all(title and text for title, text in described)
+    metrics = data.reference_metrics() | new.compute_metrics()
+    report = new.report(metrics)
+    assert report["metric"] == new.metric_name("test") and set(report["columns"]) <= set(metrics)
+    assert name == "translate" or report["columns"][0] == report["metric"]
+    result = {"metrics": metrics, "corpus": data.description, "config": config}
+    assert len({len(row) for row in new.summary(result)}) == 1
+    assert set(new.progress_columns(metrics)) <= set(metrics)
+    assert "Corpus" in data.corpus_line() and data.limit_length(None) is None
+
+
+def test_the_report_shows_leaked_sentences_only_if_there_are_any() -> None:
+    metrics = {"test_accuracy": 0.9, "test_accuracy_in_train": 1.0, "test_accuracy_not_in_train": 0.5}
+    report = classifier().report({"train_accuracy": 1.0, **metrics})
+    assert report["columns"] == [*metrics, "train_accuracy"]
+    assert report["compare"] == ["test_accuracy", "test_accuracy_not_in_train"] and report["higher_is_better"]
+    report = classifier().report({**metrics, "test_accuracy_in_train": None})
+    assert report["columns"] == report["compare"] == ["test_accuracy"]
+
+
+def test_the_report_shows_perplexities_in_the_order_of_the_speakers() -> None:
+    task = language_model()
+    task.speakers = ["b", "a"]
+    metrics = {f"test_perplexity_{name}": 1.0 for name in ("a", "b", "c", "mean")}
+    shown = [name.removeprefix("test_perplexity_") for name in task.report(metrics)["columns"]]
+    assert shown == ["mean", "b", "a", "c"] and not task.report(metrics)["higher_is_better"]

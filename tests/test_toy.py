@@ -33,9 +33,9 @@ def test_the_input_is_embedding_plus_position(sentence: str) -> None:
         assert torch.equal(embedded[i], embedding.weight[index]) and torch.equal(total[i], embedded[i] + positions[i])
 
 
-def test_a_comma_that_the_paragraph_does_not_have_is_unknown() -> None:
+def test_a_comma_is_unknown_because_the_paragraph_has_none() -> None:
     text = show(SENTENCES, 4, 0)
-    assert text.count("Not in the paragraph") == 1 and text.endswith("so read as <unk> (1): ,")
+    assert text.count("Not in the paragraph") == 1 and text.endswith("so encoded as <unk> (1): ,")
 
 
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

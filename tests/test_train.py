@@ -21,11 +21,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from speechformer.corpora.speeches import load_corpus
 from speechformer.corpora.tokenizer import Tokenizer
-from speechformer.data.speeches import SpeechData
 from speechformer.errors import UserError
 from speechformer.runs.folder import read_result
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.load import load_task
+from speechformer.tasks.registry import TASKS
 from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]
@@ -79,7 +79,7 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
     # both checkpoints rebuild the model alone, and give the figures that the result names
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     config = result["config"]
-    data = SpeechData(
+    data = TASKS[result["task"]].datamodule(
         load_corpus(config["corpus"]),
         **{key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")},
         tokenizer=tokenizer,
@@ -90,8 +90,8 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
         loaded.on_validation_epoch_start()
         with torch.no_grad():
             for batch in data.test_dataloader():
-                loaded.measure(batch)
-        figures = loaded.figures()
+                loaded.evaluate_batch(batch)
+        figures = loaded.compute_metrics()
         if expected is not None:
             assert figures[result["best"]["metric"]] == pytest.approx(expected, rel=1e-5)
         if (name == "last") == (protocol == "paper"):
@@ -173,7 +173,7 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     assert done.stdout.startswith(
         "Corpus sample (made by the package, seed 0): trains on 2100 lines, tests on 750, of which 0"
     )
-    assert "Parameters: " in done.stdout and "always the commonest class" in done.stdout
+    assert "Parameters: " in done.stdout and "majority class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = command(*TINY, *CLASSIFY, "hydra.run.dir=here", cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.startswith(f"Already finished: {tmp_path / 'here'}. ")

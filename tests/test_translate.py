@@ -1,4 +1,4 @@
-"""A trained run translates: from the command line, from standard input, with a picture; and what it refuses."""
+"""A trained run translates: texts, standard input, with a picture; and invalid options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from conftest import TINY, compose
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from speechformer.analysis.load import load
+from speechformer.analysis.translation import align, encode_sources, translate_sources
 from speechformer.corpora.special_tokens import BEGIN
 from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError
 from speechformer.metrics.bleu import bleu, signatures
 from speechformer.training.run import execute
-from speechformer.translate import load_model, main
+from speechformer.translate import main
 
 LEARNS = ["width=48", "heads=2", "layers=1", "ff=96", "dropout=0", "recipe.lr=1e-2", "recipe.warmup_steps=30"]
 LEARNS += ["recipe.label_smoothing=0", "task.vocab_size=300", "task.beam=3", "trainer.max_epochs=60"]
@@ -67,9 +69,9 @@ def test_translations_of_dev_stand_in_tensorboard_at_every_evaluation(trained: t
 
 def test_a_run_translates_as_it_was_tested(trained: tuple[Path, dict]) -> None:
     rows = pairs_of(trained[0])
-    model = load_model(trained[0])
-    assert model.translate([row[0] for row in rows]) == [row[2] for row in rows]
-    assert model.translate([]) == [] and model.translate([" ", rows[0][0]]) == ["", rows[0][2]]
+    run = load(trained[0])
+    assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
+    assert run.translate([]) == [] and run.translate([" ", rows[0][0]]) == ["", rows[0][2]]
 
 
 def test_the_command_line_takes_texts_and_lines(
@@ -92,14 +94,15 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     trained: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = pairs_of(trained[0])[0]
-    model = load_model(trained[0])
-    (ids,) = model.encode([row[0]])
-    (written,) = model.translate_ids([ids])
-    source, target, weights = model.alignment(ids, written)
+    run = load(trained[0])
+    (ids,) = encode_sources(run, [row[0]])
+    (written,) = translate_sources(run, [ids])
+    part = align(run, ids, written)
+    source, target, weights = part.keys, part.queries, part.weights[0, 0]
     assert weights.shape == (len(target), len(source)) == (len(written) + 1, len(ids))
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(target)))
     assert "".join(target[:-1]) == f" {row[2]}" and source[-1] == target[-1] == "<eos>"
-    expected = model.task.model.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
+    expected = run.model.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
     torch.testing.assert_close(weights, expected[0].mean(dim=0))
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
     main()
@@ -120,7 +123,7 @@ def test_a_line_is_a_line_whatever_it_holds(
     assert on_one_line("a\tb\nc\u2028d") == "a b c d"
 
 
-def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(
+def test_a_source_longer_than_the_positions_is_cut_with_a_warning(
     little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
@@ -130,10 +133,10 @@ def test_a_source_longer_than_the_positions_is_cut_and_that_is_said(
     main()
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 2
-    assert said.err == "Sentence 2 is cut at 60 tokens: the model knows no more positions.\n"
-    model = load_model(tmp_path)
-    (ids,) = model.encode(["long " * 40])
-    model.alignment(ids, model.translate_ids([ids])[0])
+    assert said.err == "Sentence 2 is cut at 60 tokens, the model's maximum.\n"
+    run = load(tmp_path)
+    (ids,) = encode_sources(run, ["long " * 40])
+    align(run, ids, translate_sources(run, [ids])[0])
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
@@ -149,26 +152,29 @@ def test_a_run_of_mixed_precision_translates_as_it_was_tested(
     ]
     execute(compose(*TINY[1:], *own, "width=32", "recipe.lr=1e-2", f"trainer.precision={precision}"), tmp_path)
     rows = pairs_of(tmp_path)
-    assert load_model(tmp_path).translate([row[0] for row in rows]) == [row[2] for row in rows]
+    assert load(tmp_path).translate([row[0] for row in rows]) == [row[2] for row in rows]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere", "x"], "nowhere: there is no such folder"),
+        (["nowhere", "x"], "nowhere: no such folder"),
         (["EMPTY", "x"], "has no average.ckpt, best.ckpt, last.ckpt"),
-        (["RUN", "x", "--beam", "0"], "--beam must be at least 1"),
-        (["RUN", "x", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10"),
-        (["RUN", "x", "y", "--attention", "a.png"], "--attention draws one sentence, and there are 2"),
-        (["RUN", " ", "--attention", "a.png"], "--attention draws one sentence, and there are 0"),
+        (["RUN", "x", "--beam", "0"], "beam must be at least 1"),
+        (["RUN", "x", "--length-penalty", "-1"], "length_penalty must be between 0 and 10"),
+        (
+            ["RUN", "x", "y", "--attention", "a.png"],
+            "--attention draws the alignment of one sentence, but there are 2",
+        ),
+        (["RUN", " ", "--attention", "a.png"], "--attention draws the alignment of one sentence, but there are 0"),
         (["RUN", "x", "--attention", "a.xyz"], "name a .png file"),
         (
             ["CLASSIFIER", "x"],
-            "is a run of task=classify, which tells speakers apart; this needs one of task=translate",
+            "is a run of task=classify, which tells speakers apart; translate needs a run of task=translate",
         ),
     ],
 )
-def test_refusals(
+def test_errors(
     arguments: list[str],
     sentence: str,
     trained: tuple[Path, dict],
@@ -183,27 +189,27 @@ def test_refusals(
         execute(compose(*TINY[1:], *own), tmp_path / "CLASSIFIER")
     arguments = [str(trained[0]) if argument == "RUN" else argument for argument in arguments]
     monkeypatch.setattr(sys, "argv", ["translate", *arguments])
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         main()
-    assert sentence in str(refused.value)
+    assert sentence in str(error.value)
 
 
 def test_a_model_without_attention_has_none_to_draw(little_pairs: Path, tmp_path: Path) -> None:
     own = ["task=translate", "corpus=ted", f"corpus.root={little_pairs}", "task.vocab_size=20", "trainer.max_steps=1"]
     execute(compose(*TINY[1:], *own, "model=rnn"), tmp_path)
-    with pytest.raises(UserError, match="This model has no attention to draw"):
-        load_model(tmp_path).alignment([4, 3], [5])
+    with pytest.raises(UserError, match="has no attention weights to draw"):
+        align(load(tmp_path), [4, 3], [5])
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_cuda_it_translates_and_aligns_as_on_the_cpu(trained: tuple[Path, dict]) -> None:
     rows = pairs_of(trained[0])
-    model = load_model(trained[0])
-    assert model.task.device.type == "cuda"
-    (ids,) = model.encode([rows[0][0]])
-    (written,) = model.translate_ids([ids])
-    assert model.tokenizer.decode(written) == rows[0][2]
-    on_cuda = model.alignment(ids, written)[2].cpu()
-    model.task.cpu()
-    torch.testing.assert_close(on_cuda, model.alignment(ids, written)[2], atol=1e-3, rtol=0)
+    run = load(trained[0])
+    assert run.task.device.type == "cuda"
+    (ids,) = encode_sources(run, [rows[0][0]])
+    (written,) = translate_sources(run, [ids])
+    assert run.tokenizer.decode(written) == rows[0][2]
+    on_cuda = align(run, ids, written).weights
+    run.task.cpu()
+    torch.testing.assert_close(on_cuda, align(run, ids, written).weights, atol=1e-3, rtol=0)

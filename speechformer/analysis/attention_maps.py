@@ -1,11 +1,11 @@
-"""Attention maps: where every head of every layer looks, as numbers, as a check and as a picture.
+"""Attention maps: the weights of every head as numbers, as a sanity check and as a picture.
 
 For a query i with weights w_ij over the keys j:
 
-    entropy     - sum_j w_ij ln w_ij      in nats: 0 looks at one token, ln S at all S alike
-    distance    sum_j w_ij |i - j|        in tokens; of attention within one sequence
+    entropy     - sum_j w_ij ln w_ij      in nats; 0: all weight on one key, ln S: uniform over S keys
+    distance    sum_j w_ij |i - j|        in tokens; defined within one sequence only
 
-each in the mean over the queries. Clark et al. 2019, "What Does BERT Look At?", section 3.
+Both are averaged over the queries. Clark et al. 2019, "What Does BERT Look At?", section 3.
 
 Shapes: L layers, N heads, T queries, S keys.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,24 @@ from speechformer.corpora.special_tokens import PAD
 from speechformer.layers.attention import attention_mask
 
 CLS = "<cls>"
-WHAT = {
-    "encoder": "encoder: every token looks at both sides",
-    "decoder": "decoder: every token looks at what stands before it",
-    "cross": "decoder to encoder: what each token that it writes looks at in the source",
+CAPTIONS = {
+    "encoder": "encoder self-attention (both directions)",
+    "decoder": "decoder self-attention (causal)",
+    "cross": "cross-attention: tokens of the translation (queries) to tokens of the source (keys)",
 }
 
 
 @dataclass
-class Map:
-    """The attention of one part of a model: "encoder", "decoder" or "cross".
+class AttentionMap:
+    """The attention weights of one part of a model, for one text.
 
-    `queries` and `keys` are the tokens as text, `weights` [L, N, T, S] on the CPU, `mask` [T, S] where a query may
-    look, `heading` what to write above its only panel instead of layer and head.
+    Attributes:
+        name: the part: "encoder", "decoder" or "cross".
+        queries: the T query tokens as text.
+        keys: the S key tokens as text.
+        weights: [L, N, T, S], on the CPU; each row sums to 1.
+        mask: [T, S], True where the query may attend to the key.
+        heading: title of the panel in the picture; None: its layer and head.
     """
 
     name: str
@@ -52,11 +57,11 @@ class Map:
     heading: str | None = None
 
     def entropy(self) -> Tensor:
-        """In nats, [L, N]."""
+        """Return the mean entropy of each head's weights in nats, [L, N]."""
         return torch.special.entr(self.weights).sum(dim=-1).mean(dim=-1)
 
     def distance(self) -> Tensor | None:
-        """In tokens, [L, N]; None between two sequences, where a distance means nothing."""
+        """Return the mean distance between query and key in tokens, [L, N]; None for cross-attention."""
         if self.name == "cross":
             return None
         i, j = torch.arange(len(self.queries))[:, None], torch.arange(len(self.keys))
@@ -64,172 +69,215 @@ class Map:
 
 
 @torch.no_grad()
-def maps_of(model: nn.Module, ids: Sequence[Tensor], words: Sequence[Sequence[str]]) -> list[Map]:
-    """The maps of a model for one example; none for a model that does not attend.
+def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[str]]) -> list[AttentionMap]:
+    """Compute the attention maps of a model for one text.
 
     Args:
         model: an `EncoderClassifier`, `Decoder` or `Translator`, in evaluation mode.
-        ids: the ids of a text, [T]; for a translator of the source, [S], and of what the decoder reads, [T].
-        words: the tokens of the same as text; for a translator also those that the decoder writes.
+        ids: the model's inputs without batch dimension: [T], or source [S] and target [T] of a translator.
+        tokens: the same inputs as text; a translator also needs the tokens that its decoder predicts.
+
+    Returns:
+        One map for each part that has attention; an empty list for a model without attention.
     """
     device = next(model.parameters()).device
-    found = model.attention(*(part.to(device)[None] for part in ids))  # type: ignore[operator]
+    weights_of_parts = model.attention(*(part.to(device)[None] for part in ids))  # type: ignore[operator]
     maps = []
-    for name, layers in found.items():
+    for name, layers in weights_of_parts.items():
         if not layers:
             continue
         weights = torch.stack([layer[0] for layer in layers]).float().cpu()
         T, S = weights.shape[-2:]
         if name == "cross":
-            queries, keys, seen = words[2], words[0], torch.ones(T, S, dtype=torch.bool)
+            queries, keys, mask = tokens[2], tokens[0], torch.ones(T, S, dtype=torch.bool)
         else:
             stack: Any = getattr(model, name)
-            seen = attention_mask(stack.pattern, T, S, stack.causal)[0, 0]
-            own = words[-1] if len(words) == 1 else words[name == "decoder"]
+            mask = attention_mask(stack.pattern, T, S, stack.causal)[0, 0]
+            own = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
             queries = keys = ([CLS] if stack.first_token is not None else []) + list(own)
-        maps.append(Map(name, list(queries), list(keys), weights, seen.cpu()))
+        maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))
     return maps
 
 
 @dataclass
 class Check:
-    """One thing that must hold of attention, and the figure that is furthest from it, None where there is nothing of
-    which it could hold."""
+    """A property that attention weights must have.
 
-    what: str
+    Attributes:
+        description: the property, in words.
+        worst: the largest deviation from it; None if it does not apply.
+        tolerance: the largest deviation that passes.
+    """
+
+    description: str
     worst: float | None
-    allowed: float
+    tolerance: float
 
     @property
     def passed(self) -> bool:
-        return self.worst is None or self.worst <= self.allowed  # not of NaN
+        return self.worst is None or self.worst <= self.tolerance  # False for NaN
 
 
 @torch.no_grad()
-def checks(model: nn.Module, ids: Sequence[Tensor], maps: Sequence[Map], padding: int = 3) -> list[Check]:
-    """The reports' sanity check: the weights of each query sum to 1, none is on a key that it may not see (causality,
-    pattern), and with padding behind the text none is on that, and the others are what they were.
+def check_maps(
+    model: nn.Module, ids: Sequence[Tensor], maps: Sequence[AttentionMap], padding: int = 3
+) -> list[Check]:
+    """Check that the weights of each query sum to 1, that masked keys get none, and that padding changes nothing.
 
-    Padding stands where a model is trained with it: behind the sentence of a classifier and the source of a
-    translator; a language model has none.
+    Padding is appended to the text of a classifier and to the source of a translator, as in training. A language
+    model is trained without padding, so the last check does not apply to it.
+
+    Args:
+        model, ids: see `maps_of`, which computed `maps`.
+        padding: number of padding tokens to append.
     """
-    found = [
-        Check("the weights of each query sum to 1", worst([part.weights.sum(dim=-1) - 1 for part in maps]), 1e-5),
+    checks = [
+        Check("the weights of each query sum to 1", largest([part.weights.sum(dim=-1) - 1 for part in maps]), 1e-5),
         Check(
-            "no weight on what the mask hides",
-            worst([part.weights[..., ~part.mask] for part in maps if not part.mask.all()]),
+            "no weight on masked keys",
+            largest([part.weights[..., ~part.mask] for part in maps if not part.mask.all()]),
             0.0,
         ),
     ]
-    if any(part.name in ("encoder", "cross") for part in maps):
-        device = next(model.parameters()).device
-        max_length: int | None = model.max_length  # type: ignore[assignment]
-        padding = padding if max_length is None else min(padding, max_length - len(ids[0]))
-        rows = [part.to(device)[None] for part in ids]
-        rows[0] = F.pad(rows[0], (0, padding), value=PAD)
-        padded = model.attention(*rows)  # type: ignore[operator]
-        on_padding, moved = [], []
-        for part in maps:
-            if part.name == "decoder" or not padding:
-                continue
-            weights = torch.stack([layer[0] for layer in padded[part.name]]).float().cpu()
-            T, S = part.mask.shape
-            on_padding.append(weights[..., :T, S:])
-            moved.append(weights[..., :T, :S] - part.weights)
-        found.append(Check("no weight on padding", worst(on_padding), 0.0))
-        found.append(Check("padding changes no other weight", worst(moved), 1e-5))
-    return found
+    if not any(part.name in ("encoder", "cross") for part in maps):
+        return checks
+    device = next(model.parameters()).device
+    max_length: int | None = model.max_length  # type: ignore[assignment]
+    padding = padding if max_length is None else min(padding, max_length - len(ids[0]))
+    rows = [part.to(device)[None] for part in ids]
+    rows[0] = F.pad(rows[0], (0, padding), value=PAD)
+    padded = model.attention(*rows)  # type: ignore[operator]
+    on_padding, changes = [], []
+    for part in maps:
+        if part.name == "decoder" or not padding:
+            continue
+        weights = torch.stack([layer[0] for layer in padded[part.name]]).float().cpu()
+        T, S = part.mask.shape
+        on_padding.append(weights[..., :T, S:])
+        changes.append(weights[..., :T, :S] - part.weights)
+    checks.append(Check("no weight on padding", largest(on_padding), 0.0))
+    checks.append(Check("padding changes no other weight", largest(changes), 1e-5))
+    return checks
 
 
-def worst(values: Sequence[Tensor]) -> float | None:
-    """The greatest absolute value, NaN if there is one; None of nothing."""
+def largest(values: Sequence[Tensor]) -> float | None:
+    """Return the largest absolute value, NaN if any is NaN, None for an empty list."""
     return float(torch.cat([value.flatten() for value in values]).abs().max()) if values else None
 
 
-# The picture: by pillow, in some milliseconds, so that a dashboard can have it at every few evaluations
-INK, MUTED, HIDDEN, PAPER = (31, 41, 51), (96, 108, 118), (232, 232, 229), (255, 255, 255)
+# Drawn with Pillow, in milliseconds: TensorBoard gets these pictures during training.
+INK, MUTED, MASKED, PAPER, FRAME = (31, 41, 51), (96, 108, 118), (232, 232, 229), (255, 255, 255), (200, 204, 208)
 BLUES = [(247, 251, 255), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 48, 107)]
+TOP, GAP, HEADER = 66, 18, 36  # pixels above the first row of panels, between columns, and above each panel
 
 
 @functools.cache
 def font(size: int) -> Any:
-    """The font that matplotlib brings."""
+    """Load the font that matplotlib ships."""
     spec = importlib.util.find_spec("matplotlib")
     folder = Path((spec.submodule_search_locations or [""])[0] if spec else "")
     return ImageFont.truetype(str(folder / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
 
 
-def colours(table: Any) -> Any:
-    """Numbers from 0 to 1 as RGB, [..., 3]."""
+def text_width(text: str, size: int) -> int:
+    """Return the width of a text in pixels."""
+    return int(font(size).getlength(text))
+
+
+def colours(values: Any) -> Any:
+    """Map numbers from 0 to 1 to RGB, [..., 3]."""
     places = np.linspace(0, 1, len(BLUES))
-    return np.stack([np.interp(table, places, [c[k] for c in BLUES]) for k in range(3)], axis=-1).astype(np.uint8)
+    return np.stack([np.interp(values, places, [c[k] for c in BLUES]) for k in range(3)], axis=-1).astype(np.uint8)
 
 
-def sideways(text: str, size: int) -> Image.Image:
-    """A text that is read from below."""
-    drawn = Image.new("RGB", (1 + int(font(size).getlength(text)), size + 4), PAPER)
-    ImageDraw.Draw(drawn).text((0, 0), text, font=font(size), fill=INK)
-    return drawn.rotate(90, expand=True)
+def vertical_text(text: str, size: int) -> Image.Image:
+    """Draw a text that reads from bottom to top."""
+    image = Image.new("RGB", (1 + text_width(text, size), size + 4), PAPER)
+    ImageDraw.Draw(image).text((0, 0), text, font=font(size), fill=INK)
+    return image.rotate(90, expand=True)
 
 
-def short(word: str, most: int = 14) -> str:
-    """A token for an axis; a space shows as a low dot, so that it is seen where a word begins."""
-    word = word.replace(" ", "·").replace("\n", "⏎")
-    return word if len(word) <= most else f"{word[: most - 1]}…"
+def shorten(token: str, length: int = 14) -> str:
+    """Shorten a token for an axis; a dot marks a space, which shows where a word begins."""
+    token = token.replace(" ", "·").replace("\n", "⏎")
+    return token if len(token) <= length else f"{token[: length - 1]}…"
 
 
-def draw(part: Map, title: str, scale: float | None = None) -> Image.Image:
-    """A picture of a map: a row of panels for each layer, a column for each head, one colour scale for all.
+def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Image:
+    """Draw a map: one row of panels for each layer, one column for each head, masked pairs in grey.
 
-    `scale` is the weight that is darkest, None for the greatest of the map. What a query may not see is grey.
+    Args:
+        title: the first line of the picture.
+        scale: the weight with the darkest colour; None: the largest of the map.
     """
-    L, N, T, S = part.weights.shape
-    part = replace(part, weights=part.weights.detach())
+    weights = part.weights.detach()
+    L, N, T, S = weights.shape
     cell = max(3, min(34, 420 // max(T, S)))
     size = max(9, min(15, cell - 2))
-    every = -(-size // cell)  # where the cells are too small, every so manieth token is named
-    names = [[short(word) for word in words] for words in (part.queries, part.keys)]
-    wide, high = (max((int(font(size).getlength(name)) for name in words), default=0) + 10 for words in names)
-    titles = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
-    gap, head = 18, 46
-    column = max(S * cell, *(int(font(13).getlength(text)) for row in titles for text in row)) + gap
-    texts = ((17, title), (13, WHAT[part.name]))
-    width = max(wide + N * column + 10, 480, *(int(font(points).getlength(text)) + 20 for points, text in texts))
-    image = Image.new("RGB", (width, 70 + L * (T * cell + head) + high + 52), PAPER)
+    headings = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
+    query_names, key_names = ([shorten(token) for token in tokens] for tokens in (part.queries, part.keys))
+    left, bottom = (
+        max((text_width(name, size) for name in names), default=0) + 10 for names in (query_names, key_names)
+    )
+    column = max(S * cell, *(text_width(text, 13) for row in headings for text in row)) + GAP
+    caption = CAPTIONS[part.name]
+    width = max(left + N * column + 10, 480, text_width(title, 17) + 20, text_width(caption, 13) + 20)
+    image = Image.new("RGB", (width, TOP + L * (T * cell + HEADER + 10) + bottom + 56), PAPER)
     pen = ImageDraw.Draw(image)
     pen.text((10, 10), title, font=font(17), fill=INK)
-    pen.text((10, 36), WHAT[part.name], font=font(13), fill=MUTED)
-    scale = max(float(part.weights.max()) if scale is None else scale, 1e-9)
-    entropy, distance = part.entropy(), part.distance()
-    table = colours((part.weights / scale).clamp(0, 1).nan_to_num(0).numpy())
-    table[:, :, ~part.mask.numpy()] = HIDDEN
-    y = 66
-    for layer in range(L):
+    pen.text((10, 36), caption, font=font(13), fill=MUTED)
+    scale = max(float(weights.max()) if scale is None else scale, 1e-9)
+    pixels = colours((weights / scale).clamp(0, 1).nan_to_num(0).numpy())
+    pixels[:, :, ~part.mask.numpy()] = MASKED
+    statistics = panel_statistics(part)
+    y = TOP
+    for k in range(L):
         for n in range(N):
-            x = wide + n * column
-            pen.text((x, y), titles[layer][n], font=font(13), fill=INK)
-            said = f"entropy {entropy[layer, n]:.2f}"
-            if distance is not None:
-                said += f", distance {distance[layer, n]:.1f}"
-            if font(11).getlength(said) <= column - 4:
-                pen.text((x, y + 18), said, font=font(11), fill=MUTED)
-            panel = Image.fromarray(table[layer, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
-            image.paste(panel, (x, y + 36))
-            pen.rectangle((x - 1, y + 35, x + S * cell, y + 36 + T * cell), outline=(200, 204, 208))
-            if layer == L - 1:
-                for j in range(0, S, every):
-                    label = sideways(names[1][j], size)
-                    image.paste(label, (x + j * cell + (cell - size) // 2 - 1, y + 40 + T * cell))
-        for i in range(0, T, every):
-            place = (wide - 5, y + 36 + i * cell + cell // 2)
-            pen.text(place, names[0][i], font=font(size), fill=INK, anchor="rm")
-        y += T * cell + head
-    y += high + 4
+            x = left + n * column
+            pen.text((x, y), headings[k][n], font=font(13), fill=INK)
+            if text_width(statistics[k][n], 11) <= column - 4:
+                pen.text((x, y + 18), statistics[k][n], font=font(11), fill=MUTED)
+            panel = Image.fromarray(pixels[k, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
+            image.paste(panel, (x, y + HEADER))
+            pen.rectangle((x - 1, y + HEADER - 1, x + S * cell, y + HEADER + T * cell), outline=FRAME)
+            if k == L - 1:
+                draw_key_names(image, key_names, x, y + HEADER + T * cell + 4, cell, size)
+        draw_query_names(pen, query_names, left - 5, y + HEADER, cell, size)
+        y += T * cell + HEADER + 10
+    draw_legend(image, y + bottom + 4, scale)
+    return image
+
+
+def panel_statistics(part: AttentionMap) -> list[list[str]]:
+    """Return the line above each panel: the head's entropy and distance."""
+    entropies, distances = part.entropy().tolist(), part.distance()
+    if distances is None:
+        return [[f"entropy {value:.2f}" for value in row] for row in entropies]
+    return [
+        [f"entropy {entropy:.2f}, distance {distance:.1f}" for entropy, distance in zip(*rows)]
+        for rows in zip(entropies, distances.tolist())
+    ]
+
+
+def draw_key_names(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
+    """Write the keys below a panel; where cells are smaller than the font, only every second, third, ..."""
+    for j in range(0, len(names), -(-size // cell)):
+        image.paste(vertical_text(names[j], size), (x + j * cell + (cell - size) // 2 - 1, y))
+
+
+def draw_query_names(pen: ImageDraw.ImageDraw, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
+    """Write the queries to the left of a row of panels, as `draw_key_names` does the keys."""
+    for i in range(0, len(names), -(-size // cell)):
+        pen.text((x, y + i * cell + cell // 2), names[i], font=font(size), fill=INK, anchor="rm")
+
+
+def draw_legend(image: Image.Image, y: int, scale: float) -> None:
+    """Draw the colour scale and say what rows and columns are."""
+    pen = ImageDraw.Draw(image)
     bar = Image.fromarray(colours(np.linspace(0, 1, 160)[None].repeat(12, axis=0)))
     pen.text((10, y + 6), "weight  0", font=font(13), fill=INK, anchor="lm")
     image.paste(bar, (90, y))
     pen.text((256, y + 6), f"{scale:.2f}", font=font(13), fill=INK, anchor="lm")
-    pen.rectangle((320, y, 334, y + 12), fill=HIDDEN)
-    pen.text((342, y + 6), "may not be seen", font=font(13), fill=INK, anchor="lm")
-    pen.text((10, y + 30), "row: the token that looks; column: looked at", font=font(13), fill=MUTED, anchor="lm")
-    return image
+    pen.rectangle((320, y, 334, y + 12), fill=MASKED)
+    pen.text((342, y + 6), "masked", font=font(13), fill=INK, anchor="lm")
+    pen.text((10, y + 30), "row: query; column: key; each row sums to 1", font=font(13), fill=MUTED, anchor="lm")

@@ -1,166 +1,252 @@
-"""A trained run, to use: its model and its tokenizer, from the run's folder alone.
+"""Load a trained run from its folder: `speechformer.load`.
 
-Nothing that a folder holds is executed: checkpoints are read with `weights_only=True`, the rest is JSON.
+Nothing that a folder contains is executed: checkpoints are read with `weights_only=True`, the rest is JSON.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from speechformer.corpora.subwords import Subwords
-from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
+from speechformer.analysis import continuation, erasure, translation
+from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
 from speechformer.tasks.load import load_task
+from speechformer.tasks.registry import TASKS
+from speechformer.tasks.text import TextInputs
 
 CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
 
 
 @dataclass
-class Trained:
-    """The task with its weights, on the CPU or on a GPU where there is one, and its tokenizer.
+class TrainedRun:
+    """A trained run: the model with its weights, the tokenizer, the result, and what you can do with them.
 
-    `checkpoint` is the file that the weights are from, `finished` whether the run came to its end.
+    `logits` and `attention` exist for every task, `predict`, `generate` and `translate` for one task each.
+
+    Attributes:
+        directory: the run's folder.
+        task: the LightningModule in evaluation mode; on a GPU if there is one (`task.cpu()` moves it).
+        tokenizer: converts between text and ids.
+        checkpoint: name of the file that the weights come from.
+        result: content of `result.json`; None for a run without one.
     """
 
     directory: Path
-    task: Task
-    tokenizer: Tokenizer | Subwords
+    task: Task = field(repr=False)
+    tokenizer: Any = field(repr=False)
     checkpoint: str
-    finished: bool
+    result: dict[str, Any] | None = field(repr=False)
+
+    @property
+    def model(self) -> nn.Module:
+        """The network: an `EncoderClassifier`, a `Decoder` or a `Translator`."""
+        return self.task.model
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended."""
+        return self.result is not None and self.result["status"] == "finished"
 
     @property
     def label(self) -> str:
-        """The run in a few words, for a picture."""
-        model = self.task.hparams["architecture"]
-        named = [model["model"]["name"]]
-        for name, value in model["model"].items():
+        """The model and its options in a few words, for a plot: "alibi, scale 2"."""
+        architecture = self.task.hparams["architecture"]
+        words = [architecture["model"]["name"]]
+        for name, value in architecture["model"].items():
             if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
-                named.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-        if model["pattern"]["name"] != "full":
-            named.append(model["pattern"]["name"])
-        return ", ".join(named)
+                words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        if architecture["pattern"]["name"] != "full":
+            words.append(architecture["pattern"]["name"])
+        return ", ".join(words)
+
+    @property
+    def max_length(self) -> int | None:
+        """The maximum number of tokens that the model can read; None: no limit."""
+        return self.task.model.max_length
 
     @property
     def block_size(self) -> int:
-        """The most tokens that it was trained on at once."""
+        """The number of tokens that the model was trained on at once."""
         return self.task.hparams["architecture"]["block_size"]
 
-    def words(self, text: str) -> tuple[list[str], list[int]]:
-        """The words of a text as a model of speeches reads them, and their ids."""
-        assert isinstance(self.tokenizer, Tokenizer)
-        return list(split_words(text)), self.tokenizer.encode(text)
+    def require(self, ability: str) -> None:
+        """Raise a UserError unless the run's task has an ability: "predict", "generate" or "translate"."""
+        if ability not in self.task.abilities:
+            tasks = " or ".join(f"task={name}" for name, task in TASKS.items() if ability in task.abilities)
+            raise UserError(
+                f"{self.directory} is a run of task={self.task.name}, which {self.task.purpose}; "
+                f"{ability} needs a run of {tasks}."
+            )
+
+    def read(self, text: str, max_tokens: int = continuation.MAX_PROMPT) -> TextInputs:
+        """Convert a text to what the model reads.
+
+        A translator also reads its own translation of the text.
+
+        Args:
+            max_tokens: maximum number of tokens of each input; a model can have a lower one of its own.
+
+        Returns:
+            `ids`, the model's inputs, [T] each; `tokens`, the same as text; `notes` on what was cut or unknown.
+        """
+        if not text.strip():
+            raise UserError("The text is empty; give at least one word.")
+        with torch.no_grad():
+            return self.task.read(text, self.tokenizer, max_tokens)
+
+    @torch.no_grad()
+    def logits(self, *inputs: str | Tensor) -> Tensor:
+        """Compute the model's logits for a text, or for ids.
+
+        Args:
+            inputs: one text, or the ids of each input of the model: [T], or [B, T] padded with 0 (a translator takes
+                source and target).
+
+        Returns:
+            [classes] of a classifier, [T, vocabulary] of a language model (row t predicts token t + 1) and of a
+            translator (row t predicts token t of the translation); with a batch dimension B if the ids have one.
+
+        Example:
+            >>> run.logits("We will").softmax(-1)
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], str):
+            inputs = tuple(self.read(inputs[0]).ids)
+        ids = [torch.as_tensor(part, device=self.task.device) for part in inputs]
+        if ids[0].ndim == 1:
+            return self.task(*(part[None] for part in ids))[0]
+        return self.task(*ids)
+
+    def attention(self, text: str | TextInputs) -> list[AttentionMap]:
+        """Compute the attention weights of every layer and head for a text.
+
+        Args:
+            text: a text, or what `read` returned for it.
+
+        Returns:
+            One map for each part: "encoder", "decoder", "cross". Each has `weights` [L, N, T, S], `mask` [T, S], the
+            tokens `queries` and `keys`, `entropy()` and `distance()`.
+
+        Raises:
+            UserError: the model has no attention.
+        """
+        inputs = self.read(text) if isinstance(text, str) else text
+        maps = maps_of(self.model, inputs.ids, inputs.tokens)
+        if not maps:
+            raise UserError(f"{self.directory} is a run of model={self.label}, which has no attention weights.")
+        return maps
+
+    def predict(self, text: str) -> erasure.Prediction:
+        """Predict the class of a text: probabilities, and how much each word contributes.
+
+        Raises:
+            UserError: the run is not of task=classify.
+        """
+        self.require("predict")
+        return erasure.predict(self, text)
+
+    def generate(
+        self,
+        prompt: str,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str:
+        """Sample a continuation of a prompt from a language model.
+
+        Args:
+            prompt: a text of at least one word.
+            tokens: how many words to add; None: 40, or as many as the model has positions for.
+            temperature, top_k, top_p, seed: see `analysis.continuation.continue_text`, which yields word by word.
+
+        Returns:
+            The prompt and its continuation.
+
+        Raises:
+            UserError: the run is not of task=lm, or the model has no positions for that many tokens.
+        """
+        self.require("generate")
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        words = continuation.continue_text(self, prompt, tokens=tokens, **options)
+        prompt_words = self.tokenizer.decode(self.tokenizer.encode(prompt))
+        return "".join(continuation.detokenize([*prompt_words, *words]))
+
+    def translate(
+        self, texts: str | Sequence[str], beam: int | None = None, length_penalty: float | None = None
+    ) -> list[str]:
+        """Translate texts by beam search.
+
+        Args:
+            texts: one text or several.
+            beam: number of hypotheses; 1 is greedy; None: as in the run's test.
+            length_penalty: alpha of Wu et al. 2016, equation 14; None: as in the run's test.
+
+        Returns:
+            The translation of each text.
+
+        Raises:
+            UserError: the run is not of task=translate.
+        """
+        self.require("translate")
+        texts = [texts] if isinstance(texts, str) else texts
+        sources = translation.encode_sources(self, texts)
+        translations = translation.translate_sources(self, sources, beam, length_penalty)
+        return [self.tokenizer.decode(ids) for ids in translations]
 
 
-def load_trained(directory: Path, *tasks: str, checkpoint: str | None = None) -> Trained:
-    """The model of a run's folder, with the weights that its figures are of: the average if the run made one, the
-    best if it was chosen on a held-out part, otherwise the last; and the last of a run that is not finished.
+def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
+    """Load a trained run from its folder.
+
+    The weights are those behind the reported metrics: the average checkpoint if the run computed one, else the best
+    if a validation set chose it, else the last. Of an unfinished run it is the last.
 
     Args:
-        tasks: the tasks that it may be of; none for any.
-        checkpoint: one of `CHECKPOINTS` to take instead.
+        run: the run's folder, such as outputs/runs/classify_alibi_full_seed0_....
+        checkpoint: load this one instead: "average.ckpt", "best.ckpt" or "last.ckpt".
 
     Raises:
-        UserError: the folder is no run, or one of another task, has no checkpoint yet, or has diverged.
+        UserError: the folder is not a run's, has no checkpoint yet, or the run diverged.
     """
+    directory = Path(run)
     if directory.is_file():
         raise UserError(
-            f"{directory} is a file; give the run's folder, {directory.parent} (a checkpoint: --checkpoint)."
+            f"{directory} is a file. Name the run's folder, {directory.parent}, and the checkpoint apart."
         )
     if not directory.is_dir():
-        raise UserError(f"{directory}: there is no such folder; give that of a run, as outputs/runs/...")
+        raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
     if checkpoint is not None and checkpoint not in CHECKPOINTS:
-        raise UserError(f"--checkpoint {checkpoint}: it is one of {', '.join(CHECKPOINTS)}.")
-    result = runs.result_or_none(directory) or {}
-    if result.get("status") == "diverged":
-        raise UserError(f"{directory} diverged: its weights mean nothing; train it again with a lower recipe.lr.")
-    best = result.get("best") or {}
-    order = CHECKPOINTS if best.get("chosen_on") == "validation" else CHECKPOINTS[::-1]
-    names = [name for name in ([checkpoint] if checkpoint else order) if (directory / name).exists()]
-    if not names:
-        if checkpoint is not None and result:
-            raise UserError(f"{directory} has no {checkpoint}; leave --checkpoint away.")
-        wanted = checkpoint or ", ".join(CHECKPOINTS)
-        raise UserError(f"{directory} has no {wanted}: it is no run, or one that has just begun.")
-    task = load_task(directory / names[0])
-    if tasks and task.name not in tasks:
-        wanted = " or ".join(tasks)
+        raise UserError(f"There is no checkpoint {checkpoint}; choose one of {', '.join(CHECKPOINTS)}.")
+    result = runs.result_or_none(directory)
+    if result is not None and result["status"] == "diverged":
         raise UserError(
-            f"{directory} is a run of task={task.name}, which {task.purpose}; this needs one of task={wanted}."
+            f"{directory}: the run diverged, its weights are useless. Train again with a lower recipe.lr."
         )
+    name = choose_checkpoint(directory, result, checkpoint)
+    task = load_task(directory / name)
     if task.diverged():
-        raise UserError(f"{directory}: weights of {names[0]} are NaN or infinite, and mean nothing.")
+        raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
     tokenizer = task.tokenizer_class.load(directory / "tokenizer.json")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
-    return Trained(directory, task, tokenizer, names[0], result.get("status") == "finished")
+    return TrainedRun(directory, task, tokenizer, name, result)
 
 
-def say_if_unfinished(run: Trained) -> None:
-    """Tell on stderr that these are not the weights of the end."""
-    if not run.finished:
-        print(f"This run is not finished: its weights so far ({run.checkpoint}).", file=sys.stderr)
-
-
-def given_texts(arguments: Sequence[str]) -> list[str]:
-    """The texts of a command line, or if there are none the lines of standard input, which may be empty.
-
-    Raises:
-        UserError: they are not UTF-8.
-    """
-    if not arguments:
-        if sys.stdin.isatty():
-            print("One sentence a line; Ctrl-D ends.", file=sys.stderr)
-        return read_lines()
-    for text in arguments:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UserError(f"The text {text!a} is not UTF-8.") from None
-    return list(arguments)
-
-
-def read_lines() -> list[str]:
-    """The lines of standard input, which may be empty.
-
-    Raises:
-        UserError: they are not UTF-8.
-    """
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input: byte {error.object[error.start]:#04x} is not UTF-8.") from None
-    lines = text.replace("\r\n", "\n").split("\n")  # not splitlines(): see corpora.files
-    return lines if lines[-1] else lines[:-1]
-
-
-def given_sentences(arguments: Sequence[str]) -> list[str]:
-    """As `given_texts`, at least one and all with words: empty lines of standard input are no sentences.
-
-    Raises:
-        UserError: there is none, one is empty, or not UTF-8.
-    """
-    texts = given_texts(arguments)
-    if arguments:
-        for number, text in enumerate(texts, start=1):
-            if not split_words(text):
-                raise UserError(f"Sentence {number} is empty; give it some words.")
-    texts = [text for text in texts if split_words(text)]
-    if not texts:
-        raise UserError("There is no sentence; give one behind the run, or lines on standard input.")
-    return texts
-
-
-def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
-    """A sentence that names the words that the model does not know; None if it knows all."""
-    unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == 1))
-    if not unknown:
-        return None
-    named = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]
-    more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
-    return f"not in the vocabulary, read as {UNKNOWN_TOKEN}: {', '.join(named)}{more}"
+def choose_checkpoint(directory: Path, result: dict[str, Any] | None, checkpoint: str | None) -> str:
+    """Return the name of the checkpoint to load, see `load`."""
+    chosen_on = ((result or {}).get("best") or {}).get("chosen_on")
+    order = CHECKPOINTS if chosen_on == "validation" else CHECKPOINTS[::-1]
+    for name in [checkpoint] if checkpoint else order:
+        if (directory / name).exists():
+            return name
+    if checkpoint and result:
+        raise UserError(f"{directory} has no {checkpoint}. Leave out the checkpoint to load the run's own.")
+    wanted = checkpoint or ", ".join(CHECKPOINTS)
+    raise UserError(f"{directory} has no {wanted}: it is not a run's folder, or training has just started.")

@@ -1,1 +1,1 @@
-"""How fast we are, side by side with what a user would pick instead: `python -m speechformer.bench`."""
+"""Benchmarks, side by side with the alternatives that a user would choose: `python -m speechformer.bench`."""

@@ -1,24 +1,24 @@
-"""How fast we are, side by side with what a user would pick instead: `python -m speechformer.bench [PART ...]`.
+"""Measure speed, side by side with the alternatives: `python -m speechformer.bench [PART ...]`.
 
     steps        a training step and an evaluation, against torch.nn.TransformerEncoder and x-transformers
-    loop         the Trainer's loop against a bare one
-    attention    time and memory over the length, for each position and pattern and kernel
+    loop         the Trainer's loop against a bare loop
+    attention    time and memory by length, for each position, pattern and kernel
     startup      from the command to the first step, against importing torch and lightning
-    sweep        what a run costs beside its training
-    packed       runs as one, against one after another
-    whole        from the command to the last line
-    gpu          what only a GPU shows: 32 runs as one, a window over 16k tokens, a model of 124M parameters
-    translation  the encoder-decoder; takes the settings of a run and --run
+    sweep        the overhead of a run in a sweep
+    ensemble     an ensemble of runs against the same runs in sequence
+    whole        from the command to its last line
+    gpu          what needs a GPU: 32 runs as an ensemble, a window over 16k tokens, a model of 124M parameters
+    translation  the encoder-decoder; takes the overrides of a run, and --run
 
-All but the last two without PART. The sides take turns in one process where they can, so that what else the machine
-does falls on all; seconds are medians; a ratio says how many times as fast the first side is as the fastest other.
+Without PART, all but the last two. Where possible, the sides take turns in one process, so that other load on the
+machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
+other.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,16 @@ import torch
 from speechformer import console
 from speechformer.bench import attention, gpu, runs, steps, translation
 from speechformer.bench.plots import draw
-from speechformer.bench.timing import Comparison, machine
+from speechformer.bench.timing import Comparison, machine, table
 from speechformer.errors import UserError, run_command
 from speechformer.runs.folder import write_json
-from speechformer.training.fit import silence_libraries, tune_memory
 
-PARTS = ("steps", "loop", "attention", "startup", "sweep", "packed", "whole")
+PARTS = ("steps", "loop", "attention", "startup", "sweep", "ensemble", "whole")
+RENAMED = {"packed": "ensemble"}  # parts of an earlier version
 
 
-def measured(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
-    """The rows of a part."""
+def measure(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
+    """Measure a part."""
     fewer = max(1, rounds // 3)
     parts: dict[str, Callable[[], list[Comparison]]] = {
         "steps": lambda: steps.bench_steps(rounds),
@@ -45,33 +45,15 @@ def measured(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
         "attention": lambda: attention.bench_attention(fewer),
         "startup": lambda: runs.bench_startup(fewer),
         "sweep": runs.bench_sweep,
-        "packed": lambda: runs.bench_packed(32 if torch.cuda.is_available() else 8),
+        "ensemble": lambda: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
         "whole": runs.bench_whole,
         "gpu": lambda: gpu.bench_gpu(fewer, about["flops_bfloat16"]),
     }
     return parts[part]()
 
 
-def seconds(value: float) -> str:
-    """A time as one reads it."""
-    return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-def table(rows: list[Comparison]) -> str:
-    """A line for each comparison, under the names of its sides."""
-    lines, sides = [], None
-    for row in rows:
-        if (row.part, list(row.seconds)) != sides:
-            sides = (row.part, list(row.seconds))
-            lines.append((f"{row.part}: seconds a {row.unit}", *row.seconds, "ratio"))
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append((f"  {row.what}", *map(seconds, row.seconds.values()), ratio))
-    widest = max(map(len, lines))
-    return console.table([(*line[:-1], *[""] * (widest - len(line)), line[-1]) for line in lines])
-
-
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     if sys.argv[1:2] == ["translation"]:
         del sys.argv[1]
         translation.main()
@@ -82,35 +64,36 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each side (9)")
-    parser.add_argument("--output", type=Path, help="a folder for bench.json and the pictures")
-    given = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
+    parser.add_argument("--output", type=Path, help="folder for bench.json and the plots")
+    arguments = parser.parse_args()
 
     def command() -> None:
-        wrong = [part for part in given.parts if part not in (*PARTS, "gpu")]
-        if wrong:
-            raise UserError(f"there is no part {wrong[0]}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
-        if given.rounds < 1:
+        for part in arguments.parts:
+            if part in RENAMED:
+                raise UserError(f"part {part} is now {RENAMED[part]}.")
+            if part not in (*PARTS, "gpu"):
+                raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
+        if arguments.rounds < 1:
             raise UserError("--rounds must be at least 1.")
-        tune_memory()
-        silence_libraries()
-        warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
+        runs.prepare()
         about, rows = machine(), []
         console.say(
-            f"{about['device']}, {about['threads']} threads, torch {about['torch']}: products of matrices "
+            f"{about['device']}, {about['threads']} threads, torch {about['torch']}: matrix products "
             f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
             f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
         )
-        for part in given.parts or PARTS:
+        for part in arguments.parts or PARTS:
             print(f"Measuring: {part}", file=sys.stderr, flush=True)
-            own = measured(part, given.rounds, about)
-            rows += own
-            console.say(table(own))
-            if given.output:  # after each part, so that what was measured is kept
-                given.output.mkdir(parents=True, exist_ok=True)
-                write_json(given.output / "bench.json", {"machine": about, "rows": [row.plain() for row in rows]})
-        if given.output:
-            for path in draw(rows, about, given.output):
+            comparisons = measure(part, arguments.rounds, about)
+            rows += comparisons
+            console.say(table(comparisons))
+            if arguments.output:  # after each part, so that an interruption loses no measurement
+                arguments.output.mkdir(parents=True, exist_ok=True)
+                content = {"machine": about, "rows": [row.plain() for row in rows]}
+                write_json(arguments.output / "bench.json", content)
+        if arguments.output:
+            for path in draw(rows, about, arguments.output):
                 console.say(str(path))
 
     run_command(command)

@@ -1,13 +1,13 @@
-"""Time and memory of attention over its length: written out, by torch's kernel with a dense mask, by blocks.
+"""Benchmark time and memory of attention by length: the reference, torch's kernel with a dense mask, FlexAttention.
 
-Forward and backward of one layer's attention, one sequence, 8 heads of 64. Memory is what autograd keeps for the
-backward pass; on a GPU the most that was allocated. By blocks (FlexAttention) has a backward on a GPU alone.
+Forward and backward of one layer's attention, for one sequence and 8 heads of width 64. Memory is what autograd saves
+for the backward pass; on a GPU, the peak of allocations. FlexAttention has a backward pass only on a GPU.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
-from speechformer.layers.attention import AttentionBias, attention_reference, flex
+from speechformer.kernels.attention import flex_attention
+from speechformer.kernels.dispatch import AttentionBias
+from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -29,34 +31,34 @@ LENGTHS = {"cpu": (256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384
 WINDOW = 256  # of a long sequence
 
 
-def scores_of(model: str, pattern: str, T: int) -> AttentionBias:
-    """What a causal layer of that position and pattern adds to its scores."""
-    words = [f"model={model}", f"pattern={pattern}", *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]
-    config = as_plain(compose(words))
+def bias_of(model: str, pattern: str, T: int) -> AttentionBias:
+    """Build the attention bias of a causal layer with this position and pattern."""
+    overrides = [f"model={model}", f"pattern={pattern}"]
+    config = as_plain(compose([*overrides, *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
-    made = build_pattern(config["pattern"])
-    return AttentionBias(positions, made, True, T, T, None, device(), everything=pattern == "full")
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, causal=True, device=device())
 
 
-def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
-    """Attention as a function of q, k and v, by kernel."""
+def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
+    """Return the kernels as functions of q, k and v, [B, heads, T, width]; the first is the one that models use."""
 
-    def with_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=scores.dense.to(dtype))
+    def dense_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.dense.to(dtype))
 
-    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention_reference(q, k, v, scores.dense.to(dtype))[0]
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_reference(q, k, v, bias.dense.to(dtype))[0]
 
-    found: dict[str, Any] = {"dense mask": with_mask, "written out": written_out}
-    if scores.causality_alone:
-        found = {"no mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), **found}
-    if device().type == "cuda":
-        found = {"by blocks": functools.partial(flex, scores=scores), **found}
-    return found
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
+
+    kernels: dict[str, Callable[..., Tensor]] = {"dense mask": dense_mask, "reference": reference}
+    if bias.only_causal:
+        kernels = {"no mask": functools.partial(F.scaled_dot_product_attention, is_causal=True), **kernels}
+    return {"FlexAttention": flex, **kernels} if device().type == "cuda" else kernels
 
 
-def kept(run: Any, qkv: list[Tensor]) -> int:
-    """Bytes that are kept for the backward pass, beside q, k and v; on a GPU the most that was allocated."""
+def saved_bytes(run: Callable[..., Tensor], qkv: list[Tensor]) -> int:
+    """Count the bytes saved for the backward pass, besides q, k and v; on a GPU, the peak of allocations."""
     if device().type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -75,34 +77,32 @@ def kept(run: Any, qkv: list[Tensor]) -> int:
     return sum(storages.values())
 
 
+def forward_and_backward(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor]) -> float:
+    """Run one pass."""
+    if [*bias.positions.parameters()]:
+        bias.__dict__.pop("dense", None)  # models cache it only where it has no parameters
+    run(*qkv).sum().backward()
+    return 1
+
+
 def bench_attention(
     rounds: int, lengths: tuple[int, ...] | None = None, variants: Sequence[tuple[str, str]] = VARIANTS
 ) -> list[Comparison]:
-    """The rows of this part; the first side is what a model of ours takes."""
+    """Measure this part."""
     dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
-    found = []
+    rows = []
     for T in lengths or LENGTHS[device().type]:
         for model, pattern in variants:
-            scores = scores_of(model, pattern, T)
+            bias = bias_of(model, pattern, T)
             qkv = [torch.randn(1, HEADS, T, WIDTH, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
             sides, memory = {}, {}
-            for name, run in kernels(scores, dtype).items():
+            for name, run in kernels(bias, dtype).items():
                 try:
-                    memory[name] = kept(run, qkv)
+                    memory[name] = saved_bytes(run, qkv)
                 except torch.OutOfMemoryError:
                     continue
-
-                def side(run: Any = run, scores: AttentionBias = scores, qkv: list[Tensor] = qkv) -> float:
-                    if [*scores.positions.parameters()]:
-                        scores.__dict__.pop("dense", None)  # else a model keeps it, where only the length decides it
-                    run(*qkv).sum().backward()
-                    return 1
-
-                sides[name] = side
+                sides[name] = functools.partial(forward_and_backward, run, bias, qkv)
+            more: dict[str, Any] = {"bytes": memory, "tokens": T}
             seconds = turns(sides, rounds)
-            found.append(
-                Comparison(
-                    f"attention, {T} tokens", f"{model}, {pattern}", "pass", seconds, {"bytes": memory, "tokens": T}
-                )
-            )
-    return found
+            rows.append(Comparison(f"attention, {T} tokens", f"{model}, {pattern}", "pass", seconds, more))
+    return rows

@@ -1,12 +1,10 @@
-"""What a user would pick instead: the same sizes built from torch.nn.TransformerEncoder and from x-transformers.
+"""The alternatives that a user would choose: torch.nn.TransformerEncoder and x-transformers, with the same sizes.
 
-Both as their documentation has them, pre-norm, with the same widths, dropout, output layer and pooling; both know
-order by a table of learned positions. The loss is torch's cross-entropy of all logits.
+Both are built as in their documentation: pre-norm, the same widths, dropout, output layer and pooling, and learned
+positions. The loss is torch's cross-entropy of all logits.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,35 +15,30 @@ from speechformer.errors import UserError
 Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
 
 
-def head_of(task: str, sizes: Sizes, classes: int) -> nn.Module:
-    """Hidden states to logits."""
-    width = sizes["width"]
-    if task == "lm":
-        return nn.Linear(width, sizes["vocab_size"])
-    return nn.Sequential(nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, classes))
-
-
 class Peer(nn.Module):
-    """A model of theirs: `hidden` is to be filled in."""
+    """Base class of the alternatives; subclasses define `hidden`."""
 
     def __init__(self, task: str, sizes: Sizes, classes: int) -> None:
         super().__init__()
         self.task = task
-        self.head = head_of(task, sizes, classes)
+        width = sizes["width"]
+        classifier = (nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, classes))
+        self.head = nn.Linear(width, sizes["vocab_size"]) if task == "lm" else nn.Sequential(*classifier)
 
     def hidden(self, ids_BT: Tensor) -> Tensor:
+        """Compute hidden states, [B, T, D]."""
         raise NotImplementedError
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits: of the next token, [B, T, V], or of the classes, [B, classes], from the mean over real tokens."""
+        """Compute logits of the next token, [B, T, V], or of the classes, [B, classes], from the mean over tokens."""
         hidden = self.hidden(ids_BT)
         if self.task == "lm":
             return self.head(hidden)
-        real = (ids_BT != PAD)[:, :, None]
-        return self.head((hidden * real).sum(dim=1) / real.sum(dim=1))
+        token_mask = (ids_BT != PAD)[:, :, None]
+        return self.head((hidden * token_mask).sum(dim=1) / token_mask.sum(dim=1))
 
     def loss(self, ids_BT: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats."""
+        """Compute the mean cross-entropy, in nats."""
         return F.cross_entropy(self(ids_BT).flatten(0, -2), targets.flatten())
 
 
@@ -79,23 +72,13 @@ class XPeer(Peer):
         try:
             from x_transformers import Decoder, Encoder, TransformerWrapper
         except ImportError:
-            raise UserError("x-transformers is not here: pip install 'speechformer[bench]'.") from None
-        stack: Any = (Decoder if task == "lm" else Encoder)(
-            dim=sizes["width"],
-            depth=sizes["layers"],
-            heads=sizes["heads"],
-            attn_dim_head=sizes["width"] // sizes["heads"],
-            ff_mult=sizes["ff"] / sizes["width"],
-            attn_dropout=dropout,
-            ff_dropout=dropout,
-            layer_dropout=0.0,
-        )
-        self.model = TransformerWrapper(
-            num_tokens=sizes["vocab_size"],
-            max_seq_len=sizes["block_size"],
-            attn_layers=stack,
-            emb_dropout=dropout,
-        )
+            raise UserError("x-transformers is not installed: pip install 'speechformer[bench]'.") from None
+        width, heads = sizes["width"], sizes["heads"]
+        shape = {"dim": width, "depth": sizes["layers"], "heads": heads, "attn_dim_head": width // heads}
+        dropouts = {"attn_dropout": dropout, "ff_dropout": dropout, "layer_dropout": 0.0}
+        stack = (Decoder if task == "lm" else Encoder)(**shape, **dropouts, ff_mult=sizes["ff"] / width)
+        lengths = {"num_tokens": sizes["vocab_size"], "max_seq_len": sizes["block_size"]}
+        self.model = TransformerWrapper(**lengths, attn_layers=stack, emb_dropout=dropout)
         del self.model.to_logits  # ours, for both tasks
         self.model.to_logits = nn.Identity()
 
@@ -105,5 +88,5 @@ class XPeer(Peer):
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Count the parameters."""
     return sum(parameter.numel() for parameter in model.parameters())

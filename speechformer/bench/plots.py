@@ -1,4 +1,4 @@
-"""The bench's pictures: a step against the peers and the machine's limit; attention over its length."""
+"""Plot the bench: a step against the peers and the machine's limit, and attention by length."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": Fa
 
 
 def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> list[Path]:
-    """Write what there is to draw; returns the files."""
-    found = []
+    """Plot the parts that were measured; return the files."""
+    paths = []
     with plt.rc_context(STYLE):
         steps = [row for row in rows if row.part.startswith("steps") and "training" in row.what]
         if steps:
-            found.append(draw_steps(steps, machine, folder / "steps.png"))
+            paths.append(draw_steps(steps, machine, folder / "steps.png"))
         attention = [row for row in rows if row.part.startswith("attention")]
         if len({row.more["tokens"] for row in attention}) > 1:
-            found.append(draw_attention(attention, folder / "attention.png"))
-    return found
+            paths.append(draw_attention(attention, folder / "attention.png"))
+    return paths
 
 
 def milliseconds(value: float) -> str:
-    """Three digits of it."""
+    """Format a time to three digits."""
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
-    """Bars of milliseconds a step; a line for the time of its products at the machine's measured rate, and of moving
-    what the update touches at the bandwidth of its memory."""
+    """Plot the milliseconds per step as bars, with the machine's limit as a line.
+
+    The limit is the time of all matrix products at the measured rate, plus that of moving what the update touches at
+    the measured bandwidth.
+    """
     figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
     for axis, row in zip(axes[0], rows):
         names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
@@ -48,21 +51,20 @@ def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) 
         limit += 1000 * row.more["bytes"] / machine["bytes_per_second"]
         axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
         shade = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5}
-        what = f"limit {milliseconds(limit)}"
-        axis.text(len(names) - 1, limit, what, color=LIMIT, va="center", ha="center", fontsize=8.5, bbox=shade)
+        label = f"limit {milliseconds(limit)}"
+        axis.text(len(names) - 1, limit, label, color=LIMIT, va="center", ha="center", fontsize=8.5, bbox=shade)
         axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8)
         size = {"steps, report": "the reports' size", "steps, large": "512 wide, 1,024 tokens"}[row.part]
         axis.set_title(f"{row.what.partition(',')[0]}, {size}", fontsize=9.5)
         axis.set_ylim(0, 1.15 * max(values))
-    axes[0][0].set_ylabel("ms a training step")
+    axes[0][0].set_ylabel("ms per training step")
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
 
 
 def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
-    """Time and memory over the length, all axes logarithmic; a column for each position or pattern, at most five in a
-    row."""
+    """Plot time and memory by length on logarithmic axes, a column for each position or pattern, five to a row."""
     kinds = list(dict.fromkeys(row.what for row in rows))
     kernels = list(dict.fromkeys(name for row in rows for name in row.seconds))
     across = min(5, len(kinds))
@@ -83,12 +85,12 @@ def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
         column[1].set_xlabel("tokens")
         if k % across == 0:
             column[0].set_ylabel("ms, forward and backward")
-            column[1].set_ylabel("MiB kept or allocated")
+            column[1].set_ylabel("MiB saved or allocated")
         for axis in column:
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
             axis.grid(True, color="#e3e8ed")
-    for first in range(2 * down):  # one scale for all times, one for all memory
+    for first in range(2 * down):  # one scale for all times, and one for all memory
         limits = [axis.get_ylim() for axis in axes[first % 2 :: 2].flat if axis.has_data()]
         for axis in axes[first]:
             axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))

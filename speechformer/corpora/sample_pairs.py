@@ -43,7 +43,7 @@ class Noun:
 @dataclass(frozen=True)
 class Adjective:
     en: str
-    forms: tuple[str, str, str, str]  # masculine, feminine; their plurals
+    forms: list[str]  # masculine, feminine; their plurals
     before: bool  # the noun, in French
     liaison: str  # masculine before a vowel, or ""
 
@@ -70,34 +70,13 @@ class Phrase:
     feminine: bool
 
 
-def noun(en: str, fr: str, gender: str, en_plural: str = "", fr_plural: str = "") -> Noun:
-    """Build a noun, with regular plurals by default; an upper-case gender denotes a person."""
-    return Noun(en, en_plural or f"{en}s", fr, fr_plural or f"{fr}s", gender in "fF", gender.isupper())
-
-
-def adjective(before: bool, en: str, masculine: str, feminine: str, plural: str = "", liaison: str = "") -> Adjective:
-    """Build an adjective, with regular plurals by default."""
-    return Adjective(en, (masculine, feminine, plural or f"{masculine}s", f"{feminine}s"), before, liaison)
-
-
-def verb_er(en: str, en_past: str, stem: str, en_third: str = "") -> Verb:
-    """Build a regular French verb in -er."""
-    fr = [f"{stem}{ending}" for ending in ("e", "es", "e", "ons", "ez", "ent")]
-    return Verb(en, en_third or f"{en}s", en_past, fr, f"{stem}er", f"{stem}é")
-
-
 @functools.cache
 def words() -> dict[str, Any]:
-    """Load the word tables; `nouns`, `adjectives` and `verbs` hold instances of the classes above."""
+    """Load the word tables; nouns, adjectives and verbs are instances of the classes above."""
     tables = read_yaml(Path(__file__).with_suffix(".yaml"))
-    tables["nouns"] = [noun(*row) for row in tables["nouns"]]
-    tables["persons"] = [word for word in tables["nouns"] if word.person]
-    tables["adjectives"] = [
-        adjective(before, *row)
-        for before, key in ((False, "adjectives_after"), (True, "adjectives_before"))
-        for row in tables[key]
-    ]
-    tables["verbs"] = [verb_er(*row) for row in tables["verbs_er"]] + [Verb(*row) for row in tables["verbs"]]
+    for key, kind in (("nouns", Noun), ("adjectives", Adjective), ("verbs", Verb)):
+        tables[key] = [kind(*row) for row in tables[key]]
+    tables["persons"] = [noun for noun in tables["nouns"] if noun.person]
     return tables
 
 

@@ -5,8 +5,8 @@
     words   the most frequent words and punctuation marks; all others are <unk>
 
 The vocabulary is fitted on both sides of train together, with Hugging Face `tokenizers`. A token includes the space
-before it, so decoding is concatenation: accents, no-break spaces and punctuation survive, and no detokenizer is needed
-before scoring.
+before it, so decoding is concatenation: accents, no-break spaces and punctuation survive, and scoring needs no
+detokenizer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tokenise texts into words, and map words to ids.
 
 The words are those of `nltk.word_tokenize`, which splits a text into sentences with the pre-trained English Punkt
-model, and each sentence into Penn Treebank words. Only the model's list of abbreviations matters here, so that list is
-below and nothing needs to be downloaded. On the presidential speeches every line gives the same words.
+model, and each sentence into Penn Treebank words. Only the model's list of abbreviations matters here. That list is
+below, so nothing needs to be downloaded. On the presidential speeches every line gives the same words.
 """
 
 from __future__ import annotations

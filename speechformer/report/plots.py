@@ -1,73 +1,44 @@
-"""The pictures of the report: learning curves, bars, and perplexity over the length of the context.
+"""The figures of the report: bars, learning curves, and results by length of context or source.
 
-A variant has the same colour in every picture: it is a function of its settings. The colours are those of Okabe and
-Ito 2008 ("Color Universal Design") and of Paul Tol's "muted" scheme; rows of one colour in one table differ in line
-style, hatch and marker.
+The colour of a variant follows from its settings, so it is the same in every figure. Rows of one colour in a table
+differ in line style, hatch and marker.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import yaml
 from PIL import Image
 
 from speechformer.report import published
-from speechformer.report.results import Row, Run, Table, higher_is_better
+from speechformer.report.results import Row, Table
 from speechformer.report.statistics import Summary
-from speechformer.report.tables import comparisons, per_cent
+from speechformer.report.tables import comparisons, heading, scale
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 
-INK, MUTED, GRID = "#1f2933", "#66727f", "#e3e8ed"
-MODELS = {
-    "sinusoidal": "#0072B2",
-    "learned": "#E69F00",
-    "alibi": "#009E73",
-    "rope": "#D55E00",
-    "relative": "#CC79A7",
-    "nope": "#7a7a7a",
-    "rnn": "#882255",
-    "rnn_attention": "#EE7733",
-}
-PATTERNS = {
-    "window": "#56B4E9",
-    "block": "#882255",
-    "strided": "#117733",
-    "dilated": "#AA4499",
-    "global": "#999933",
-    "bigbird": "#BBBBBB",
-}
-OTHER = "#332288"
-ALIBI_SCALES = {0.25: "#CC79A7", 0.5: "#E69F00", 1.0: MODELS["alibi"], 1.1: "#332288", 2.0: "#56B4E9", 4.0: "#0072B2"}
-MORE: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
-MORE += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
-OUTLINE = patheffects.withStroke(linewidth=3.5, foreground="white")
-STYLE: Any = {
-    "font.size": 10.5,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "axes.titlesize": 11,
-    "legend.frameon": False,
-    "savefig.dpi": 150,
-}
+Lines = dict[str, dict[float, Summary]]
+Notes = Mapping[str, str]
+HERE = Path(__file__).parent
+INK = "#1f2933"
+SENTENCE_BAND = " Band: 95 % bootstrap confidence interval over sentences."
+LINES: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
+LINES += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
+TICKS = {"test_accuracy": "all", "test_accuracy_in_train": "in train", "test_accuracy_not_in_train": "not in train"}
+TICKS |= {"test_bleu": "BLEU", "test_chrf": "chrF"}
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a variant is drawn."""
 
     colour: str
@@ -76,289 +47,273 @@ class Look(NamedTuple):
     marker: str
 
 
-def colour(settings: dict[str, Any]) -> str:
-    """The colour of a variant: by pattern where it is not full, else by initialisation where it is not the usual one
-    of its task, else by model, and of ALiBi by its scale."""
-    model, pattern = str(settings.get("model.name")), str(settings.get("pattern.name"))
+@functools.cache
+def colours() -> dict[str, Any]:
+    return yaml.safe_load((HERE / "colours.yaml").read_text(encoding="utf-8"))
+
+
+def colour(settings: Mapping[str, Any]) -> str:
+    """Return the colour of a variant: of its pattern unless full, of its initialisation if normal, of its model."""
+    model, pattern, other = settings.get("model.name"), settings.get("pattern.name"), colours()["other"]
     if pattern != "full":
-        return PATTERNS.get(pattern, OTHER)
-    usual = "xavier" if settings.get("task.name") == "translate" else "torch"
-    if settings.get("recipe.init", usual) != usual:
-        return OTHER
+        return colours()["patterns"].get(pattern, other)
+    if settings.get("recipe.init") == "normal":
+        return other
     if model == "alibi" and settings.get("model.slopes") == "learned":
-        return "#882255"
+        return colours()["alibi_learned_slopes"]
     if model == "alibi":
-        return ALIBI_SCALES.get(settings.get("model.scale", 1.0), OTHER)
-    return MODELS.get(model, OTHER)
+        return colours()["alibi_scales"].get(settings.get("model.scale", 1.0), other)
+    return colours()["models"].get(model, other)
 
 
-def looks(rows: list[Row]) -> dict[str, Look]:
-    """The look of each row of a table, by label: rows of one colour differ in line, hatch and marker."""
-    found: dict[str, Look] = {}
-    used: dict[str, int] = {}
-    for row in rows:
-        own = colour(row.settings)
-        found[row.label] = Look(own, *MORE[used.setdefault(own, 0) % len(MORE)])
-        used[own] += 1
-    return found
+def styles(rows: list[Row]) -> list[Style]:
+    """Return the style of each row of a table; rows of one colour differ in line, hatch and marker."""
+    own = [colour(row.settings) for row in rows]
+    return [Style(name, *LINES[own[:place].count(name) % len(LINES)]) for place, name in enumerate(own)]
 
 
-def axis_label(figure: str, task: str) -> str:
-    """The name of a figure with its unit."""
-    split, metric = figure.split("_")[:2]
-    kinds = {"in_train": ", in train too", "not_in_train": ", not in train"}
-    detail = kinds.get(figure.rpartition("_")[2], "")
-    split = {"validation": "dev" if task == "translate" else "held-out"}.get(split, split)
-    if metric == "accuracy":
-        return f"{split} accuracy{detail} (%)"
-    if metric == "bleu":
-        return f"{split} BLEU"
-    return f"{split} perplexity per token" + (" (mean of tests)" if figure.endswith("mean") else "")
+def kind(metric: str) -> str:
+    """Return what a metric measures: "accuracy" of `test_accuracy_in_train`."""
+    return metric.partition("_")[2].partition("_")[0]
+
+
+def axis_label(metric: str) -> str:
+    """Return the name of a metric with its unit."""
+    split, what = metric.partition("_")[0], kind(metric)
+    if what == "accuracy":
+        return f"{split} accuracy{f', {TICKS[metric]}' if metric.endswith('_in_train') else ''} (%)"
+    if what == "perplexity":
+        return f"{split} perplexity per token" + (" (mean of tests)" if metric.endswith("mean") else "")
+    return f"{split} BLEU" if what == "bleu" else heading(metric)
+
+
+def draw_lines(
+    axis: Axes, table: Table, lines: Lines, unit: float = 1, marker: str = "", notes: Notes | None = None
+) -> None:
+    """Draw a line for each row through its means, and a band from the lowest to the highest run.
+
+    Args:
+        lines: for each row, by label, its values over x.
+        marker: of all points; "style" for that of the row's style.
+        notes: what to add to a label.
+    """
+    for row, style in zip(table.rows, styles(table.rows)):
+        if points := lines[row.label]:
+            x, label = list(points), row.label + (notes or {}).get(row.label, "")
+            shape = marker or ("o" if len(x) == 1 else "")  # a line through one point is invisible
+            look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "lw": 1.9, "mfc": "white"}
+            look["marker"] = style.marker if marker == "style" else shape
+            axis.plot(x, [unit * summary.mean for summary in points.values()], label=label, **look)
+            low, high = ([unit * summary.extremes[end] for summary in points.values()] for end in (0, 1))
+            axis.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
+
+
+def spread(table: Table) -> str:
+    """Return what lines and bands show, for a caption."""
+    several = any(len(row.finished) > 1 for row in table.rows)
+    return "Mean over seeds. Band: lowest to highest run." if several else "One run each."
 
 
 def curves(table: Table, path: Path) -> str:
-    """Learning curves: mean over seeds, a band from the lowest to the highest, published points as open marks."""
-    wanted = ["test_accuracy", "test_accuracy_not_in_train", "validation_accuracy", "train_accuracy"]
-    if table.task == "lm":
-        wanted = ["test_perplexity_mean", "validation_perplexity", "train_perplexity"]
-    if table.task == "translate":
-        wanted = ["validation_bleu", "validation_perplexity"]
-    if not any(row.curve("test_accuracy_in_train") for row in table.rows):
-        wanted = [name for name in wanted if name != "test_accuracy_not_in_train"]  # that is all of them
-    wanted = [name for name in wanted if any(row.curve(name) for row in table.rows)]
-    if not wanted:
+    """Draw learning curves, with published values as open markers."""
+    what = kind(table.metric)
+    kinds = dict.fromkeys((what, "perplexity"))
+    metrics = [name for name in table.report["compare"] if table.has(name)]
+    metrics += [f"{split}_{name}" for split in ("validation", "train") for name in kinds]
+    metrics = [name for name in metrics if any(row.curve(name) for row in table.rows)]
+    if not metrics:
         return ""
-    style, theirs = looks(table.rows), False
-    figure, axes = plt.subplots(1, len(wanted), figsize=(4.1 * len(wanted) + 0.6, 4.4), squeeze=False)
-    for axis, name in zip(axes[0], wanted):
-        for row in table.rows:
-            theirs = curve(axis, row, name, style[row.label], table.judged) or theirs
-        axis.set_xlabel("epoch" if table.task == "classify" else "step")
-        if table.task == "lm":
-            sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows}
-            one = f" (of {next(iter(sizes))[0]} × {next(iter(sizes))[1]} tokens)" if len(sizes) == 1 else ""
-            axis.set_xlabel(f"step{one}")
-        drawn = [value for row in table.rows for values in row.curve(name).values() for value in values]
-        if "perplexity" in name and max(drawn) > 2 * min(drawn):
-            axis.set_yscale("log")
-            subs = (1, 2, 5) if max(drawn) > 20 * min(drawn) else (1, 1.5, 2, 3, 4, 5, 6, 8)
-            axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
-            axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-            axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axis.set_ylabel(axis_label(name, table.task))
+    x_label, with_published = table.report["x_axis"], False
+    sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows}
+    if x_label == "step" and what == "perplexity" and len(sizes) == 1:
+        x_label += " (of {} × {} tokens)".format(*sizes.pop())
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.1 * len(metrics) + 0.6, 4.4), squeeze=False)
+    for axis, name in zip(axes[0], metrics):
+        lines = {row.label: row.curve(name) for row in table.rows}
+        draw_lines(axis, table, lines, scale(name))
+        for row, style in zip(table.rows, styles(table.rows)):
+            points = published.curve(row.published, name) if table.comparable and row.published else []
+            if points and lines[row.label]:
+                x, y = zip(*((x, scale(name) * value) for x, value in points))
+                axis.plot(x, y, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
+                with_published = True
+        axis.set_xlabel(x_label)
+        axis.set_ylabel(axis_label(name))
+        if "perplexity" in name:
+            set_log_scale(axis, [end for line in lines.values() for at in line.values() for end in at.extremes])
     save(figure, axes[0][0], path)
-    return "Mean over seeds; band: lowest to highest run" + ("; open marks: published." if theirs else ".")
+    return spread(table) + (" Open markers: published." if with_published else "")
 
 
-def curve(axis: Axes, row: Row, name: str, style: Look, judged: bool) -> bool:
-    """Draw one row's curve; whether published points were drawn with it."""
-    found = {place: Summary(values) for place, values in row.curve(name).items()}
-    if not found:
-        return False
-    x, unit = list(found), per_cent(name)
-    means = [unit * at.mean for at in found.values()]
-    axis.plot(x, means, color=style.colour, linestyle=style.line, linewidth=1.9, label=row.label)
-    low, high = ([unit * at.extremes[k] for at in found.values()] for k in (0, 1))
-    axis.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
-    points = published.curve(row.published, name) if judged and row.published else []
-    if points:
-        u, v = zip(*points)
-        theirs = [unit * value for value in v]
-        axis.plot(u, theirs, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
-    return bool(points)
+def set_log_scale(axis: Axes, values: list[float]) -> None:
+    """Draw values on a logarithmic scale if they span more than a factor of two."""
+    if max(values) > 2 * min(values):
+        axis.set_yscale("log")
+        subs = (1, 2, 5) if max(values) > 20 * min(values) else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
+        axis.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def bars(table: Table, path: Path) -> str:
-    """Bars of each test's figure and of their mean, with 95 % intervals; published figures as diamonds, the best
-    baseline as a line. As Marsol's figure 5."""
-    names = {
-        "test_accuracy": "all",
-        "test_accuracy_in_train": "in train too",
-        "test_accuracy_not_in_train": "not in train",
-    }
-    if table.task == "lm":
-        names = {name: name.removeprefix("test_perplexity_") for name in (*table.tests(), table.main_figure)}
-    if table.task == "translate":
-        names = {"test_bleu": "BLEU", "test_chrf": "chrF"}
-    groups = [name for name in names if name in table.figures()]
-    rows = [row for row in table.rows if row.values(table.main_figure)]
-    if not rows or not groups:
+    """Draw the test metrics as bars with their confidence intervals, published values and the best baseline."""
+    what = kind(table.metric)
+    comparable = ("bleu", "chrf") if what == "bleu" else (what,)  # kinds on one scale
+    metrics = [name for name in table.columns if name.startswith("test_") and kind(name) in comparable]
+    metrics = [name for name in metrics if "interval" not in name]
+    metrics.sort(key=lambda name: name.endswith("_mean"))
+    rows = [row for row in table.rows if row.values(table.metric)]
+    if not rows or not metrics:
         return ""
-    # Where a report chose its perplexities by the test, ours are chosen so too.
-    best = table.task == "lm" and table.judged and any(line.theirs.chosen == "best" for line in comparisons(table))
-    figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(groups) * (0.55 + 0.27 * len(rows))), 4.4))
-    width, style, theirs = 0.82 / len(rows), looks(table.rows), False
-    for k, row in enumerate(rows):
-        for at, name in enumerate(groups):
-            values = row.best_values(name) if best else row.values(name)
-            if not values:
-                continue
-            summary, unit = Summary(list(values.values())), per_cent(name)
-            x = at + (k - (len(rows) - 1) / 2) * width
-            half = (summary.interval[1] - summary.mean) * unit
-            axis.bar(
-                x,
-                summary.mean * unit,
-                width * 0.92,
-                color=style[row.label].colour,
-                hatch=style[row.label].hatch,
-                edgecolor="white",
-                linewidth=0.5,
-                yerr=None if math.isnan(half) else half,
-                error_kw={"ecolor": INK, "elinewidth": 1.1, "capsize": 2},
-                label=row.label if at == 0 else None,
-            )
-            end = None
-            if table.judged and row.published:
-                end = published.final(row.published, name, "best" if best else "last")
-            if end is not None:
-                label = "" if theirs else "published"
-                axis.plot(x, end * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)
-                theirs = True
-    counted = best_baselines(table)
-    for run in counted:
-        for at, name in enumerate(groups):
-            value = run.metrics.get(name)
-            if value is not None:
-                label = str(run.baseline) if at == 0 else ""
-                y = value * per_cent(name)
-                line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [OUTLINE]}
-                axis.hlines(y, at - 0.46, at + 0.46, label=label, **line)
-    axis.set_xticks(range(len(groups)), [names[name] for name in groups])
-    axis.set_xlim(-0.7, len(groups) - 0.3)
+    # Where a report chose its perplexities on test, so do the bars beside them.
+    best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
+    figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(metrics) * (0.55 + 0.27 * len(rows))), 4.4))
+    diamonds = draw_bars(axis, table, rows, metrics, best)
+    dotted = draw_best_baseline(axis, table, metrics)
+    axis.set_xticks(range(len(metrics)), [TICKS.get(name, name.split("_", 2)[-1]) for name in metrics])
+    axis.set_xlim(-0.7, len(metrics) - 0.3)
     axis.grid(axis="x", visible=False)
-    labels = {
-        "classify": ("test accuracy (%)", "test sentences"),
-        "lm": ("test perplexity per token", "test text"),
-        "translate": ("test score, 0 to 100", "all test sentences"),
-    }
-    axis.set_ylabel(labels[table.task][0] + (", best of the run" if best else ""))
-    axis.set_xlabel(labels[table.task][1])
-    if table.task == "classify":
+    label = axis_label(metrics[0]) if len(comparable) == 1 else "test score, 0 to 100"
+    axis.set_ylabel(label + (", best of the run" if best else ""))
+    if what == "accuracy":
         axis.set_ylim(0, 105)
     save(figure, axis, path)
-    extras = ("; diamonds: published" if theirs else "") + ("; dotted: the best baseline" if counted else "")
-    which = ", each text's best on test in the course of a run, as published" if best else ""
-    many = any(len(row.finished) > 1 for row in rows)
-    return f"{'Mean over seeds with its 95 % interval' if many else 'One run each'}{which}{extras}."
+    several = any(len(row.finished) > 1 for row in rows)
+    caption = "Mean over seeds with its 95 % confidence interval" if several else "One run each"
+    caption += ", of each text's best value on test during a run, as published" if best else ""
+    return caption + "." + " Diamonds: published." * diamonds + " Dotted line: the best baseline." * dotted
 
 
-def best_baselines(table: Table) -> list[Run]:
-    """The baseline that is hardest to beat."""
-    able = [run for run in table.baselines if run.metrics.get(table.main_figure) is not None]
-    sign = -1 if higher_is_better(table.main_figure) else 1
-    return sorted(able, key=lambda run: sign * run.metrics[table.main_figure])[:1]  # type: ignore[operator]
+def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], best: bool) -> bool:
+    """Draw the bars of each row; return whether published values were drawn with them."""
+    width, diamonds = 0.82 / len(rows), False
+    style = dict(zip((row.label for row in table.rows), styles(table.rows)))
+    for place, row in enumerate(rows):
+        for group, name in enumerate(metrics):
+            if not (values := (row.best_values(name) if best else row.values(name)).values()):
+                continue
+            summary, unit = Summary(values), scale(name)
+            x = group + (place - (len(rows) - 1) / 2) * width
+            half = (summary.confidence_interval[1] - summary.mean) * unit
+            look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
+            look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
+            look |= {} if math.isnan(half) else {"yerr": half}
+            axis.bar(x, summary.mean * unit, width * 0.92, label=row.label if group == 0 else None, **look)
+            chosen, name_of_row = "best" if best else "last", row.published if table.comparable else None
+            value = published.final(name_of_row, name, chosen) if name_of_row else None
+            if value is not None:
+                label = "" if diamonds else "published"
+                axis.plot(x, value * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)
+                diamonds = True
+    return diamonds
 
 
-def over_length(table: Table, path: Path) -> str:
-    """Test perplexity over the length of the context; the length of training as a filled mark."""
-    style = looks(table.rows)
-    drawn = {}
-    for row in table.rows:
-        found = {length: row.at_length(length) for length in table.lengths()}
-        drawn[row.label] = {length: Summary(values) for length, values in found.items() if values}
-    if not any(len(points) > 1 for points in drawn.values()):
+def draw_best_baseline(axis: Axes, table: Table, metrics: list[str]) -> bool:
+    """Draw the best baseline as dotted lines; return whether there is one."""
+    order = max if table.report["higher_is_better"] else min
+    baselines = [run for run in table.baselines if run.metrics.get(table.metric) is not None]
+    if not baselines:
+        return False
+    best = order(baselines, key=lambda run: run.metrics[table.metric])  # type: ignore[arg-type,return-value]
+    outline = patheffects.withStroke(linewidth=3.5, foreground="white")
+    for group, name in enumerate(metrics):
+        value = best.metrics.get(name)
+        if value is not None:
+            line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [outline]}
+            label = str(best.baseline) if group == 0 else ""
+            axis.hlines(value * scale(name), group - 0.46, group + 0.46, label=label, **line)
+    return True
+
+
+def by_context_length(table: Table, path: Path) -> str:
+    """Draw test perplexity over the length of the context, that of training as a filled marker."""
+    lengths = table.lengths()
+    values = {row.label: {length: row.at_length(length) for length in lengths} for row in table.rows}
+    lines: Lines = {
+        label: {length: value for length, value in line.items() if isinstance(value, Summary)}
+        for label, line in values.items()
+    }
+    if not any(len(line) > 1 for line in lines.values()):
         return ""
     figure, axis = plt.subplots(figsize=(6.5, 4.4))
-    for row in table.rows:
-        points = drawn[row.label]
-        if points:
-            own, x = style[row.label], list(points)
-            asked = any(row.at_length(length) == [] for length in table.lengths())
-            label = row.label + (" (ends here)" if asked and len(points) == 1 else "")
-            means = [at.mean for at in points.values()]
-            axis.plot(x, means, marker="o", mfc="white", color=own.colour, linestyle=own.line, lw=1.9, label=label)
-            trained = row.settings["block_size"]
-            if trained in points:
-                axis.plot(trained, points[trained].mean, "o", color=own.colour, ms=7)
-            low, high = ([at.extremes[k] for at in points.values()] for k in (0, 1))
-            axis.fill_between(x, low, high, color=own.colour, alpha=0.18, linewidth=0)
+    ended = [label for label, line in lines.items() if len(line) == 1 and "cannot run" in values[label].values()]
+    draw_lines(axis, table, lines, marker="o", notes=dict.fromkeys(ended, " (cannot run longer)"))
+    for row, style in zip(table.rows, styles(table.rows)):
+        trained = row.settings["block_size"]
+        if trained in lines[row.label]:
+            axis.plot(trained, lines[row.label][trained].mean, "o", color=style.colour, ms=7)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(table.lengths(), list(map(str, table.lengths())))
+    axis.set_xticks(lengths, list(map(str, lengths)))
     axis.minorticks_off()
     axis.set_xlabel("context in the test (tokens)")
     axis.set_ylabel("test perplexity per token (mean of tests)")
     save(figure, axis, path)
-    return "Filled mark: the context of training; mean over seeds; band: lowest to highest run."
+    return spread(table) + " Filled marker: the context of training."
 
 
-def over_source_length(table: Table, path: Path) -> str:
-    """BLEU and chrF over the length of the source."""
+def by_source_length(table: Table, path: Path) -> str:
+    """Draw BLEU and chrF over the length of the source; exact translations too, where these are more than a fifth."""
     buckets = table.source_lengths()
     if len(buckets) < 2:
         return ""
-    style = looks(table.rows)
-    shown = {"bleu": "BLEU", "chrf": "chrF"}
-    if (
-        max((Summary(list(row.values("test_exact").values())).mean for row in table.rows if row.finished), default=0)
-        > 0.2
-    ):
-        shown["exact"] = "translations right to the letter (%)"  # of a toy
+    shown = {"bleu": "test BLEU", "chrf": "test chrF"}
+    exact = [row.summary("test_exact") for row in table.rows]
+    if any(summary.mean > 0.2 for summary in exact if summary):
+        shown["exact"] = "exact translations (%)"
     figure, axes = plt.subplots(1, len(shown), figsize=(4.5 * len(shown) + 0.4, 4.4), squeeze=False)
-    places = range(len(buckets))
-    many = False
     for axis, (name, label) in zip(axes[0], shown.items()):
-        for row in table.rows:
-            found = [list(row.values(f"test_{name}_at_{bucket}").values()) for bucket in buckets]
-            if not all(found):
-                continue
-            unit = per_cent(name)
-            own, sums = style[row.label], [Summary([unit * value for value in values]) for values in found]
-            means = [at.mean for at in sums]
-            axis.plot(
-                places,
-                means,
-                marker=own.marker,
-                mfc="white",
-                color=own.colour,
-                linestyle=own.line,
-                lw=1.9,
-                label=row.label,
-            )
-            low, high = ([at.extremes[k] for at in sums] for k in (0, 1))
-            if sums[0].n == 1 and name != "exact":  # one run: what other sentences could have shown
-                halves = [row.values(f"test_{name}_interval_at_{bucket}") for bucket in buckets]
-                half = [next(iter(values.values()), 0.0) for values in halves]
-                low, high = ([mean + sign * width for mean, width in zip(means, half)] for sign in (-1, 1))
-            many = many or sums[0].n > 1
-            axis.fill_between(places, low, high, color=own.colour, alpha=0.18, linewidth=0)
-        axis.set_xticks(places, [f"{bucket}\n({count})" for bucket, count in buckets.items()])
+        lines = {row.label: source_points(row, name, buckets) for row in table.rows}
+        draw_lines(axis, table, lines, scale(name), "style")
+        axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
         axis.set_xlabel("words of the source (sentences)")
-        axis.set_ylabel(f"test {label}" if name != "exact" else label)
+        axis.set_ylabel(label)
         axis.set_ylim(bottom=0)
     save(figure, axes[0][0], path)
-    band = "from the lowest to the highest run" if many else "the 95 % interval over sentences (bootstrap)"
-    return f"Mean over seeds, each length on its sentences alone; band: {band}."
+    alone = "" if any(len(row.finished) > 1 for row in table.rows) else SENTENCE_BAND
+    return f"Each length on its own sentences. {spread(table)}{alone}"
+
+
+def source_points(row: Row, name: str, buckets: Mapping[str, int]) -> dict[float, Summary]:
+    """Return a metric of a row by the place of the bucket; the band of a single run is its spread over sentences."""
+    summaries = [row.summary(f"test_{name}_at_{bucket}") for bucket in buckets]
+    points = {float(place): summary for place, summary in enumerate(summaries) if summary}
+    for summary, bucket in zip(points.values(), buckets):
+        half = row.summary(f"test_{name}_interval_at_{bucket}")
+        if summary.n == 1 and half:
+            summary.extremes = (summary.mean - half.mean, summary.mean + half.mean)
+    return points if len(points) == len(buckets) else {}
 
 
 def save(figure: Any, first: Axes, path: Path) -> None:
-    """Put the legend beside the axes and write the picture."""
+    """Put the legend beside the axes and write the figure with 256 colours, a third of the bytes."""
     handles, labels = first.get_legend_handles_labels()
     if len(handles) > 1:
-        figure.legend(
-            handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.55), bbox_transform=figure.transFigure
-        )
+        place: Any = {"bbox_to_anchor": (1.0, 0.55), "bbox_transform": figure.transFigure}
+        figure.legend(handles, labels, loc="center left", **place)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     figure.savefig(content, bbox_inches="tight", facecolor="white")
     plt.close(figure)
-    # 256 colours are enough, and a third of the bytes
     Image.open(content).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def draw_all(table: Table, folder: Path) -> list[tuple[Path, str]]:
-    """Draw the pictures of a table; their files, and what each shows."""
-    drawn = []
-    with plt.rc_context(STYLE):
-        for draw, kind in (
-            (bars, "bars"),
-            (over_source_length, "sources"),
-            (curves, "curves"),
-            (over_length, "lengths"),
-        ):
-            path = folder / f"{table.name}_{kind}.png"
-            caption = draw(table, path)
-            if caption:
-                drawn.append((path, caption))
-    return drawn
+FIGURES = {"bars": bars, "sources": by_source_length, "curves": curves, "lengths": by_context_length}
+
+
+def draw_figures(tables: list[Table], folder: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Draw the figures of all tables; figures of an earlier report are removed.
+
+    Returns:
+        For each table, by name, the files and their captions.
+    """
+    for name in FIGURES:
+        for path in folder.glob(f"*_{name}.png"):
+            path.unlink()
+    figures: dict[str, list[tuple[Path, str]]] = {}
+    with plt.style.context(HERE / "figures.mplstyle"):
+        for table in tables:
+            paths = {folder / f"{table.name}_{name}.png": draw for name, draw in FIGURES.items()}
+            captions = {path: draw(table, path) for path, draw in paths.items()}
+            figures[table.name] = [(path, caption) for path, caption in captions.items() if caption]
+    return figures

@@ -1,8 +1,8 @@
-"""Reading runs, and sorting them into tables.
+"""Read `result.json` files, and sort the runs into tables.
 
-A table holds the runs of one study, task, corpus and protocol: runs on different corpora or protocols never meet. A
-row of it holds the runs of one config, whatever their seed. Nothing is dropped: what failed, diverged or is missing
-stands in its row, and what is no result at all is named.
+A table holds the runs of one study, task, corpus and protocol; each of its rows holds the runs of one configuration
+over several seeds. Nothing is left out silently: failed, diverged and missing runs are listed in their row, and files
+that cannot be read are listed above the tables.
 """
 
 from __future__ import annotations
@@ -11,109 +11,108 @@ import json
 import math
 import os
 import re
-from collections import defaultdict
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speechformer.errors import UserError
-from speechformer.report import published
+from speechformer.report import legacy, published
+from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, read_result
 from speechformer.runs.identity import NOT_IDENTITY, plain_number
+from speechformer.runs.legacy import upgrade_result
 
-# What does not change what is measured, or is a table's and not a row's
-NOT_A_ROWS = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
-NOT_A_ROWS_GROUPS = ("corpus.", "protocol.")
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Config keys that do not change what is measured, or that belong to the table and not to the row
+NOT_IN_ROW = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
+NOT_IN_ROW_GROUPS = ("corpus.", "protocol.")
 ABSENT = object()
-MAIN_FIGURES = {"classify": "test_accuracy", "lm": "test_perplexity_mean", "translate": "test_bleu"}
+FAILED = ("failed", "killed")
+TABLE = ["study", "task", "protocol", "corpus_key"]  # attributes that the runs of a table have in common
 
 
-def higher_is_better(figure: str) -> bool:
-    """Whether more of a figure is better: of all but perplexities and losses."""
-    return "perplexity" not in figure and "loss" not in figure
-
-
-@dataclass(frozen=True)
 class Run:
-    """One `result.json`: what it says, where it lies, and its config with dotted keys."""
+    """One `result.json`.
 
-    folder: Path
-    result: dict[str, Any]
-    config: dict[str, Any]
+    Attributes:
+        config: with dotted keys.
+        report: what to show of it (main metric, columns, comparisons, x axis, note, unit).
+        baseline: the name of the baseline, or None for a trained model.
+        status: "finished", "diverged", "failed" or "killed"; a run whose main metric is infinite has diverged.
+        protocol: the config group as JSON.
+        corpus_key: sha256 of the corpus, and of pairs the direction and how many were cleaned out; None if unknown.
+    """
 
-    @property
-    def task(self) -> str:
-        return self.result["task"]
-
-    @property
-    def seed(self) -> int | None:
-        return self.result["seed"]
-
-    @property
-    def baseline(self) -> str | None:
-        """The name of the baseline that this is, or None."""
-        return self.result["baseline"]["name"] if "baseline" in self.result else None
-
-    @property
-    def metrics(self) -> dict[str, float | None]:
-        return self.result.get("metrics", {})
-
-    @property
-    def main_figure(self) -> str:
-        return MAIN_FIGURES[self.task]
-
-    @property
-    def status(self) -> str:
-        """ "finished", "diverged", "failed" or "killed"; without its main figure (an infinite one) a run diverged."""
-        if self.result["status"] == "finished" and self.metrics.get(self.main_figure) is None:
-            return "diverged"
-        return self.result["status"]
-
-    @property
-    def protocol(self) -> str:
-        """The config group as JSON."""
-        settings = {key.partition(".")[2]: value for key, value in self.config.items() if key.startswith("protocol.")}
-        return json.dumps(settings, sort_keys=True)
+    def __init__(self, folder: Path, result: dict[str, Any], config: dict[str, Any]) -> None:
+        self.folder, self.result, self.config = folder, result, config
+        self.task: str = result["task"]
+        self.study: str = config.get("study") or ""
+        self.seed: int | None = result["seed"]
+        self.metrics: dict[str, float | None] = result.get("metrics") or {}
+        self.report = legacy.describe(result)
+        self.baseline: str | None = result["baseline"]["name"] if "baseline" in result else None
+        main, self.status = self.report["metric"], str(result.get("status"))
+        if self.status == "finished" and main and self.metrics.get(main) is None:
+            self.status = "diverged"
+        protocol = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("protocol.")}
+        self.protocol = json.dumps(protocol, sort_keys=True)
+        corpus = result.get("corpus") or {}
+        cleaned = [count for count in corpus.get("counts", {}).get("cleaned", {}).values() if count]
+        parts = [corpus["sha256"], *corpus.get("languages", []), *map(str, cleaned)] if corpus else []
+        self.corpus_key = " ".join(parts) or None
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimiser steps of one pass over the training rows."""
         batches = math.ceil(self.result["corpus"]["counts"]["train"] / self.config["batch_size"])
         limit = self.config.get("trainer.limit_train_batches")
-        if limit is not None:  # a number of batches, or a share of them
+        if limit is not None:  # a number of batches, or a fraction of them
             batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         return math.ceil(batches / self.config.get("trainer.accumulate_grad_batches", 1))
 
     @property
     def command(self) -> str:
-        """How to run it again, up to the seed and the folder."""
+        """The command that repeats the run, without seed and folder."""
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         module = "baselines" if self.baseline else "train"
-        overrides = [quoted(override) for override in self.result["overrides"] if not override.startswith("seed=")]
-        return " ".join([f"python -m speechformer.{module}", *overrides])
+        overrides = [override for override in self.result["overrides"] if not override.startswith("seed=")]
+        return shlex.join(["python", "-m", f"speechformer.{module}", *overrides])
 
     @cached_property
-    def row_settings(self) -> dict[str, Any]:
-        """The settings that make a row."""
+    def settings(self) -> dict[str, Any]:
+        """The part of the config that decides the row."""
         settings = {
             key: plain_number(value, key)
             for key, value in self.config.items()
-            if key not in NOT_A_ROWS and not key.startswith(NOT_A_ROWS_GROUPS)
+            if key not in NOT_IN_ROW and not key.startswith(NOT_IN_ROW_GROUPS)
         }
-        if settings.get("recipe.init") != "normal":  # nobody else reads it
+        if settings.get("recipe.init") != "normal":  # no other initialisation reads it
             settings.pop("recipe.init_std", None)
-        own = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])
-        if settings.get("pattern.seed") == self.seed and not own:  # it follows the seed
+        explicit = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])
+        if settings.get("pattern.seed") == self.seed and not explicit:  # it follows the run's seed
             settings.pop("pattern.seed", None)
         return settings
+
+    @cached_property
+    def row_key(self) -> str:
+        return json.dumps(self.settings, sort_keys=True)
 
 
 @dataclass
 class Row:
-    """The runs of one config. `label` is unique in its table; `published` names the row of a report, if it is one."""
+    """The runs of one configuration.
+
+    Attributes:
+        label: unique in its table.
+        published: the name of the published row with this configuration, or None.
+        missing: seeds that other rows of the table have.
+    """
 
     label: str
     settings: dict[str, Any]
@@ -123,138 +122,133 @@ class Row:
 
     @property
     def finished(self) -> list[Run]:
-        """The runs that count."""
         return [run for run in self.runs if run.status == "finished"]
 
-    def values(self, figure: str) -> dict[int | None, float]:
-        """The last value of a figure in each run that has it, by seed."""
-        found = {run.seed: run.metrics.get(figure) for run in self.finished}
-        return {seed: value for seed, value in found.items() if value is not None}
+    def values(self, metric: str) -> dict[int | None, float]:
+        """Return the final value of a metric by seed, of the runs that have it."""
+        values = {run.seed: run.metrics.get(metric) for run in self.finished}
+        return {seed: value for seed, value in values.items() if value is not None}
 
-    def best_values(self, figure: str) -> dict[int | None, float]:
-        """The best value of a figure in the course of each run, by seed; of a mean over the tests, the mean of their
-        best values."""
-        best = max if higher_is_better(figure) else min
-        found = {}
+    def summary(self, metric: str) -> Summary | None:
+        """Return the statistics of the final values of a metric, or None if no run has it."""
+        values = self.values(metric).values()
+        return Summary(values) if values else None
+
+    def best_values(self, metric: str) -> dict[int | None, float]:
+        """Return the best value of a metric during each run by seed; for a mean over tests, the mean of the bests."""
+        best = min if "perplexity" in metric or "loss" in metric else max
+        values = {}
         for run in self.finished:
+            parts = [metric]
+            if metric == "test_perplexity_mean":
+                parts = [name for name in run.metrics if name.startswith("test_perplexity_") and name != metric]
             curve = run.result.get("curve", [])
-            parts = [figure]
-            if figure == "test_perplexity_mean":
-                parts = [name for name in run.metrics if name.startswith("test_perplexity_") and name != figure]
             columns = [[point[name] for point in curve if point.get(name) is not None] for name in parts]
             if columns and all(columns):
-                found[run.seed] = sum(map(best, columns)) / len(columns)
-        return found
+                values[run.seed] = sum(map(best, columns)) / len(columns)
+        return values
 
-    def curve(self, figure: str) -> dict[float, list[float]]:
-        """The values of a figure in all runs at each evaluation, by epoch (classification) or step (else)."""
-        found: dict[float, list[float]] = {}
+    def curve(self, metric: str) -> dict[float, Summary]:
+        """Return the values of a metric by epoch or step, where every finished run has one."""
+        curve: dict[float, list[float]] = {}
         for run in self.finished:
-            unit = run.steps_per_epoch if run.task == "classify" else 1
+            unit = run.steps_per_epoch if run.report["x_axis"] == "epoch" else 1
             for point in run.result.get("curve", []):
-                if point.get(figure) is not None:
-                    found.setdefault(point["step"] / unit, []).append(point[figure])
-        return {place: values for place, values in sorted(found.items()) if len(values) == len(self.finished)}
+                if point.get(metric) is not None:
+                    curve.setdefault(point["step"] / unit, []).append(point[metric])
+        return {x: Summary(values) for x, values in sorted(curve.items()) if len(values) == len(self.finished)}
 
-    def at_length(self, length: int) -> list[float] | None:
-        """Test perplexities in contexts of a length; None where that was not asked for, empty where it cannot be."""
-        if length == self.settings["block_size"]:
-            return list(self.values("test_perplexity_mean").values())
-        if length not in (self.settings.get("task.lengths") or []):
-            return None
-        return list(self.values(f"test_length_{length}_perplexity_mean").values())
+    def at_length(self, length: int) -> Summary | str:
+        """Return the mean test perplexity in contexts of `length` tokens, or why there is none."""
+        trained, requested = self.settings["block_size"], self.settings.get("task.lengths") or []
+        metric = "test_perplexity_mean" if length == trained else f"test_length_{length}_perplexity_mean"
+        if length != trained and length not in requested:
+            return "not tested"
+        return self.summary(metric) or ("cannot run" if self.finished else "–")
 
     @property
     def state(self) -> str:
-        """How many runs count, and what became of the others."""
-        words = [str(len(self.finished))]
-        for status in ("diverged", "failed", "killed"):
-            seeds = [str(run.seed) for run in self.runs if run.status == status]
-            if seeds:
-                words.append(f"{status}: seed {', '.join(seeds)}")
-        if self.missing:
-            words.append(f"missing: seed {', '.join(map(str, self.missing))}")
-        return "; ".join(words)
+        """The number of finished runs, and the seeds of the others."""
+        others = {word: [run.seed for run in self.runs if run.status == word] for word in ("diverged", *FAILED)}
+        others["missing"] = [*self.missing]
+        words = [f"{word}: seed {', '.join(map(str, seeds))}" for word, seeds in others.items() if seeds]
+        return "; ".join([str(len(self.finished)), *words])
 
 
-@dataclass
 class Table:
     """The rows of one study, task, corpus and protocol, and the baselines on the same.
 
-    `protocol_settings` is the config group as JSON; `name` is unique in the report, for files and links; `expected`
-    holds the labels of published rows of which there is no run.
+    Args:
+        key: study (or ""), task, protocol as JSON, corpus as `Run.corpus_key`.
+        baselines: those with the same task, protocol and corpus, of any study.
+
+    Attributes:
+        name: unique in the report, for files and links.
+        expected: labels of published rows without a run.
+        comparable: whether published results are measured on the same corpus under the same protocol.
     """
 
-    study: str | None
-    task: str
-    protocol_settings: str
-    corpus: str
-    sha256: str
-    rows: list[Row]
-    baselines: list[Run]
-    name: str = ""
-    direction: str = ""
-    expected: list[str] = field(default_factory=list)
+    def __init__(self, key: tuple[str, ...], runs: list[Run], baselines: Iterable[Run]) -> None:
+        study, task, protocol, corpus = key
+        self.study, self.task = study, task
+        self.protocol_settings: dict[str, Any] = json.loads(protocol)
+        self.protocol: str = self.protocol_settings["name"]
+        self.sha256, _, more = corpus.partition(" ")
+        self.direction = " to ".join(more.split()[:2])
+        self.corpus = next((run.result["corpus"]["name"] for run in runs if run.corpus_key), "unknown")
+        self.rows = build_rows(runs)
+        self.finished = [run for row in self.rows for run in row.finished]
+        keys = self.report["baseline_keys"]
+        shared = [[row.settings.get(key) for key in keys] for row in self.rows]
+        self.baselines = [run for run in baselines if [run.config.get(key) for key in keys] in shared]
+        known = published.content()
+        self.title: str = known["studies"].get(study, {}).get("title") or study or f"Runs without a study: {task}"
+        present = {row.published for row in self.rows}
+        candidates = [(name, row) for name, row in known["rows"].items() if row["study"] == study]
+        self.expected = [row["label"] for name, row in candidates if name not in present]
+        measured = {"sha256": self.sha256, "protocol": self.protocol_settings}
+        self.comparable = measured == known["corpus"]
+        parts = (study or f"runs_{task}", self.protocol, self.sha256[:8])
+        self.name = "_".join(re.sub(r"[^\w.-]", "-", part) for part in parts if part)
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """The description of its runs; a run without one takes that of the others."""
+        runs = self.finished + [run for row in self.rows for run in row.runs]
+        report = next((run.report for run in runs if run.report["metric"]), runs[0].report)
+        columns = dict.fromkeys(name for run in self.finished for name in run.report["columns"])
+        return {**report, "columns": list(columns) or report["columns"]}
 
     @property
-    def title(self) -> str:
-        known = published.content()["studies"].get(self.study)
-        return known["title"] if known else self.study or f"Runs without a study: {self.task}"
+    def metric(self) -> str:
+        return self.report["metric"]
+
+    def has(self, metric: str) -> bool:
+        """Return whether a metric was measured; `not_in_train` is left out where no test sentence is in train."""
+        names = {metric, metric.replace("_not_in_train", "_in_train")}
+        return all(any(run.metrics.get(name) is not None for run in self.finished) for name in names)
 
     @property
-    def protocol(self) -> str:
-        return json.loads(self.protocol_settings)["name"]
+    def columns(self) -> list[str]:
+        return [name for name in self.report["columns"] if self.has(name)]
 
     @property
-    def judged(self) -> bool:
-        """Whether published figures may stand beside these: the same corpus, measured in the same way."""
-        theirs = published.content()["corpus"]
-        return self.sha256 == theirs["sha256"] and json.loads(self.protocol_settings) == theirs["protocol"]
-
-    @property
-    def main_figure(self) -> str:
-        return self.rows[0].runs[0].main_figure
-
-    def tests(self) -> list[str]:
-        """The perplexities of the tests, in the order of the classes where they are the same people."""
-        names = dict.fromkeys(name for row in self.rows for run in row.finished for name in run.metrics)
-        found = [name for name in names if name.startswith("test_perplexity_") and name != self.main_figure]
-        classes: list[str] = next((run.result["corpus"]["classes"] for row in self.rows for run in row.finished), [])
-        order = [f"test_perplexity_{name}" for name in classes]
-        return [name for name in order if name in found] + [name for name in found if name not in order]
-
-    def figures(self) -> list[str]:
-        """The figures to show, those that matter most first."""
-        if self.task == "classify":
-            wanted = ["test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train", "train_accuracy"]
-            if not any(row.values("test_accuracy_in_train") for row in self.rows):
-                wanted.remove("test_accuracy_not_in_train")  # that is all of them
-        elif self.task == "translate":
-            wanted = [self.main_figure, "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact"]
-            wanted.append("validation_bleu")
-        else:
-            wanted = [self.main_figure, *self.tests(), "test_sliding_perplexity_mean", "train_perplexity"]
-        return [name for name in wanted if any(row.values(name) for row in self.rows)]
+    def counts(self) -> dict[str, Any]:
+        """The counts of the corpus, as in `result.json`; empty without a finished run."""
+        return next((run.result["corpus"]["counts"] for run in self.finished), {})
 
     def source_lengths(self) -> dict[str, int]:
-        """The buckets of source lengths of a translation's test, in words, and the sentences of each."""
-        runs = (run for row in self.rows for run in row.finished)
-        counts: dict[str, Any] = next((run.result["corpus"]["counts"] for run in runs), {})
-        return {name: count for name, count in counts.get("test_by_length", {}).items() if count}
+        """Return the buckets of source lengths of a translation test, in words, with their sentence counts."""
+        return {name: count for name, count in self.counts.get("test_by_length", {}).items() if count}
 
     def lengths(self) -> list[int]:
-        """The contexts that its runs were tested on, in tokens, if some were longer than those of training."""
+        """Return the context lengths of the tests in tokens, if some are longer than those of training."""
         longer = {length for row in self.rows for length in row.settings.get("task.lengths") or []}
         return sorted(longer | {row.settings["block_size"] for row in self.rows}) if longer else []
 
 
-def quoted(override: str) -> str:
-    """An override as a shell takes it."""
-    return f"'{override}'" if any(sign in override for sign in '[](){}$*?<>|&;~ "') else override
-
-
 def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a config with dotted keys."""
+    """Yield the entries of a config with dotted keys."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -263,151 +257,157 @@ def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_run(folder: Path) -> Run:
-    """The run that left a result in a folder.
+    """Read the result of one run, of any version.
 
     Raises:
-        ValueError: the file is cut short, or lacks what a result has; it says which.
+        ValueError: the file is truncated or lacks an entry.
     """
     result = read_result(folder)
     if not isinstance(result, dict):
-        raise ValueError("it is no object")
+        raise ValueError("not a JSON object")
     needed = {"status", "task", "seed", "config"}
-    if result.get("status") not in ("failed", "killed"):
+    if result.get("status") not in FAILED:
         needed |= {"metrics", "corpus", "parameters"}
     if missing := needed - {name for name, value in result.items() if value is not None or name == "seed"}:
-        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        raise ValueError(f"missing: {', '.join(sorted(missing))}")
+    result = upgrade_result(result)
     return Run(folder, result, dict(flat(result["config"])))
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All runs under some folders; and, in words, what looks like one but is none.
+    """Read all runs under some folders.
+
+    Returns:
+        The runs, and a remark for each folder that looks like a run but has no readable result.
 
     Raises:
-        UserError: a folder is not there, or there is no run at all.
+        UserError: a folder does not exist, or there is no readable result.
     """
-    runs, remarks = [], []
+    runs, remarks, folders = [], [], list(folders)
     for top in folders:
         if not top.is_dir():
-            raise UserError(f"{top}: there is no such folder.")
+            raise UserError(f"{top}: no such folder. Give a folder of runs, for example outputs/sweeps.")
         for place, below, files in os.walk(top):
-            below[:] = sorted(name for name in below if not name.startswith("."))  # not Hydra's own
+            below[:] = sorted(name for name in below if not name.startswith("."))  # Hydra's own
             folder = Path(place)
             if RESULT in files:
                 try:
                     runs.append(read_run(folder))
                 except ValueError as error:
-                    remarks.append(f"{folder / RESULT} is no result that can be read ({error}); run it again.")
-            elif OWNER in files:  # what a run writes when it begins
-                remarks.append(f"{folder} has no result: it still runs, or was stopped.")
+                    remarks.append(f"{folder / RESULT} is not a readable result ({error}). Run it again.")
+            elif OWNER in files:  # written when a run starts
+                remarks.append(f"{folder} has no {RESULT}: the run is unfinished.")
     if not runs:
-        found = "".join(f" {remark}" for remark in remarks[:3])
-        raise UserError(f"There is no {RESULT} to read under {', '.join(map(str, folders))}.{found}")
+        details = "".join(f" {remark}" for remark in remarks[:3])
+        raise UserError(f"No readable {RESULT} under {', '.join(map(str, folders))}.{details}")
     return runs, remarks
 
 
+def read_results(*folders: str | Path) -> pd.DataFrame:
+    """Read all runs under some folders as a table, one row per run, baselines included.
+
+    Columns: status, task, model, pattern, protocol, corpus, seed; every metric by its name in `result.json`
+    (accuracies are fractions); every config key that differs between the runs, dotted; seconds, folder. A cell
+    without a value is missing (`NaN` or `None`). The model of a baseline is the baseline's name.
+
+    Example:
+        >>> results = read_results("outputs/sweeps/positions")
+        >>> results.groupby("model")["test_accuracy"].agg(["mean", "std"])
+
+    Args:
+        folders: searched, with everything below them, for `result.json`.
+
+    Raises:
+        UserError: a folder does not exist, or there is no readable result.
+    """
+    import pandas as pd
+
+    runs, _ = read_runs(map(Path, folders))
+    config = pd.DataFrame([run.config for run in runs], dtype=object)
+    texts = config.map(json.dumps, na_action="ignore").astype(object).fillna("null")
+    shown = ("seed", "task.name", "model.name", "pattern.name", "protocol.name", "corpus.name")
+    differing = [key for key in config if key not in shown and texts[key].nunique() > 1]
+    head = {
+        "status": [run.status for run in runs],
+        "task": [run.task for run in runs],
+        "model": [run.baseline or run.config["model.name"] for run in runs],
+        "pattern": [None if run.baseline else run.config["pattern.name"] for run in runs],
+        "protocol": config["protocol.name"],
+        "corpus": [(run.result.get("corpus") or {}).get("name") or run.config["corpus.name"] for run in runs],
+        "seed": pd.array([run.seed for run in runs], dtype="Int64"),
+    }
+    metrics = pd.DataFrame([run.metrics for run in runs], dtype=float)
+    tail = {"seconds": [run.result.get("seconds") for run in runs], "folder": [str(run.folder) for run in runs]}
+    parts = [pd.DataFrame(head), metrics, config[differing].infer_objects(), pd.DataFrame(tail)]
+    return pd.concat(parts, axis="columns")
+
+
 def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
-    """The runs as tables; and, in words, what was left out as being there twice."""
-    shas = corpora(runs)
-    runs, remarks = once_each(runs, shas)
-    baselines = [run for run in runs if run.baseline]
-    members: dict[tuple[str | None, str, str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        if not run.baseline:
-            members[run.config.get("study"), run.task, run.protocol, shas[run.folder]].append(run)
-    tables = []
-    for (study, task, protocol, sha256), own in members.items():
-        name = next((run.result["corpus"]["name"] for run in own if "corpus" in run.result), "unknown")
-        rows = build_rows(own)
-        beside = [run for run in baselines if (run.task, run.protocol, shas[run.folder]) == (task, protocol, sha256)]
-        if task == "classify":  # its sentences are cut there
-            sizes = {row.settings["block_size"] for row in rows}
-            beside = [run for run in beside if run.config["block_size"] in sizes]
-        key, _, more = sha256.partition(" ")
-        table = Table(study, task, protocol, name, key, rows, beside, direction=" to ".join(more.split()[:2]))
-        if study in published.content()["studies"]:
-            have = {row.published for row in rows}
-            known = published.content()["rows"].items()
-            table.expected = [row["label"] for key, row in known if row["study"] == study and key not in have]
-        tables.append(table)
-    order = list(published.content()["studies"])
-    tables.sort(
-        key=lambda table: (
-            order.index(table.study) if table.study in order else len(order),
-            table.study or "",
-            table.task,
-            table.protocol != "paper",
-            table.protocol_settings,
-            table.sha256,
-        )
+    """Sort runs into tables.
+
+    Returns:
+        The tables, and a remark for each run that repeats another and is left out.
+    """
+    frame, remarks = drop_duplicates(index(runs))
+    trained = frame["baseline"].isna()
+    baselines = {key: list(group) for key, group in frame[~trained].groupby(TABLE[1:])["run"]}
+    groups = frame[trained].groupby(TABLE)["run"]
+    tables = [Table(key, list(group), baselines.get(key[1:], [])) for key, group in groups]
+    order = {study: number for number, study in enumerate(published.content()["studies"])}
+    tables.sort(  # stable: the groups are sorted already
+        key=lambda table: (order.get(table.study, len(order)), table.study, table.task, table.protocol != "paper")
     )
-    for k, table in enumerate(tables):
-        parts = (table.study or f"runs_{table.task}", table.protocol, table.sha256[:8])
-        name = "_".join(re.sub(r"[^\w.-]", "-", part) for part in parts if part)
-        taken = {other.name for other in tables[:k]}
-        table.name = name if name not in taken else f"{name}_{k}"
+    names = [table.name for table in tables]
+    for number, table in enumerate(tables):
+        if table.name in names[:number]:
+            table.name += f"_{number}"
     return tables, remarks
 
 
-def corpus_key(corpus: dict[str, Any]) -> str:
-    """What tells corpora apart: the sha256 of the files, and of pairs the direction and what was cleaned out."""
-    if "languages" not in corpus:
-        return corpus["sha256"]
-    cleaned = [count for count in corpus["counts"].get("cleaned", {}).values() if count]
-    return " ".join([corpus["sha256"], *corpus["languages"], *map(str, cleaned)])
+def index(runs: list[Run]) -> pd.DataFrame:
+    """Return one row per run: the run, and what decides its table and row.
+
+    A run that failed before it read its corpus gets the corpus of the runs with the same study, task, protocol and
+    corpus name, if they have one in common, else "".
+    """
+    import pandas as pd
+
+    names = [*TABLE, "baseline", "row_key", "seed"]
+    frame = pd.DataFrame([{"run": run, **{name: getattr(run, name) for name in names}} for run in runs], dtype=object)
+    similar = frame.groupby([*TABLE[:3], [run.config["corpus.name"] for run in runs]])["corpus_key"]
+    common = similar.transform("first").where(similar.transform("nunique") == 1, "")
+    return frame.assign(corpus_key=frame["corpus_key"].fillna(common))
 
 
-def corpora(runs: list[Run]) -> dict[Path, str]:
-    """The key of each run's corpus, by folder. One that failed before it read anything has that of its like
-    (study, task, protocol, name of the corpus) if they have one in common, else an empty one."""
+def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder.
 
-    def like(run: Run) -> tuple[str | None, str, str, str]:
-        return run.config.get("study"), run.task, run.protocol, run.config["corpus.name"]
-
-    known: dict[Any, set[str]] = defaultdict(set)
-    for run in runs:
-        if "corpus" in run.result:
-            known[like(run)].add(corpus_key(run.result["corpus"]))
-    found = {}
-    for run in runs:
-        own = {corpus_key(run.result["corpus"])} if "corpus" in run.result else known[like(run)]
-        found[run.folder] = next(iter(own)) if len(own) == 1 else ""
-    return found
-
-
-def once_each(runs: list[Run], shas: dict[Path, str]) -> tuple[list[Run], list[str]]:
-    """One run for each study, config, corpus and seed: rather one that finished, else the last by name of folder;
-    and, in words, those left out."""
-    kept: dict[str, Run] = {}
-    remarks = []
-    for run in runs:
-        about = [run.baseline, run.config.get("study"), run.task, run.protocol, shas[run.folder], run.seed]
-        key = json.dumps([about, run.row_settings], sort_keys=True)
-        other = kept.get(key)
-        if other is None:
-            kept[key] = run
-            continue
-        kept[key] = run if (run.status == "finished") >= (other.status == "finished") else other
-        left = other if kept[key] is run else run
-        remarks.append(f"{left.folder} is the same run as {kept[key].folder}, and is not counted again.")
-    return list(kept.values()), remarks
+    Returns:
+        The remaining rows, and a remark for each run that is left out.
+    """
+    identity = [name for name in frame if name != "run"]
+    frame = frame.sort_values("run", key=lambda runs: [run.status == "finished" for run in runs], kind="stable")
+    repeated = frame.duplicated(identity, keep="last")
+    kept = frame[~repeated].sort_index()
+    pairs = frame[repeated].sort_index().merge(kept, on=identity, suffixes=("", "_kept"))
+    remarks = [f"{a.folder} repeats {b.folder} and is left out." for a, b in zip(pairs["run"], pairs["run_kept"])]
+    return kept, remarks
 
 
 def build_rows(runs: list[Run]) -> list[Row]:
-    """The runs of a table by config: those of the reports in their order, the study's reference, the others."""
-    by_settings: dict[str, list[Run]] = defaultdict(list)
+    """Group the runs of a table by config: published rows in their order, the study's reference, the others."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        by_settings[json.dumps(run.row_settings, sort_keys=True)].append(run)
+        groups.setdefault(run.row_key, []).append(run)
     rows = []
-    for members in by_settings.values():
+    for members in groups.values():
         members.sort(key=lambda run: -1 if run.seed is None else run.seed)
-        settings = members[0].row_settings
-        rows.append(Row("", settings, members, published.row_of(settings)))
-    seeds = {run.seed for row in rows for run in row.runs if run.seed is not None}
+        rows.append(Row("", members[0].settings, members, published.row_of(members[0].settings)))
+    seeds = {run.seed for run in runs if run.seed is not None}
     for row, label in zip(rows, labels(rows)):
         row.label = label
         row.missing = sorted(seeds - {run.seed for run in row.runs})
-    study = published.content()["studies"].get(runs[0].config.get("study"), {})
-    reference = study.get("reference", {})
+    reference = published.content()["studies"].get(runs[0].study, {}).get("reference", {})
     order = list(published.content()["rows"])
     rows.sort(
         key=lambda row: (
@@ -420,25 +420,22 @@ def build_rows(runs: list[Run]) -> list[Row]:
 
 
 def labels(rows: list[Row]) -> list[str]:
-    """The published rows' own names; for others what differs in their config, as one would type it."""
+    """Name each row: as published, or by the overrides in which it differs from the others."""
 
     def differs(key: str, row: Row) -> bool:
-        """Whether rows differ in a key; in an option of a model or pattern, rows of the same model or pattern."""
+        """Whether rows differ in a key; an option of a model or pattern is compared among rows that have it."""
         name = f"{key.partition('.')[0]}.name"
-        like = [other for other in rows if key == name or other.settings.get(name) == row.settings.get(name)]
-        return any(other.settings.get(key, ABSENT) != row.settings[key] for other in like)
+        similar = [other for other in rows if key == name or other.settings.get(name) == row.settings.get(name)]
+        return any(other.settings.get(key, ABSENT) != row.settings[key] for other in similar)
 
-    own = []
-    for row in rows:
-        words = []
+    names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
+    result = []
+    for row, name in zip(rows, names):
+        overrides = []
         for key, value in sorted(row.settings.items(), key=lambda item: not item[0].endswith(".name")):
             if differs(key, row):
-                said = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
-                words.append(f"{key.removesuffix('.name')}={said}")
-        alone = f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
-        own.append(" ".join(words) or alone)
-    names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
-    return [
-        name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed
-        for name, typed in zip(names, own)
-    ]
+                text = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
+                overrides.append(f"{key.removesuffix('.name')}={text}")
+        typed = " ".join(overrides) or f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
+        result.append(name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed)
+    return result

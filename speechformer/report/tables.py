@@ -1,25 +1,25 @@
-"""The tables of the report as text (Markdown), and the same figures as rows of CSV files."""
+"""The tables of the report as Markdown."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any
+
+from tabulate import tabulate
 
 from speechformer.report import published
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Difference, Interval, Summary, paired
+from speechformer.report.statistics import Difference, Interval, Summary, paired_difference
 
 NONE = "–"
 WORDS = {
     "test_accuracy": "test, %",
-    "test_accuracy_in_train": "test: in train too, %",
-    "test_accuracy_not_in_train": "test: not in train, %",
+    "test_accuracy_in_train": "test, in train, %",
+    "test_accuracy_not_in_train": "test, not in train, %",
     "train_accuracy": "train, %",
+    "validation_accuracy": "validation, %",
     "test_perplexity_mean": "test, mean",
     "test_sliding_perplexity_mean": "sliding window, mean",
     "test_bleu": "test, BLEU",
@@ -27,84 +27,92 @@ WORDS = {
     "test_chrf": "test, chrF",
     "test_length_ratio": "length ratio",
     "test_exact": "exact, %",
-    "validation_bleu": "dev, BLEU (greedy)",
+    "validation_bleu": "validation, BLEU (greedy)",
 }
+BUCKET = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # metrics of a source length
 
 
-def words(figure: str) -> str:
-    """A figure's name for a heading."""
-    return WORDS.get(figure) or figure.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
+def heading(metric: str) -> str:
+    """Return the name of a metric for the head of a column."""
+    return WORDS.get(metric) or metric.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
 
 
-def per_cent(figure: str) -> float:
-    """What to multiply a figure by: shares are shown in per cent."""
-    return 100.0 if "accuracy" in figure or "exact" in figure else 1.0
+def scale(metric: str) -> float:
+    """Return the factor from `result.json` to the report, which shows fractions in per cent."""
+    return 100.0 if "accuracy" in metric or "exact" in metric else 1.0
 
 
-def number(figure: str, value: float | None, signed: bool = False) -> str:
-    """Shares in per cent, all else as it is; one decimal, of ratios two."""
+def number(metric: str, value: float | None, signed: bool = False) -> str:
+    """Format a value with one decimal, a ratio with two; fractions in per cent."""
     if value is None or math.isnan(value):
         return NONE
-    value *= per_cent(figure)
-    decimals = 2 if "ratio" in figure else 1
-    value = round(value, decimals) + 0.0  # no "-0.0"
+    decimals = 2 if "ratio" in metric else 1
+    value = round(value * scale(metric), decimals) + 0.0  # no "-0.0"
     text = f"{value:+.{decimals}f}" if signed and value else f"{value:.{decimals}f}"
     return text.replace("-", "−")
 
 
-def between(figure: str, interval: Interval, signed: bool = False) -> str:
-    """An interval, [low, high]; that of a share or a score ends at 0 and 100."""
+def format_interval(metric: str, interval: Interval, signed: bool = False) -> str:
+    """Format an interval as [low, high], limited to the scale of an accuracy or score."""
     if math.isnan(interval[0]):
         return NONE
-    if not signed and not any(word in figure for word in ("perplexity", "loss", "ratio")):
-        most = 1.0 if per_cent(figure) == 100 else 100.0  # Student's t knows no end of the scale
+    if not signed and not any(word in metric for word in ("perplexity", "loss", "ratio")):
+        most = 100 / scale(metric)  # Student's t is unbounded
         interval = (max(interval[0], 0.0), min(interval[1], most))
-    return "[" + ", ".join(number(figure, end, signed) for end in interval) + "]"
+    return "[" + ", ".join(number(metric, end, signed) for end in interval) + "]"
 
 
-def mean_and_sd(figure: str, summary: Summary) -> str:
-    return number(figure, summary.mean) + (f" ± {number(figure, summary.sd)}" if summary.n > 1 else "")
+def mean_and_sd(metric: str, values: Summary) -> str:
+    return number(metric, values.mean) + (f" ± {number(metric, values.sd)}" if values.n > 1 else "")
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with its first column to the left and the others to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+def yes_or_no(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: NONE}[value]
+
+
+def markdown_table(header: Sequence[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table: first column to the left, the others to the right; "" without rows."""
+    if not rows:
+        return ""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    align = ("left", *["right"] * (len(header) - 1))
+    return tabulate(cells, header, tablefmt="pipe", colalign=align, disable_numparse=True)
 
 
 def results_table(table: Table) -> str:
-    """Each row's figures: mean ± sd, and under it the 95 % interval of the mean; then the baselines."""
-    figures = table.figures()
-    header = ["", "runs", *map(words, figures), "parameters", "seconds"]
-    rows = []
-    for row in table.rows:
-        cells = [row.label, row.state]
-        for figure in figures:
-            values = list(row.values(figure).values())
-            if not values:
-                cells.append(NONE)
-                continue
-            summary = Summary(values)
-            some = f" (of {summary.n})" if summary.n < len(row.finished) else ""
-            interval = f"<br>{between(figure, summary.interval)}" if summary.n > 1 else ""
-            cells.append(mean_and_sd(figure, summary) + some + interval)
-        totals = {run.result["parameters"]["total"] for run in row.finished}
-        seconds = [run.result["seconds"] for run in row.finished if "seconds" in run.result]
-        reported = published.content()["rows"][row.published].get("parameters") if row.published else None
-        total = " or ".join(f"{value:,}" for value in sorted(totals)) or NONE
-        cells.append(total + (f"<br>reported {reported:,}" if reported else ""))
-        cells.append(f"{Summary(seconds).mean:.0f}" if seconds else NONE)
-        rows.append(cells)
-    rows += [[label, "not run", *[NONE] * (len(figures) + 2)] for label in table.expected]
+    """Return mean ± sd of each row and metric with the confidence interval of the mean, then the baselines."""
+    columns = table.columns
+    rows = [
+        [row.label, row.state, *(result_cell(row, metric) for metric in columns), *size(row)] for row in table.rows
+    ]
+    rows += [[label, "not run", *[NONE] * (len(columns) + 2)] for label in table.expected]
     for run in table.baselines:
-        cells = [f"*{run.baseline}*", "exact", *(number(figure, run.metrics.get(figure)) for figure in figures)]
-        rows.append([*cells, f"{run.result['parameters']['total']:,}", NONE])
-    return markdown_table(header, rows)
+        values = (number(metric, run.metrics.get(metric)) for metric in columns)
+        rows.append([f"*{run.baseline}*", "exact", *values, f"{run.result['parameters']['total']:,}", NONE])
+    return markdown_table(["", "runs", *map(heading, columns), "parameters", "seconds"], rows)
+
+
+def result_cell(row: Row, metric: str) -> str:
+    if not (summary := row.summary(metric)):
+        return NONE
+    incomplete = f" (of {summary.n})" if summary.n < len(row.finished) else ""
+    interval = f"<br>{format_interval(metric, summary.confidence_interval)}" if summary.n > 1 else ""
+    return mean_and_sd(metric, summary) + incomplete + interval
+
+
+def size(row: Row) -> tuple[str, str]:
+    """Return the number of parameters, with the published one, and the mean seconds of a run."""
+    totals = sorted({run.result["parameters"]["total"] for run in row.finished})
+    seconds = [run.result["seconds"] for run in row.finished if "seconds" in run.result]
+    reported = published.content()["rows"][row.published].get("parameters") if row.published else None
+    text = " or ".join(f"{total:,}" for total in totals) or NONE
+    text += f"<br>published {reported:,}" if reported else ""
+    return text, f"{Summary(seconds).mean:.0f}" if seconds else NONE
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published figure, and ours chosen in the same way; None where we have none."""
+    """A published value beside our runs, chosen in the same way; `ours` is None where we have no such metric."""
 
     row: Row
     theirs: published.Figure
@@ -112,231 +120,110 @@ class Comparison:
 
     @property
     def inside(self) -> bool | None:
-        """Whether theirs lies in the range of one run of ours."""
-        return self.ours.holds(self.theirs.value) if self.ours else None
+        """Whether the published value lies inside the prediction interval of one run of ours."""
+        return self.ours.predicts(self.theirs.value) if self.ours else None
 
     @property
     def counts(self) -> bool:
-        """Whether it is one to judge by: an end result on test, that is not the mean of others."""
+        """Whether the overview counts it: a final result on test that is not a mean of others."""
         return self.theirs.final and self.theirs.name.startswith("test") and not self.theirs.name.endswith("mean")
 
 
-def comparisons(table: Table) -> list[Comparison]:
-    """Every published figure of a table's rows, with ours; none where they are not to be compared."""
-    found = []
-    for row in table.rows if table.judged else []:
-        for figure in published.figures(row.published) if row.published else []:
-            if figure.chosen == "best":
-                values = list(row.best_values(figure.name).values())
-            elif figure.final:
-                values = list(row.values(figure.name).values())
+def comparisons(table: Table) -> Iterator[Comparison]:
+    """Yield every published value of a table's rows beside ours; none on another corpus or protocol."""
+    for row in table.rows if table.comparable else []:
+        for theirs in published.figures(row.published) if row.published else []:
+            if theirs.chosen == "best":
+                best = row.best_values(theirs.name).values()
+                ours = Summary(best) if best else None
             else:
-                values = row.curve(figure.name).get(figure.at or math.nan, [])
-            found.append(Comparison(row, figure, Summary(values) if values else None))
-    return found
+                ours = row.summary(theirs.name) if theirs.final else row.curve(theirs.name).get(theirs.at or math.nan)
+            yield Comparison(row, theirs, ours)
 
 
 def published_table(table: Table) -> str:
-    """What the reports end with beside ours; empty where nothing was published."""
+    """Return the final published results beside ours, or "" if nothing was published."""
     rows = []
     for line in comparisons(table):
         theirs, ours, name = line.theirs, line.ours, line.theirs.name
         if not theirs.final:
             continue
-        cells = [line.row.label, words(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})"]
-        value = f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value)
+        cells = [line.row.label, heading(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})"]
+        cells.append(f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value))
         if ours is None:
-            rows.append([*cells, value, "not measured", *[NONE] * 4])
+            rows.append([*cells, "not measured", *[NONE] * 4])
             continue
-        low, high = (end - theirs.value for end in ours.interval)
-        cells += [value, mean_and_sd(name, ours), number(name, ours.mean - theirs.value, signed=True)]
-        inside = {True: "yes", False: "no", None: NONE}[line.inside]
-        rows.append([*cells, between(name, (low, high), signed=True), between(name, ours.range), inside])
-    header = ["", "figure", "published in", "theirs", "ours", "ours − theirs", "its 95 % interval"]
-    return markdown_table([*header, "95 % range of one run of ours", "theirs in it"], rows) if rows else ""
+        low, high = ours.confidence_interval
+        cells += [mean_and_sd(name, ours), number(name, ours.mean - theirs.value, signed=True)]
+        cells.append(format_interval(name, (low - theirs.value, high - theirs.value), signed=True))
+        rows.append([*cells, format_interval(name, ours.prediction_interval), yes_or_no(line.inside)])
+    header = ["", "metric", "published in", "published", "ours", "ours − published", "95 % confidence interval"]
+    return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
 
 
-def compared(table: Table) -> list[str]:
-    """The figures by which rows are compared with each other."""
-    if table.task == "classify":
-        return [name for name in ("test_accuracy", "test_accuracy_not_in_train") if name in table.figures()]
-    return [table.main_figure]
-
-
-def differences(table: Table, all_pairs: bool = False) -> list[tuple[Row, Row, str, Difference]]:
-    """Each row less the first (or all pairs), over the seeds that both have."""
+def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Difference]]:
+    """Yield (row, reference, metric, paired difference): each row minus the first, or all pairs."""
     pairs = combinations(table.rows, 2) if all_pairs else ((table.rows[0], row) for row in table.rows[1:])
-    found = []
     for reference, row in pairs:
-        for figure in compared(table):
-            difference = paired(row.values(figure), reference.values(figure))
-            if difference is not None:
-                found.append((row, reference, figure, difference))
-    return found
+        for metric in table.report["compare"]:
+            difference = paired_difference(row.values(metric), reference.values(metric))
+            if table.has(metric) and difference is not None:
+                yield row, reference, metric, difference
 
 
 def differences_table(table: Table) -> str:
-    """The paired differences from the first row; empty for a table of one row."""
+    """Return the paired differences from the first row, or "" for a table of one row."""
     rows = []
-    for row, reference, figure, difference in differences(table):
-        rows.append(
-            [
-                f"{row.label} less {reference.label}",
-                words(figure),
-                str(difference.n),
-                number(figure, difference.mean, signed=True),
-                between(figure, difference.interval, signed=True),
-                NONE if math.isnan(difference.p) else f"{difference.p:.3f}" if difference.p >= 0.001 else "< 0.001",
-                {True: "yes", False: "no", None: NONE}[difference.apart],
-            ]
-        )
-    header = ["", "figure", "seeds", "difference", "95 % interval", "p", "told apart"]
-    return markdown_table(header, rows) if rows else ""
+    for row, reference, metric, difference in differences(table):
+        p = NONE if math.isnan(difference.p) else f"{difference.p:.3f}" if difference.p >= 0.001 else "< 0.001"
+        cells = [f"{row.label} − {reference.label}", heading(metric), str(difference.n)]
+        cells.append(number(metric, difference.mean, signed=True))
+        cells.append(format_interval(metric, difference.confidence_interval, signed=True))
+        rows.append([*cells, p, yes_or_no(difference.significant)])
+    header = ["", "metric", "seeds", "paired difference", "95 % confidence interval", "p", "significant at 5 %"]
+    return markdown_table(header, rows)
 
 
 def lengths_table(table: Table) -> str:
-    """Test perplexity, mean over the tests, in contexts of other lengths than that of training; or empty."""
+    """Return the mean test perplexity in contexts of other lengths than in training, or "" if not measured."""
     rows = []
-    for row in table.rows:
+    for row in table.rows if table.lengths() else []:
         cells = [row.label, str(row.settings["block_size"])]
         for length in table.lengths():
-            values = row.at_length(length)
-            untested = "not tested" if values is None else "cannot run" if row.finished else NONE
-            cells.append(mean_and_sd(table.main_figure, Summary(values)) if values else untested)
+            value = row.at_length(length)
+            cells.append(mean_and_sd(table.metric, value) if isinstance(value, Summary) else value)
         rows.append(cells)
-    header = ["", "trained on, tokens", *(f"tested on {length}" for length in table.lengths())]
-    return markdown_table(header, rows) if table.lengths() else ""
-
-
-AT_LENGTHS = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # figures of a bucket
+    return markdown_table(["", "trained on, tokens", *(f"tested on {length}" for length in table.lengths())], rows)
 
 
 def source_lengths_table(table: Table) -> str:
-    """The figures of a translation by the words of the source; empty for other tasks."""
+    """Return the metrics of a translation by the length of the source in words, or "" for other tasks."""
     buckets = table.source_lengths()
+    lines: list[tuple[str, list[Run]]] = [(row.label, row.finished) for row in table.rows]
+    lines += [(f"*{run.baseline}*", [run]) for run in table.baselines]
     rows = []
-    for row in table.rows:
-        cells = [row.label]
+    for label, runs in lines if buckets else []:
+        cells = [label]
         for bucket in buckets:
-            found = {name: list(row.values(f"test_{name}_at_{bucket}").values()) for name in AT_LENGTHS}
-            lines = [
-                AT_LENGTHS[name] + mean_and_sd(name, Summary(values)) for name, values in found.items() if values
-            ]
-            cells.append("<br>".join(lines) or NONE)
+            columns = {name: [run.metrics.get(f"test_{name}_at_{bucket}") for run in runs] for name in BUCKET}
+            present = {name: [value for value in values if value is not None] for name, values in columns.items()}
+            texts = [BUCKET[name] + mean_and_sd(name, Summary(values)) for name, values in present.items() if values]
+            cells.append("<br>".join(texts) or NONE)
         rows.append(cells)
-    for run in table.baselines:
-        cells = [f"*{run.baseline}*"]
-        for bucket in buckets:
-            figures = {name: run.metrics.get(f"test_{name}_at_{bucket}") for name in AT_LENGTHS}
-            cells.append("<br>".join(AT_LENGTHS[name] + number(name, value) for name, value in figures.items()))
-        rows.append(cells)
-    header = ["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())]
-    return markdown_table(header, rows) if buckets else ""
+    return markdown_table(["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())], rows)
 
 
 def commands_table(table: Table) -> str:
-    """How each row can be made again: commands, seeds, commits."""
+    """Return how to repeat each row: commands, seeds, commits."""
     rows = []
     for row in table.rows:
         commands = "<br>".join(f"`{command}`" for command in dict.fromkeys(run.command for run in row.runs))
-        seeds = ", ".join(str(run.seed) for run in row.runs)
-        rows.append([row.label, commands, seeds, ", ".join(commits(row.runs))])
-    rows += [[f"*{run.baseline}*", f"`{run.command}`", NONE, ", ".join(commits([run]))] for run in table.baselines]
-    return markdown_table(["", "command, and seed=", "seeds", "commit"], rows)
+        rows.append([row.label, commands, ", ".join(str(run.seed) for run in row.runs), commits(row.runs)])
+    rows += [[f"*{run.baseline}*", f"`{run.command}`", NONE, commits([run])] for run in table.baselines]
+    return markdown_table(["", "command (add seed=)", "seeds", "commit"], rows)
 
 
-def commits(runs: list[Run]) -> list[str]:
-    """The commits that runs were made with, in short."""
-    found = {run.result.get("commit") or "unknown" for run in runs}
-    return sorted("unknown" if name == "unknown" else name[:10] + name[40:] for name in found)
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows, their keys as columns; for no rows there is no file, not even one of another time."""
-    path.unlink(missing_ok=True)
-    if rows:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-def write_all_csv(tables: list[Table], folder: Path) -> None:
-    """runs, rows, curves, published and differences: every figure of the report in full precision.
-
-    Accuracies are fractions here, as in result.json.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    runs: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    beside_published: list[dict[str, Any]] = []
-    pairs: list[dict[str, Any]] = []
-    for table in tables:
-        place: dict[str, Any] = {
-            "table": table.name,
-            "task": table.task,
-            "protocol": table.protocol,
-            "corpus_sha256": table.sha256,
-        }
-        for row in table.rows:
-            for run in row.runs:
-                about: dict[str, Any] = {
-                    "row": row.label,
-                    "seed": run.seed,
-                    "status": run.status,
-                    "commit": run.result.get("commit"),
-                }
-                more = {
-                    "command": run.command,
-                    "seconds": run.result.get("seconds"),
-                    "error": run.result.get("error"),
-                }
-                runs.append({**place, **about, **more, **run.metrics})
-            names = dict.fromkeys(name for run in row.finished for name in run.metrics)
-            for name in names:
-                values = list(row.values(name).values())
-                if values:
-                    rows.append({**place, "row": row.label, "figure": name, **columns(Summary(values))})
-                unit = "epoch" if table.task == "classify" else "step"
-                for at, values in row.curve(name).items():
-                    summary = Summary(values)
-                    own = {"unit": unit, "at": f"{at:g}", "n": summary.n, "mean": summary.mean, "sd": summary.sd}
-                    curves.append({"table": table.name, "row": row.label, "figure": name, **own})
-        for run in table.baselines:
-            about = {"row": run.baseline, "seed": "", "status": run.status}
-            more = {"commit": run.result.get("commit"), "command": run.command}
-            runs.append({**place, **about, **more, **run.metrics})
-        for line in comparisons(table):
-            theirs = line.theirs
-            about = {"row": line.row.label, "report": theirs.report, "published_table": theirs.table}
-            own = {"figure": theirs.name, "at": theirs.at, "chosen": theirs.chosen, "theirs": theirs.value}
-            numbers = columns(line.ours) if line.ours else {"n": 0}
-            beside_published.append({**place, **about, **own, **numbers, "theirs_in_range": line.inside})
-        for row, reference, name, difference in differences(table, all_pairs=True):
-            about = {"row": row.label, "less": reference.label, "figure": name, "seeds": difference.n}
-            ends = dict(zip(("low_95", "high_95"), difference.interval))
-            pairs.append({**place, **about, "difference": difference.mean, **ends, "p": difference.p})
-    for file, content in (
-        ("runs", runs),
-        ("rows", rows),
-        ("curves", curves),
-        ("published", beside_published),
-        ("differences", pairs),
-    ):
-        write_csv(folder / f"{file}.csv", content)
-
-
-def columns(summary: Summary) -> dict[str, float]:
-    """A summary's entries for a CSV file."""
-    return {
-        "n": summary.n,
-        "mean": summary.mean,
-        "sd": summary.sd,
-        "mean_low_95": summary.interval[0],
-        "mean_high_95": summary.interval[1],
-        "one_run_low_95": summary.range[0],
-        "one_run_high_95": summary.range[1],
-        "lowest": summary.extremes[0],
-        "highest": summary.extremes[1],
-    }
+def commits(runs: list[Run]) -> str:
+    """Return the commits of some runs, shortened."""
+    names = {run.result.get("commit") or "unknown" for run in runs}
+    return ", ".join(sorted(name if name == "unknown" else name[:10] + name[40:] for name in names))

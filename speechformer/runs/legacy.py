@@ -1,7 +1,98 @@
-"""Names of before."""
+"""Read what versions before 0.2 wrote: rename config keys, metrics and counts in results and checkpoints.
+
+All functions are pure and idempotent: they return new data and leave the current names unchanged.
+"""
 
 from __future__ import annotations
 
+import re
+from typing import Any
 
-def upgrade_result(result: dict) -> dict:
-    return result
+# Old config key -> new. A group stands for all keys below it: `core.norm` is now `architecture.norm`.
+RENAMED_KEYS = {
+    "core": "architecture",
+    "task.size": "task.vocab_size",
+    "task.average": "task.average_checkpoints",
+    "corpus.longest": "corpus.max_length",
+}
+RENAMED_CHOICES = {"hydra/launcher=packed": "hydra/launcher=ensemble"}
+# Lightning stores a callback's state under the name of its class.
+RENAMED_CALLBACKS = {"Record": "ReplayLogger", "Stopwatch": "PhaseTimer"}
+OLD_METRIC = re.compile(r"_accuracy_(un)?seen$")
+
+
+def renamed_key(key: str) -> str | None:
+    """Return the current name of a dotted config key that was renamed, or None."""
+    for old, new in RENAMED_KEYS.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key.removeprefix(old)
+    return None
+
+
+def upgrade_override(override: str) -> str:
+    """Return a command-line override (`KEY=VALUE`, `+KEY=VALUE`, `~KEY`) with the current name of its key."""
+    prefix, key, value = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
+    return RENAMED_CHOICES.get(override) or prefix + (renamed_key(key) or key) + value
+
+
+def upgrade_metric(name: str) -> str:
+    """Return the current name of a metric: `test_accuracy_unseen` is now `test_accuracy_not_in_train`."""
+    return OLD_METRIC.sub(lambda match: f"_accuracy_{'not_' if match[1] else ''}in_train", name)
+
+
+def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a `result.json`, of any version and status, with current names."""
+    upgraded = dict(result)
+    for name in ("metrics", "curve", "best"):
+        if name in upgraded:
+            upgraded[name] = _rename_metrics(upgraded[name])
+    if isinstance(upgraded.get("config"), dict):
+        upgraded["config"] = _upgrade_config(upgraded["config"])
+    if isinstance(upgraded.get("overrides"), list):
+        upgraded["overrides"] = [upgrade_override(override) for override in upgraded["overrides"]]
+    if isinstance(upgraded.get("corpus"), dict) and "counts" in upgraded["corpus"]:
+        counts = _renamed(upgraded["corpus"]["counts"], {"test_seen_in_train": "test_in_train"})
+        if "tests" in counts:
+            tests = counts["tests"].items()
+            counts["tests"] = {name: _renamed(test, {"seen_in_train": "in_train"}) for name, test in tests}
+        upgraded["corpus"] = {**upgraded["corpus"], "counts": counts}
+    if isinstance(upgraded.get("machine"), dict):
+        upgraded["machine"] = _renamed(upgraded["machine"], {"runs_in_one": "ensemble_size"})
+    return upgraded
+
+
+def upgrade_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint, as `torch.load` reads it, with current names: arguments, weights, metrics, callbacks."""
+    upgraded = dict(checkpoint)
+    if "hyper_parameters" in upgraded:
+        upgraded["hyper_parameters"] = _renamed(upgraded["hyper_parameters"], {"core": "architecture"})
+    if "state_dict" in upgraded:
+        weights = upgraded["state_dict"].items()
+        upgraded["state_dict"] = {re.sub(r"^core\.", "model.", name): weight for name, weight in weights}
+    if "progress" in upgraded:
+        upgraded["progress"] = {**upgraded["progress"], "curve": _rename_metrics(upgraded["progress"]["curve"])}
+    if "callbacks" in upgraded:
+        upgraded["callbacks"] = _rename_metrics(_renamed(upgraded["callbacks"], RENAMED_CALLBACKS))
+    return upgraded
+
+
+def _renamed(content: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in content.items()}
+
+
+def _rename_metrics(content: Any) -> Any:
+    """Rename metrics among the keys and texts of nested dicts, lists and tuples."""
+    if isinstance(content, dict):
+        return {_rename_metrics(key): _rename_metrics(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(_rename_metrics(item) for item in content)
+    return upgrade_metric(content) if isinstance(content, str) else content
+
+
+def _upgrade_config(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    upgraded = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        name = (renamed_key(path) or path).rpartition(".")[2]
+        upgraded[name] = _upgrade_config(value, f"{path}.") if isinstance(value, dict) else value
+    return upgraded

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from speechformer import console
-from speechformer.config import check_overrides, check_sweep
+from speechformer.config import check_overrides
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
@@ -44,7 +44,6 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     try:
         sweeps.register(sweep, number, overrides, directory)
         check_overrides(overrides)
-        check_sweep(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
                 stack.enter_context(console.log_to_file(directory / "log.txt"))

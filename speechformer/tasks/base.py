@@ -45,9 +45,11 @@ class Task(EvaluableModule):
     name: ClassVar[str]  # as in conf/task/<name>.yaml
     purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
     datamodule: ClassVar[type[TaskData]]
+    abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
     tokenizer_class: ClassVar[Any]  # has a classmethod `load(path)`
     inputs: ClassVar[dict[str, str]]  # of the network, by name
     output: ClassVar[str]
+    pads_input: ClassVar[bool] = True  # whether batches of the first input are padded
     options: ClassVar[tuple[str, ...]] = ()  # keys of `architecture` that the network takes besides COMMON_OPTIONS
     charts: ClassVar[dict[str, str]] = {}  # TensorBoard: title -> regular expression of the metrics' names
     no_ensemble: ClassVar[str | None] = "the task does not define member_losses"  # None: runs can be an ensemble
@@ -69,6 +71,10 @@ class Task(EvaluableModule):
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
         return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
+
+    def forward(self, *ids: Tensor) -> Tensor:
+        """Compute the logits of the network for its inputs."""
+        return self.model(*ids)
 
     def attach(self, data: TaskData) -> None:
         """Take from the data what evaluation and reports need besides batches."""

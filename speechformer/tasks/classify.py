@@ -34,6 +34,7 @@ class Classify(Task):
 
     name, metric, mode = "classify", "accuracy", "max"
     purpose = "tells speakers apart"
+    abilities = frozenset({"predict"})
     datamodule, tokenizer_class = SentenceData, Tokenizer
     inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
     output = "logits [sentences, classes]"

@@ -40,9 +40,11 @@ class LanguageModel(Task):
 
     name, metric, mode = "lm", "perplexity", "min"
     purpose = "continues a text"
+    abilities = frozenset({"generate"})
     datamodule, tokenizer_class = StreamData, Tokenizer
     inputs: ClassVar = {"ids": "[texts, tokens], whole numbers"}
     output = "logits of the token after each [texts, tokens, vocabulary]"
+    pads_input = False
     options = ("tied_output",)
     charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
     no_ensemble = None

@@ -45,6 +45,7 @@ class Translate(Task):
 
     name, metric, mode = "translate", "bleu", "max"
     purpose = "translates"
+    abilities = frozenset({"translate"})
     datamodule, tokenizer_class = PairData, Subwords
     inputs: ClassVar = {
         "source": "[pairs, tokens], whole numbers, with <eos>, 0 is padding at the end",

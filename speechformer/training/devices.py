@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -50,6 +51,11 @@ def lease(names: Sequence[str]) -> Iterator[int]:
             print(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).", flush=True)
             announced = True
         time.sleep(0.2)
+
+
+def count(devices: Any) -> int:
+    """Return how many devices the config's `trainer.devices` names; `config` has checked it."""
+    return len(devices) if isinstance(devices, list) else int(devices)
 
 
 def gpu_names() -> list[str]:

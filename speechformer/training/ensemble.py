@@ -1,9 +1,9 @@
 """Model ensembling: a LightningModule that trains tasks whose parameters have the same shapes as one.
 
 The Trainer sees one module with the members' weights stacked (`models/ensemble.py`) and their batches concatenated.
-Each member remains the task that it is alone. Its parameters are views of the stacked ones. It has its own seed, order
-of batches, dropout, learning rate and metrics, and the callbacks and files of an ordinary run. A member meets the
-Trainer as `MemberTrainer`, and its checkpoints are extracted from those of the ensemble.
+Each member remains the task that it is alone. Its parameters are views of the stacked ones. It has its own seed,
+order of batches, dropout, learning rate and metrics, and the callbacks and files of an ordinary run. A member meets
+the Trainer as `MemberTrainer`, and its checkpoints are extracted from those of the ensemble.
 
 A member's metrics equal those of its ordinary run up to rounding: products of K matrices add up in another order.
 """

@@ -1,7 +1,7 @@
 """The process around a run: its threads, its memory management, and what libraries print.
 
-The commands change their own process (`set_up_process`). A notebook that calls `fit` gets its settings back
-(`quiet`, `threads`).
+The commands change their own process (`process_set_up`). A notebook that calls `speechformer.fit` gets its settings
+back (`isolated`, `threads`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from speechformer.config import count_devices
 from speechformer.training import devices
 
 LIGHTNING = ("lightning.pytorch", "lightning.fabric")
@@ -94,6 +93,23 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Be `quiet`, and restore also random states, environment variables and torch's deterministic mode afterwards."""
+    import torch
+    from lightning.pytorch.utilities.seed import isolate_rng
+
+    variables, deterministic = dict(os.environ), torch.are_deterministic_algorithms_enabled()
+    try:
+        with quiet(), isolate_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+
+
+@contextlib.contextmanager
 def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
     """Give torch the run's threads, and restore their number afterwards.
 
@@ -101,7 +117,7 @@ def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
     """
     import torch
 
-    processes, before = count_devices(config["trainer"]["devices"]), torch.get_num_threads()
+    processes, before = devices.count(config["trainer"]["devices"]), torch.get_num_threads()
     number = config["threads"] or owner.get("threads") or max(1, devices.all_threads() // processes)
     torch.set_num_threads(number)
     if processes > 1:  # otherwise Lightning divides the cores by itself

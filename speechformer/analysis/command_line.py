@@ -1,0 +1,81 @@
+"""Arguments and input that the commands for trained runs share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from speechformer.analysis.load import TrainedRun, load
+from speechformer.corpora.tokenizer import split_words
+from speechformer.errors import UserError
+
+
+def run_parser(command: str, description: str, run: str = "folder of a run") -> argparse.ArgumentParser:
+    """Return a parser with the arguments RUN and --checkpoint; `run` is the help text of RUN."""
+    parser = argparse.ArgumentParser(prog=f"python -m speechformer.{command}", description=description)
+    parser.add_argument("run", type=Path, metavar="RUN", help=run)
+    checkpoint = "best.ckpt, last.ckpt or average.ckpt (default: the checkpoint behind the reported metrics)"
+    parser.add_argument("--checkpoint", metavar="NAME", help=checkpoint)
+    return parser
+
+
+def load_run(folder: Path, checkpoint: str | None, ability: str | None = None) -> TrainedRun:
+    """Load a run for a command; warn on stderr if its training has not ended.
+
+    Args:
+        ability: what the command needs: "predict", "generate" or "translate".
+    """
+    run = load(folder, checkpoint)
+    if ability is not None:
+        run.require(ability)
+    if not run.finished:
+        print(
+            f"Training of {folder} has not ended: these are the weights so far ({run.checkpoint}).", file=sys.stderr
+        )
+    return run
+
+
+def read_texts(arguments: Sequence[str]) -> list[str]:
+    """Return the texts of a command line, or without any the lines of standard input, which may be empty.
+
+    Raises:
+        UserError: a text is not UTF-8.
+    """
+    if not arguments:
+        if sys.stdin.isatty():
+            print("Enter one sentence per line; Ctrl-D ends the input.", file=sys.stderr)
+        return read_lines()
+    for text in arguments:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"The text {text!a} is not UTF-8.") from None
+    return list(arguments)
+
+
+def read_lines() -> list[str]:
+    """Return the lines of standard input; raise a UserError if they are not UTF-8."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input: byte {error.object[error.start]:#04x} is not UTF-8.") from None
+    lines = text.replace("\r\n", "\n").split("\n")  # splitlines() would also split inside a sentence, at U+2028
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_sentences(arguments: Sequence[str]) -> list[str]:
+    """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped.
+
+    Raises:
+        UserError: there is no text, an argument is empty, or a text is not UTF-8.
+    """
+    texts = read_texts(arguments)
+    for number, text in enumerate(texts, start=1):
+        if arguments and not split_words(text):
+            raise UserError(f"Sentence {number} is empty; give it some words.")
+    sentences = [text for text in texts if split_words(text)]
+    if not sentences:
+        raise UserError("There is no sentence; give one after RUN, or lines on standard input.")
+    return sentences

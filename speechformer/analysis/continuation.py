@@ -1,0 +1,96 @@
+"""Continue a text with a language model, word by word."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from speechformer.errors import UserError
+from speechformer.generation.sampling import sample
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun
+
+DEFAULT_TOKENS = 40
+MAX_PROMPT = 4096  # words; the scores of all pairs of them are in memory at once
+NO_SPACE_BEFORE = {".", ",", ";", ":", "!", "?", ")", "]", "}", "%", "''", "...", "n't", "--"}
+NO_SPACE_AFTER = {"(", "[", "{", "$", "#", "``"}
+QUOTES = {"``": '"', "''": '"'}  # as the Penn Treebank writes them
+
+
+def detokenize(words: Iterable[str]) -> Iterator[str]:
+    """Yield each word as a piece of text, with the space before it: I do n't , ( ever ) . -> I don't, (ever)."""
+    previous: str | None = None
+    for word in words:
+        clitic = len(word) > 1 and word[0] == "'" and word[1:].isalpha()  # 's, 're, 've
+        joined = previous is None or previous in NO_SPACE_AFTER or word in NO_SPACE_BEFORE or clitic
+        yield ("" if joined else " ") + QUOTES.get(word, word)
+        previous = word
+
+
+def continue_text(
+    run: TrainedRun,
+    prompt: str,
+    *,
+    tokens: int | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Sample the words that follow a prompt, one after another.
+
+    Args:
+        run: a run of task=lm.
+        tokens: how many words; None: 40, or as many as the model has positions for.
+        temperature: divides the logits; 0 takes the most probable word.
+        top_k: sample from the k most probable words only.
+        top_p: sample from the fewest words whose probabilities sum to this.
+        seed: of the random numbers.
+
+    Raises:
+        UserError: at the call, if an option is invalid, the prompt is empty or too long, or prompt and continuation
+            exceed the model's positions.
+    """
+    check_options(tokens, temperature, top_k, top_p, seed)
+    ids, model = run.tokenizer.encode(prompt), run.model
+    if not ids:
+        raise UserError("The prompt is empty; give at least one word.")
+    if len(ids) > MAX_PROMPT:
+        raise UserError(f"The prompt has {len(ids)} words; give at most its last {MAX_PROMPT}.")
+    limit = check_length(run, len(ids), tokens)
+    generator = torch.Generator().manual_seed(seed)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+    drawn = sample(model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
+    return (run.tokenizer.decode([index])[0] for index in itertools.islice(drawn, limit))
+
+
+def check_options(tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int) -> None:
+    """Raise a UserError for an invalid option of `continue_text`."""
+    for name, value in (("tokens", tokens), ("top_k", top_k)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}.")
+    if not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature must be 0 or above, not {temperature}.")
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must be at least 0 and below 2^63, not {seed}.")
+
+
+def check_length(run: TrainedRun, prompt: int, tokens: int | None) -> int:
+    """Return how many words to add to a prompt of `prompt` words; raise a UserError for too few positions."""
+    if run.max_length is None:
+        return DEFAULT_TOKENS if tokens is None else tokens
+    room = run.max_length - prompt + 1  # the last word is drawn, but not read
+    if room < 1 or (tokens or 0) > room:
+        name = run.task.hparams["architecture"]["model"]["name"]
+        fits = f"there is room for {room} more, not {tokens}" if room > 0 else "there is no room for more"
+        raise UserError(
+            f"model={name} has {run.max_length} positions: after a prompt of {prompt} words {fits}. Shorten the "
+            "prompt, ask for fewer tokens, or train with model=rope or alibi, which have no limit."
+        )
+    return min(DEFAULT_TOKENS, room) if tokens is None else tokens

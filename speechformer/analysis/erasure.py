@@ -1,0 +1,104 @@
+"""Predict the class of a text, and measure the importance of each word by leaving it out.
+
+The importance of word t for the predicted class c is the drop in log-probability without it, in nats:
+
+    w_t = ln P(c | all words) - ln P(c | all words but t)
+
+Li, Monroe and Jurafsky 2016, "Understanding Neural Networks through Representation Erasure", equation 1 (there
+relative to ln P). A positive value supports the class. The values explain the model's output one word at a time: of
+two redundant words each can be left out at no cost.
+
+Shapes: T words, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.corpora.tokenizer import split_words
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun
+
+ROWS_AT_ONCE = 256
+
+
+@dataclass
+class Prediction:
+    """A classifier's prediction for a text.
+
+    Attributes:
+        text: the text.
+        speaker: the most probable class.
+        probabilities: of each class.
+        words: the words that the model read.
+        known: whether each word is in the vocabulary.
+        weights: the importance of each word in nats; None for a text of one word.
+        left_out: number of words at the end that were cut.
+    """
+
+    text: str
+    speaker: str
+    probabilities: dict[str, float]
+    words: list[str]
+    known: list[bool]
+    weights: list[float] | None
+    left_out: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return the prediction as plain data."""
+        weights: list[Any] = self.weights or [None] * len(self.words)
+        words = [
+            {"word": word, "known": known, "weight": weight}
+            for word, known, weight in zip(self.words, self.known, weights)
+        ]
+        return {
+            "text": self.text,
+            "speaker": self.speaker,
+            "probabilities": self.probabilities,
+            "words": words,
+            "words_left_out": self.left_out,
+        }
+
+
+@torch.no_grad()
+def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute log-probabilities and word importances.
+
+    Args:
+        model: maps ids [B, T] to logits [B, C].
+
+    Returns:
+        ln P of each class, [C], and the importance of each word for the most probable class, [T]; None if T is 1.
+    """
+    log_C = model(ids_T[None]).log_softmax(dim=-1)[0]
+    T = len(ids_T)
+    if T == 1:
+        return log_C, None
+    index = torch.arange(T, device=ids_T.device)
+    erased = ids_T.expand(T, T)[index[:, None] != index].view(T, T - 1)  # row t: all words but the t-th
+    c = log_C.argmax()
+    weights = [log_C[c] - model(rows).log_softmax(dim=-1)[:, c] for rows in erased.split(ROWS_AT_ONCE)]
+    return log_C, torch.cat(weights)
+
+
+def predict(run: TrainedRun, text: str) -> Prediction:
+    """Predict the class of a text with a run of task=classify; the text is cut at `block_size`, as in training."""
+    words, ids = split_words(text), run.tokenizer.encode(text)[: run.block_size]
+    read = list(words[: len(ids)])
+    log_C, weights = erase(run.model, torch.tensor(ids, device=run.task.device))
+    probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
+    return Prediction(
+        text=text,
+        speaker=max(probabilities, key=probabilities.__getitem__),
+        probabilities=probabilities,
+        words=read,
+        known=[index != UNKNOWN for index in ids],
+        weights=None if weights is None else weights.tolist(),
+        left_out=len(words) - len(read),
+    )

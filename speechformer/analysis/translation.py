@@ -1,0 +1,83 @@
+"""Translate texts with a trained encoder-decoder, and align a translation with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from speechformer.analysis.attention_maps import AttentionMap, maps_of
+from speechformer.corpora.special_tokens import BEGIN, END
+from speechformer.errors import UserError
+from speechformer.generation.beam_search import translate_ids
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun
+
+
+def encode_sources(run: TrainedRun, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each text with <eos>, cut at the model's `max_length`; an empty list for an empty text."""
+    encoded = run.tokenizer.encode_all([text.strip() for text in texts])
+    return [[*ids, END][: run.max_length] if text.strip() else [] for text, ids in zip(texts, encoded)]
+
+
+def translate_sources(
+    run: TrainedRun,
+    sources: Sequence[Sequence[int]],
+    beam: int | None = None,
+    length_penalty: float | None = None,
+) -> list[list[int]]:
+    """Return the translation of each source as ids without <eos>; an empty list for an empty source.
+
+    Args:
+        run: a run of task=translate.
+        sources: see `encode_sources`.
+        beam, length_penalty: see `TrainedRun.translate`.
+
+    Raises:
+        UserError: an option is out of range.
+    """
+    if beam is not None and beam < 1:
+        raise UserError(f"beam must be at least 1, not {beam}.")
+    if length_penalty is not None and not 0 <= length_penalty <= 10:
+        raise UserError(f"length_penalty must be between 0 and 10, not {length_penalty}.")
+    model: Any = run.model
+    decoding: dict[str, Any] = run.task.hparams["decoding"]
+    places = [index for index, source in enumerate(sources) if source]
+    translations: list[list[int]] = [[] for _ in sources]
+    found = translate_ids(
+        model,
+        [sources[index] for index in places],
+        beam=decoding["beam"] if beam is None else beam,
+        alpha=decoding["length_penalty"] if length_penalty is None else length_penalty,
+        max_length=run.max_length,
+    )
+    for index, ids in zip(places, found):
+        translations[index] = ids
+    return translations
+
+
+def align(run: TrainedRun, source: Sequence[int], translation: Sequence[int]) -> AttentionMap:
+    """Align a translation with its source: the cross-attention of the last decoder layer, averaged over its heads.
+
+    Args:
+        run: a run of task=translate.
+        source: ids with <eos>.
+        translation: ids without <eos>.
+
+    Returns:
+        A "cross" map with weights [1, 1, T, S]; its queries are the tokens of the translation and <eos>.
+
+    Raises:
+        UserError: the model has no attention.
+    """
+    target = [BEGIN, *translation]
+    tokens = [run.tokenizer.tokens(ids) for ids in (source, target, [*translation, END])]
+    maps = maps_of(run.model, [torch.tensor(source), torch.tensor(target)], tokens)
+    for part in maps:
+        if part.name == "cross":
+            weights = part.weights[-1:].mean(dim=1, keepdim=True)
+            heading = "last layer, mean over heads"
+            return AttentionMap("cross", part.queries, part.keys, weights, part.mask, heading)
+    raise UserError(f"{run.directory} is a run of model={run.label}, which has no attention weights to draw.")

@@ -1,0 +1,81 @@
+"""The values of the report in full precision, as CSV files; accuracies are fractions, as in `result.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speechformer.report.results import Table
+from speechformer.report.statistics import Summary
+from speechformer.report.tables import comparisons, differences
+
+Line = dict[str, Any]
+
+
+def write_csv_files(tables: list[Table], folder: Path) -> None:
+    """Write runs, rows, curves, published and differences; a file without rows is removed."""
+    import pandas as pd
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for lines in (runs, rows, curves, published, differences_of_all_pairs):
+        path = folder / f"{lines.__name__.partition('_')[0]}.csv"
+        path.unlink(missing_ok=True)
+        if content := [line for table in tables for line in lines(table)]:
+            pd.DataFrame(content, dtype=object).to_csv(path, index=False)  # object: integers stay integers
+
+
+def place(table: Table) -> Line:
+    """Return the columns that say which table a line belongs to."""
+    about = {"table": table.name, "task": table.task, "protocol": table.protocol}
+    return {**about, "corpus_sha256": table.sha256}
+
+
+def summarise(summary: Summary) -> Line:
+    names = ("mean_low_95", "mean_high_95", "prediction_low_95", "prediction_high_95", "lowest", "highest")
+    ends = (*summary.confidence_interval, *summary.prediction_interval, *summary.extremes)
+    return {"n": summary.n, "mean": summary.mean, "sd": summary.sd, **dict(zip(names, ends))}
+
+
+def runs(table: Table) -> Iterator[Line]:
+    """Yield a line for each run and baseline."""
+    labelled = [(row.label, run) for row in table.rows for run in row.runs]
+    for label, run in [*labelled, *((run.baseline, run) for run in table.baselines)]:
+        about = {"row": label, "seed": run.seed, "status": run.status, "commit": run.result.get("commit")}
+        more = {"command": run.command, "seconds": run.result.get("seconds"), "error": run.result.get("error")}
+        yield {**place(table), **about, **more, **run.metrics}
+
+
+def rows(table: Table) -> Iterator[Line]:
+    """Yield a line for each row and metric: its final values over the seeds."""
+    for row in table.rows:
+        for metric in dict.fromkeys(name for run in row.finished for name in run.metrics):
+            if summary := row.summary(metric):
+                yield {**place(table), "row": row.label, "metric": metric, **summarise(summary)}
+
+
+def curves(table: Table) -> Iterator[Line]:
+    """Yield a line for each row, metric and evaluation."""
+    for row in table.rows:
+        for metric in dict.fromkeys(name for run in row.finished for name in run.metrics):
+            for x, summary in row.curve(metric).items():
+                about = {"table": table.name, "row": row.label, "metric": metric, "x_axis": table.report["x_axis"]}
+                yield {**about, "x": f"{x:g}", "n": summary.n, "mean": summary.mean, "sd": summary.sd}
+
+
+def published(table: Table) -> Iterator[Line]:
+    """Yield a line for each published value, with ours."""
+    for line in comparisons(table):
+        theirs = line.theirs
+        about = {"row": line.row.label, "report": theirs.report, "published_table": theirs.table}
+        value = {"metric": theirs.name, "x": theirs.at, "chosen": theirs.chosen, "published": theirs.value}
+        ours = summarise(line.ours) if line.ours else {"n": 0}
+        yield {**place(table), **about, **value, **ours, "inside_prediction_interval": line.inside}
+
+
+def differences_of_all_pairs(table: Table) -> Iterator[Line]:
+    """Yield a line for each pair of rows and compared metric."""
+    for row, reference, metric, difference in differences(table, all_pairs=True):
+        about = {"row": row.label, "reference": reference.label, "metric": metric, "n": difference.n}
+        ends = dict(zip(("low_95", "high_95"), difference.confidence_interval))
+        yield {**place(table), **about, "difference": difference.mean, **ends, "p": difference.p}

@@ -1,0 +1,118 @@
+"""Compose the report: one Markdown document, and the same as one HTML page."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from speechformer.report import tables as text
+from speechformer.report.results import FAILED, Run, Table
+
+Pictures = Mapping[str, Sequence[tuple[str, str]]]
+HERE = Path(__file__).parent
+ORDER = ("finished", "diverged", *FAILED)
+
+
+def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        remarks: what is left out.
+        pictures: for each table, by name, the paths of its figures and their captions.
+    """
+    methods = (HERE / "methods.md").read_text(encoding="utf-8").strip()
+    sections = [section(table, pictures.get(table.name, [])) for table in tables]
+    return "\n\n".join(["# Report", overview(tables, runs, remarks), methods, *sections]) + "\n"
+
+
+def heading(table: Table) -> str:
+    return table.title + ("" if table.protocol == "paper" else f" ({table.protocol})")
+
+
+def section(table: Table, pictures: Sequence[tuple[str, str]]) -> str:
+    """Return one table with all that belongs to it."""
+    parts = [f'<a id="{table.name}"></a>\n\n## {heading(table)}', about(table), text.results_table(table)]
+    for title, content in (
+        ("Train short, test long", text.lengths_table(table)),
+        ("By the length of the source", text.source_lengths_table(table)),
+        ("Comparison with published results", text.published_table(table)),
+        ("Paired differences over seeds", text.differences_table(table)),
+    ):
+        if content:
+            parts += [f"### {title}", content]
+    failed = [(row, run) for row in table.rows for run in row.runs if run.status in FAILED]
+    for row, run in failed:
+        reason = run.result.get("error", "no reason given")
+        parts.append(f"{run.status.capitalize()}: {row.label}, seed {run.seed}: {reason}")
+    parts += [f"![{table.title}]({path})\n\n*{caption}*" for path, caption in pictures]
+    commands = text.commands_table(table)
+    parts.append(f'<details markdown="1">\n<summary>How to repeat each row</summary>\n\n{commands}\n\n</details>')
+    return "\n\n".join(parts)
+
+
+def about(table: Table) -> str:
+    """Return the corpus, protocol, sizes and scoring of a table."""
+    settings = (f"{key}={str(value).lower()}" for key, value in table.protocol_settings.items() if key != "name")
+    direction = f", {table.direction}" if table.direction else ""
+    parts = [
+        f"Corpus {table.corpus}{direction}, sha256 {table.sha256[:12] or 'unknown'}; "
+        f"`protocol={table.protocol}` ({', '.join(sorted(settings))})."
+    ]
+    if counts := table.counts:
+        parts.append(
+            f"Trained on {counts['train']:,} {table.report['unit']}, tested on {counts['test']:,}, of which "
+            f"{counts['test_in_train']} also appear in the training set."
+        )
+    if table.report["note"]:
+        parts.append(table.report["note"])
+    scoring: dict[str, str] = next((run.result["scoring"] for run in table.finished if "scoring" in run.result), {})
+    return " ".join(parts) + "".join(f"<br>{name}: `{signature}`" for name, signature in scoring.items())
+
+
+def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
+    """Return what there is, and what is left out."""
+    states = [run.status for run in runs]
+    status = ", ".join(f"{states.count(word)} {word}" for word in dict.fromkeys(sorted(states, key=ORDER.index)))
+    baselines = sum(run.baseline is not None for run in runs)
+    many = "s" if len(tables) > 1 else ""
+    lines = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
+    inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
+    judged = [value for value in inside if value is not None]
+    if judged:
+        lines.append(
+            f"{sum(judged)} of {len(judged)} published final results on test (means over texts left out) fall inside "
+            "our 95 % prediction interval."
+        )
+    names = ("python", "torch", "lightning")
+    versions = {f"{name} {run.result.get('versions', {}).get(name)}" for run in runs for name in names}
+    known_versions = sorted(version for version in versions if not version.endswith("None"))
+    lines.append(f"Made with {', '.join(known_versions) or 'unknown versions'}.")
+    rows = []
+    for table in tables:
+        n = sorted({len(row.finished) for row in table.rows})
+        seeds = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
+        rows.append([f"[{heading(table)}](#{table.name})", table.corpus, table.protocol, str(len(table.rows)), seeds])
+    parts = [" ".join(lines), text.markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)]
+    if remarks:
+        parts.append("**Left out.**\n\n" + "\n".join(f"- {remark}" for remark in remarks))
+    return "\n\n".join(parts)
+
+
+def to_html(markdown_text: str, folder: Path) -> str:
+    """Return the report as one HTML page that needs no other file.
+
+    Args:
+        folder: where the paths of its figures start.
+    """
+    import markdown
+
+    def embed(match: re.Match[str]) -> str:
+        content = (folder / match[1]).read_bytes()
+        width = int.from_bytes(content[16:20], "big")  # of a PNG; half of it, for high-density displays
+        return f'width="{width // 2}" src="data:image/png;base64,{base64.b64encode(content).decode()}"'
+
+    body = markdown.markdown(markdown_text, extensions=["tables", "md_in_html"])
+    body = re.sub(r'src="([^":]+\.png)"', embed, body)
+    return (HERE / "page.html").read_text(encoding="utf-8").replace("BODY", body)

@@ -1,0 +1,48 @@
+"""Errors name what is wrong and what is valid."""
+
+from __future__ import annotations
+
+import pytest
+
+from speechformer.errors import UserError, build, one_sentence, pick, run_command, unknown
+
+
+def window(width: int, size: int = 3) -> tuple[int, int]:
+    return width, size
+
+
+def test_an_unknown_name_lists_the_valid_ones_and_the_closest() -> None:
+    assert str(unknown("model", "key", "scal", ["name", "scale"])) == (
+        "model has no key 'scal'; the valid ones are: name, scale. Did you mean scale?"
+    )
+    with pytest.raises(UserError, match=r"pattern\.name has no choice 'x'; the valid ones are: window\.$"):
+        pick({"window": window}, "x", "pattern.name")
+
+
+def test_build_calls_the_named_function_with_its_options() -> None:
+    assert build({"window": window}, {"name": "window", "size": 5}, "pattern", width=8) == (8, 5)
+    with pytest.raises(UserError, match=r"pattern=window has no option 'sise'; .* size\. Did you mean size\?"):
+        build({"window": window}, {"name": "window", "sise": 5}, "pattern", width=8)
+
+
+def test_the_first_paragraph_is_the_sentence() -> None:
+    assert one_sentence(ValueError("one\n  two\n\nthree")) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UserError("width is wrong."), "Error: width is wrong."),
+        (FileNotFoundError(2, "No such file or directory", "/x"), "Error: /x: No such file or directory."),
+        (KeyboardInterrupt(), "Interrupted."),
+    ],
+)
+def test_a_command_ends_with_one_sentence(error: BaseException, message: str) -> None:
+    def command() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        run_command(command)
+    assert end.value.code == message
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        run_command(lambda: 1 / 0)
