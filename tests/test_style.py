@@ -23,7 +23,7 @@ FORMER = {  # regular expression: the term to use instead
     r"claims?|claimed": "lock, conclusion",
     r"luck": "seed",
     r"whoever": "name the person or the program",
-    r"task\.size|task\.average\b(?!_)|corpus\.longest": "task.vocab_size, task.average_checkpoints, corpus.max_length",
+    r"task\.size|task\.average(?!_)|corpus\.longest": "vocab_size, average_checkpoints, max_length",
 }
 ALLOWED = {  # former names where they are the subject
     "CHANGELOG.md": {"core.", "packed", "task.size", "task.average", "corpus.longest", "runs_in_one"},
