@@ -129,7 +129,7 @@ def bench_cache(config: dict[str, Any], run: Path) -> Comparison:
     for name, cache in {"with it": True, "without it": False}.items():
         started = time.perf_counter()
         options = {"alpha": decoding["length_penalty"], "max_length": trained.max_length, "cache": cache}
-        translations.append(translate_ids(trained.model, sources, beam=decoding["beam"], **options))
+        translations.append(translate_ids(cast(Translator, trained.model), sources, beam=decoding["beam"], **options))
         seconds[name] = time.perf_counter() - started
     equal = sum(a == b for a, b in zip(*translations))
     what = f"beam {decoding['beam']}, {len(sources)} sentences, {equal} with equal translations"
