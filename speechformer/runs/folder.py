@@ -27,6 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import identity
@@ -138,7 +139,7 @@ def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works in {directory}"
         if not wait:
             raise OccupiedError(f"{who}.") from None
-        print(f"Waiting: {who}.", flush=True)
+        console.say(f"Waiting: {who}.")
         file_lock.acquire(poll_interval=0.5)
     try:
         yield read_json(directory / OWNER) or {}

@@ -18,6 +18,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from speechformer import console
+
 
 def lease_folder() -> Path:
     """Return the folder of this user's locks on this machine."""
@@ -48,7 +50,7 @@ def lease(names: Sequence[str]) -> Iterator[int]:
                 lock.release()
             return
         if not announced:
-            print(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).", flush=True)
+            console.say(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).")
             announced = True
         time.sleep(0.2)
 
