@@ -14,8 +14,8 @@ PACKAGE = Path(speechformer.__file__).parent
 FLOORS = (
     "errors console",
     "corpora",
-    "config runs layers metrics",
-    "kernels",
+    "runs layers metrics",
+    "config kernels",
     "models",
     "data generation",
     "tasks",
