@@ -7,6 +7,7 @@ check of the weights and a line for each head. With `--beside RUN ...` the page 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +24,14 @@ MAX_TOKENS = 128  # on each side; larger pictures cannot be read
 
 def format_checks(checks: Sequence[Check]) -> str:
     """Format the sanity check for the terminal."""
-    rows = [("", "", "worst", "tolerance")]
+    rows: list[tuple[str, ...]] = [("", "worst", "tolerance")]
     for check in checks:
         if check.worst is None:
-            rows.append(("-", check.description, "does not apply", ""))
+            rows.append((f"-     {check.description}", "does not apply", ""))
         else:
             verdict = "pass" if check.passed else "FAIL"
-            rows.append((verdict, check.description, f"{check.worst:.1e}", f"{check.tolerance:.0e}"))
-    widths = [max(len(row[k]) for row in rows) for k in range(4)]
-    return "\n".join(
-        "  ".join((row[0].ljust(4), row[1].ljust(widths[1]), row[2].rjust(widths[2]), row[3].rjust(widths[3])))
-        for row in rows
-    )
+            rows.append((f"{verdict}  {check.description}", f"{check.worst:.1e}", f"{check.tolerance:.0e}"))
+    return console.table(rows)
 
 
 def format_heads(maps: Sequence[AttentionMap]) -> str:
@@ -45,18 +42,13 @@ def format_heads(maps: Sequence[AttentionMap]) -> str:
     rows: list[tuple[str, ...]] = [("", "entropy", "distance", "attends most to")]
     for part in maps:
         entropy, distance = part.entropy(), part.distance()
-        queries_S = part.mask.sum(dim=0).clamp(min=1)
-        for layer, weights_NTS in enumerate(part.weights):
-            for n, weights_TS in enumerate(weights_NTS):
-                mean, key = (weights_TS.sum(dim=0) / queries_S).max(dim=0)
-                rows.append(
-                    (
-                        f"{part.name}, layer {layer + 1}, head {n + 1}",
-                        f"{entropy[layer, n]:.2f}",
-                        "-" if distance is None else f"{distance[layer, n]:.1f}",
-                        f"{part.keys[int(key)]} ({mean:.2f})",
-                    )
-                )
+        means = part.weights.sum(dim=2) / part.mask.sum(dim=0).clamp(min=1)
+        for layer, n in itertools.product(*map(range, entropy.shape)):
+            mean, key = means[layer, n].max(dim=0)
+            far = "-" if distance is None else f"{distance[layer, n]:.1f}"
+            strongest = f"{part.keys[int(key)]} ({mean:.2f})"
+            name = f"{part.name}, layer {layer + 1}, head {n + 1}"
+            rows.append((name, f"{entropy[layer, n]:.2f}", far, strongest))
     return console.table(rows)
 
 

@@ -64,11 +64,7 @@ def as_safetensors(run: TrainedRun) -> bytes:
 
 
 def load_safetensors(path: Path) -> Task:
-    """Load a safetensors export as a task, on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: the file is not an export of this package.
-    """
+    """Load a safetensors export as a task, on the CPU and in evaluation mode."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -81,42 +77,18 @@ def load_safetensors(path: Path) -> Task:
     return task.eval()
 
 
-class OneInput(nn.Module):
-    """A model whose input is named: torch.export takes the names of dynamic dimensions from the signature."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model(ids)
-
-
-class TwoInputs(OneInput):
-    """The same for an encoder-decoder."""
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
-        return self.model(source, target)
-
-
 def as_program(run: TrainedRun) -> bytes:
-    """Serialise the computation with torch.export.
-
-    Raises:
-        UserError: torch cannot export this model.
-    """
+    """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
     if any(isinstance(module, nn.RNNBase) for module in run.model.modules()):
         raise UserError(f"torch.export cannot export an RNN (model={run.label}); use --format safetensors.")
-    examples = example_inputs(run, 2, 7)
-    wrapper = OneInput if len(examples) == 1 else TwoInputs
     limit = run.max_length or MAX_TOKENS
     for module in run.model.modules():
         if isinstance(module, Positions):
             module.extend_to(limit + 1)  # one more for a CLS token
     batch = Dim("batch", min=1, max=1 << 20)
-    sizes = {name: {0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs}
+    sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
-        program = torch.export.export(wrapper(run.model), tuple(examples), dynamic_shapes=sizes)
+        program = torch.export.export(run.model, tuple(example_inputs(run, 2, 7)), dynamic_shapes=sizes)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise UserError(
@@ -148,14 +120,7 @@ def compare(run: TrainedRun, exported: Any) -> float:
 
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
-    """Export a run, load the export again and compare its logits.
-
-    Returns:
-        The file, and the largest difference of a logit.
-
-    Raises:
-        UserError: the model cannot be exported, or the export computes something else.
-    """
+    """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILES[format]
     run.task.cpu()

@@ -1,7 +1,4 @@
-"""Continue a text with a language model: `python -m speechformer.generate RUN "prompt"`.
-
-The text appears word by word. Without a prompt the command asks for one after another.
-"""
+"""Continue a text with a language model, word by word: `python -m speechformer.generate RUN "prompt"`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import sys
 from typing import Any
 
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
-from speechformer.analysis.continuation import DEFAULT_TOKENS, continue_text, detokenize
+from speechformer.analysis.continuation import DEFAULT_TOKENS, continue_text, detokenize, read_prompt
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import UserError, run_command
@@ -19,14 +16,13 @@ from speechformer.tasks.text import note_unknown
 
 def print_continuations(run: TrainedRun, prompt: str, n: int, seed: int, **options: Any) -> None:
     """Print a prompt and n continuations of it, with seeds from `seed` on, as they are sampled."""
-    ids = run.tokenizer.encode(prompt)
     continuations = [continue_text(run, prompt, seed=seed + k, **options) for k in range(n)]
-    if note := note_unknown(split_words(prompt), ids):
+    if note := note_unknown(split_words(prompt), run.tokenizer.encode(prompt)):
         print(f"({note})", file=sys.stderr)
     for k, words in enumerate(continuations):
         if n > 1:
             print(f"--- {k + 1}, seed {seed + k}")
-        for piece in detokenize(itertools.chain(run.tokenizer.decode(ids), words)):
+        for piece in detokenize(itertools.chain(read_prompt(run, prompt), words)):
             print(piece, end="", flush=True)
         print(flush=True)
 
@@ -52,9 +48,7 @@ def main() -> None:
     """Run the command line."""
     parser = run_parser("generate", "Continue a text with a language model.", "folder of a run with task=lm")
     parser.add_argument("prompt", nargs="*", help="one or more prompts (default: lines of standard input)")
-    parser.add_argument(
-        "--tokens", type=int, help=f"words to add (default: {DEFAULT_TOKENS}, or what positions allow)"
-    )
+    parser.add_argument("--tokens", type=int, help=f"words to add (default: up to {DEFAULT_TOKENS})")
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits; 0: greedy (%(default)s)")
     parser.add_argument("--top-k", type=int, help="sample from the k most probable words only")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample from the fewest words of this probability")
@@ -66,7 +60,7 @@ def main() -> None:
         n, seed = arguments.n, arguments.seed
         if n < 1:
             raise UserError(f"n must be at least 1, not {n}.")
-        if not 0 <= seed <= 2**63 - n:
+        if seed > 2**63 - n:
             raise UserError(f"seed must be at least 0 and below 2^63 for each of the {n} continuations, not {seed}.")
         run = load_run(arguments.run, arguments.checkpoint, "generate")
         if arguments.temperature == 0 and n > 1:

@@ -137,7 +137,7 @@ def mean_cosine(table_TD: Tensor, max_distance: int) -> Tensor:
 
 
 def draw_sinusoidal(length: int = 128) -> Any:
-    """Draw the sinusoidal table (Vaswani et al. 2017, section 3.5), its dimensions, and the similarity by distance."""
+    """Draw the sinusoidal table (Vaswani et al. 2017, section 3.5), its dimensions and the similarity."""
     table = sinusoid(length, WIDTH)
     figure, axes = new_figure(3)
     draw_table(figure, axes[0, 0], table.T, aspect="auto")

@@ -24,14 +24,7 @@ POLL_SECONDS = 2.0
 
 
 def overview(folder: Path) -> tuple[str, bool]:
-    """Describe all sweeps and single runs under a folder.
-
-    Returns:
-        The text, and whether any run is running.
-
-    Raises:
-        UserError: the folder does not exist, or contains neither.
-    """
+    """Describe all sweeps and single runs under a folder; return the text, and whether any run is running."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder.")
     groups: list[tuple[str, list[sweeps.Job]]] = []

@@ -12,9 +12,9 @@ import speechformer
 PACKAGE = Path(speechformer.__file__).parent
 # From the ground up: a room may import only rooms of the floors below its own.
 FLOORS = (
-    "errors",
+    "errors console",
     "corpora",
-    "config runs console layers metrics",
+    "config runs layers metrics",
     "kernels",
     "models",
     "data generation",

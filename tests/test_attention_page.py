@@ -96,7 +96,7 @@ def test_a_failed_check_ends_the_command_with_an_error(
     with pytest.raises(SystemExit, match="the weights are not valid attention weights"):
         main()
     assert re.search("FAIL +it holds +nan", capsys.readouterr().out)
-    assert format_checks([Check("a", None, 0.0)]).endswith("-     a  does not apply           ")
+    assert format_checks([Check("a", None, 0.0)]).splitlines()[1].split() == ["-", "a", "does", "not", "apply"]
 
 
 @pytest.mark.parametrize(

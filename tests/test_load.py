@@ -88,7 +88,7 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
         load(run)
     result = json.loads((a_classifier / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**result, "status": "diverged"}))
-    with pytest.raises(UserError, match="the run diverged, its weights are useless"):
+    with pytest.raises(UserError, match="the run diverged. Train again"):
         load(run)
 
 

@@ -16,6 +16,7 @@ from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 
 STATES = ["finished", "diverged", "failed", "killed", "interrupted", "running", "left"]
+OWNER = {"identity": "x", "overrides": [], "pid": 1, "host": "somewhere"}
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ def folder(tmp_path: Path) -> Any:
             continue
         sweeps.register(tmp_path, number, jobs[number], run)
         run.mkdir(exist_ok=True)
-        runs.write_owner(run, {"identity": "x", "overrides": jobs[number]})
+        runs.write_json(run / runs.OWNER, OWNER)
         if state not in ("interrupted", "running"):
             runs.write_result(run, {"status": state, "seconds": 60.0, "error": f"it {state}"})
     held.__enter__()
-    owner = runs.write_owner(tmp_path / "run5", {"identity": "x", "overrides": jobs[5]})
-    runs.write_json(tmp_path / "run5" / "run.json", {**owner, "since": time.time() - 90, "step": 30, "steps": 120})
+    progress = {"since": time.time() - 90, "step": 30, "steps": 120}
+    runs.write_json(tmp_path / "run5" / runs.OWNER, OWNER | progress)
     yield tmp_path
     held.__exit__(None, None, None)
 

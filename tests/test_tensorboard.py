@@ -56,7 +56,7 @@ def test_accuracies_by_speaker_make_up_the_accuracy(run: Path, little: Path) -> 
 
 def test_the_entropy_of_each_head_is_that_of_the_maps(run: Path, little: Path) -> None:
     config = as_plain(compose(*TINY, *OWN, f"corpus.root={little}"))
-    examples = build_data(config, load(config)).examples()
+    examples = build_data(config, load_corpus(config)).examples()
     assert len(examples) == 3 and {example.label for example in examples} == {0, 1, 2}
     model = load(run).task.cpu().model
     maps = [maps_of(model, example.ids, example.tokens)[0] for example in examples]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,13 +102,7 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
 
 @dataclass
 class Check:
-    """A property that attention weights must have.
-
-    Attributes:
-        description: the property, in words.
-        worst: the largest deviation from it; None if it does not apply.
-        tolerance: the largest deviation that passes.
-    """
+    """A property of attention weights, the largest deviation from it (None if it does not apply), and its bound."""
 
     description: str
     worst: float | None
@@ -124,12 +119,8 @@ def check_maps(
 ) -> list[Check]:
     """Check that the weights of each query sum to 1, that masked keys get none, and that padding changes nothing.
 
-    Padding is appended to the text of a classifier and to the source of a translator, as in training. A language
-    model is trained without padding, so the last check does not apply to it.
-
-    Args:
-        model, ids: see `maps_of`, which computed `maps`.
-        padding: number of padding tokens to append.
+    `padding` tokens are appended to the text of a classifier and to the source of a translator, as in training. A
+    language model is trained without padding, so it has no such check.
     """
     checks = [
         Check("the weights of each query sum to 1", largest([part.weights.sum(dim=-1) - 1 for part in maps]), 1e-5),
@@ -190,13 +181,6 @@ def colours(values: Any) -> Any:
     return np.stack([np.interp(values, places, [c[k] for c in BLUES]) for k in range(3)], axis=-1).astype(np.uint8)
 
 
-def vertical_text(text: str, size: int) -> Image.Image:
-    """Draw a text that reads from bottom to top."""
-    image = Image.new("RGB", (1 + text_width(text, size), size + 4), PAPER)
-    ImageDraw.Draw(image).text((0, 0), text, font=font(size), fill=INK)
-    return image.rotate(90, expand=True)
-
-
 def shorten(token: str, length: int = 14) -> str:
     """Shorten a token for an axis; a dot marks a space, which shows where a word begins."""
     token = token.replace(" ", "·").replace("\n", "⏎")
@@ -210,19 +194,17 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
         title: the first line of the picture.
         scale: the weight with the darkest colour; None: the largest of the map.
     """
-    weights = part.weights.detach()
+    weights, caption = part.weights.detach(), CAPTIONS[part.name]
     L, N, T, S = weights.shape
     cell = max(3, min(34, 420 // max(T, S)))
     size = max(9, min(15, cell - 2))
     headings = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
-    query_names, key_names = ([shorten(token) for token in tokens] for tokens in (part.queries, part.keys))
-    left, bottom = (
-        max((text_width(name, size) for name in names), default=0) + 10 for names in (query_names, key_names)
-    )
+    queries, keys = ([shorten(token) for token in tokens] for tokens in (part.queries, part.keys))
+    left, bottom = (max((text_width(name, size) for name in names), default=0) + 10 for names in (queries, keys))
     column = max(S * cell, *(text_width(text, 13) for row in headings for text in row)) + GAP
-    caption = CAPTIONS[part.name]
+    row_height = T * cell + HEADER + 10
     width = max(left + N * column + 10, 480, text_width(title, 17) + 20, text_width(caption, 13) + 20)
-    image = Image.new("RGB", (width, TOP + L * (T * cell + HEADER + 10) + bottom + 56), PAPER)
+    image = Image.new("RGB", (width, TOP + L * row_height + bottom + 56), PAPER)
     pen = ImageDraw.Draw(image)
     pen.text((10, 10), title, font=font(17), fill=INK)
     pen.text((10, 36), caption, font=font(13), fill=MUTED)
@@ -230,54 +212,52 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
     pixels = colours((weights / scale).clamp(0, 1).nan_to_num(0).numpy())
     pixels[:, :, ~part.mask.numpy()] = MASKED
     statistics = panel_statistics(part)
-    y = TOP
-    for k in range(L):
-        for n in range(N):
-            x = left + n * column
-            pen.text((x, y), headings[k][n], font=font(13), fill=INK)
-            if text_width(statistics[k][n], 11) <= column - 4:
-                pen.text((x, y + 18), statistics[k][n], font=font(11), fill=MUTED)
-            panel = Image.fromarray(pixels[k, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
-            image.paste(panel, (x, y + HEADER))
-            pen.rectangle((x - 1, y + HEADER - 1, x + S * cell, y + HEADER + T * cell), outline=FRAME)
-            if k == L - 1:
-                draw_key_names(image, key_names, x, y + HEADER + T * cell + 4, cell, size)
-        draw_query_names(pen, query_names, left - 5, y + HEADER, cell, size)
-        y += T * cell + HEADER + 10
-    draw_legend(image, y + bottom + 4, scale)
+    for k, n in itertools.product(range(L), range(N)):
+        x, y = left + n * column, TOP + k * row_height
+        pen.text((x, y), headings[k][n], font=font(13), fill=INK)
+        if text_width(statistics[k][n], 11) <= column - 4:
+            pen.text((x, y + 18), statistics[k][n], font=font(11), fill=MUTED)
+        panel = Image.fromarray(pixels[k, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
+        image.paste(panel, (x, y + HEADER))
+        pen.rectangle((x - 1, y + HEADER - 1, x + S * cell, y + HEADER + T * cell), outline=FRAME)
+        if n == 0:
+            draw_queries(image, queries, x, y + HEADER, cell, size)
+        if k == L - 1:
+            draw_keys(image, keys, x, y + HEADER + T * cell, cell, size)
+    draw_legend(image, TOP + L * row_height + bottom + 4, scale)
     return image
 
 
 def panel_statistics(part: AttentionMap) -> list[list[str]]:
     """Return the line above each panel: the head's entropy and distance."""
-    entropies, distances = part.entropy().tolist(), part.distance()
-    if distances is None:
-        return [[f"entropy {value:.2f}" for value in row] for row in entropies]
-    return [
-        [f"entropy {entropy:.2f}, distance {distance:.1f}" for entropy, distance in zip(*rows)]
-        for rows in zip(entropies, distances.tolist())
-    ]
+    distance = part.distance()
+    lines = [[f"entropy {value:.2f}" for value in row] for row in part.entropy().tolist()]
+    if distance is None:
+        return lines
+    return [[f"{line}, distance {value:.1f}" for line, value in zip(*rows)] for rows in zip(lines, distance.tolist())]
 
 
-def draw_key_names(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
-    """Write the keys below a panel; where cells are smaller than the font, only every second, third, ..."""
-    for j in range(0, len(names), -(-size // cell)):
-        image.paste(vertical_text(names[j], size), (x + j * cell + (cell - size) // 2 - 1, y))
-
-
-def draw_query_names(pen: ImageDraw.ImageDraw, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
-    """Write the queries to the left of a row of panels, as `draw_key_names` does the keys."""
+def draw_queries(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
+    """Write the queries to the left of a panel; only every second, third, ... if cells are smaller than the font."""
+    pen = ImageDraw.Draw(image)
     for i in range(0, len(names), -(-size // cell)):
-        pen.text((x, y + i * cell + cell // 2), names[i], font=font(size), fill=INK, anchor="rm")
+        pen.text((x - 5, y + i * cell + cell // 2), names[i], font=font(size), fill=INK, anchor="rm")
+
+
+def draw_keys(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
+    """Write the keys below a panel, from bottom to top, as `draw_queries` does the queries."""
+    for j in range(0, len(names), -(-size // cell)):
+        text = Image.new("RGB", (1 + text_width(names[j], size), size + 4), PAPER)
+        ImageDraw.Draw(text).text((0, 0), names[j], font=font(size), fill=INK)
+        image.paste(text.rotate(90, expand=True), (x + j * cell + (cell - size) // 2 - 1, y + 4))
 
 
 def draw_legend(image: Image.Image, y: int, scale: float) -> None:
     """Draw the colour scale and say what rows and columns are."""
-    pen = ImageDraw.Draw(image)
-    bar = Image.fromarray(colours(np.linspace(0, 1, 160)[None].repeat(12, axis=0)))
-    pen.text((10, y + 6), "weight  0", font=font(13), fill=INK, anchor="lm")
-    image.paste(bar, (90, y))
-    pen.text((256, y + 6), f"{scale:.2f}", font=font(13), fill=INK, anchor="lm")
+    pen, text = ImageDraw.Draw(image), {"font": font(13), "anchor": "lm"}
+    pen.text((10, y + 6), "weight  0", fill=INK, **text)
+    image.paste(Image.fromarray(colours(np.linspace(0, 1, 160)[None].repeat(12, axis=0))), (90, y))
+    pen.text((256, y + 6), f"{scale:.2f}", fill=INK, **text)
     pen.rectangle((320, y, 334, y + 12), fill=MASKED)
-    pen.text((342, y + 6), "masked", font=font(13), fill=INK, anchor="lm")
-    pen.text((10, y + 30), "row: query; column: key; each row sums to 1", font=font(13), fill=MUTED, anchor="lm")
+    pen.text((342, y + 6), "masked", fill=INK, **text)
+    pen.text((10, y + 30), "row: query; column: key; each row sums to 1", fill=MUTED, **text)

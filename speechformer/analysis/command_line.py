@@ -22,27 +22,17 @@ def run_parser(command: str, description: str, run: str = "folder of a run") -> 
 
 
 def load_run(folder: Path, checkpoint: str | None, ability: str | None = None) -> TrainedRun:
-    """Load a run for a command; warn on stderr if its training has not ended.
-
-    Args:
-        ability: what the command needs: "predict", "generate" or "translate".
-    """
+    """Load a run that has an ability (see `TrainedRun.require`); warn on stderr if its training has not ended."""
     run = load(folder, checkpoint)
     if ability is not None:
         run.require(ability)
     if not run.finished:
-        print(
-            f"Training of {folder} has not ended: these are the weights so far ({run.checkpoint}).", file=sys.stderr
-        )
+        print(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.", file=sys.stderr)
     return run
 
 
 def read_texts(arguments: Sequence[str]) -> list[str]:
-    """Return the texts of a command line, or without any the lines of standard input, which may be empty.
-
-    Raises:
-        UserError: a text is not UTF-8.
-    """
+    """Return the texts of a command line, or if there are none the lines of standard input, which may be empty."""
     if not arguments:
         if sys.stdin.isatty():
             print("Enter one sentence per line; Ctrl-D ends the input.", file=sys.stderr)
@@ -56,7 +46,7 @@ def read_texts(arguments: Sequence[str]) -> list[str]:
 
 
 def read_lines() -> list[str]:
-    """Return the lines of standard input; raise a UserError if they are not UTF-8."""
+    """Return the lines of standard input."""
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -66,16 +56,12 @@ def read_lines() -> list[str]:
 
 
 def read_sentences(arguments: Sequence[str]) -> list[str]:
-    """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped.
-
-    Raises:
-        UserError: there is no text, an argument is empty, or a text is not UTF-8.
-    """
+    """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped."""
     texts = read_texts(arguments)
-    for number, text in enumerate(texts, start=1):
-        if arguments and not split_words(text):
-            raise UserError(f"Sentence {number} is empty; give it some words.")
     sentences = [text for text in texts if split_words(text)]
+    if arguments and len(sentences) < len(texts):
+        number = next(number for number, text in enumerate(texts, start=1) if not split_words(text))
+        raise UserError(f"Sentence {number} is empty; give it some words.")
     if not sentences:
         raise UserError("There is no sentence; give one after RUN, or lines on standard input.")
     return sentences

@@ -31,10 +31,14 @@ def detokenize(words: Iterable[str]) -> Iterator[str]:
         previous = word
 
 
+def read_prompt(run: TrainedRun, prompt: str) -> list[str]:
+    """Return the words of a prompt as the model reads them: words outside the vocabulary are <unk>."""
+    return run.tokenizer.decode(run.tokenizer.encode(prompt))
+
+
 def continue_text(
     run: TrainedRun,
     prompt: str,
-    *,
     tokens: int | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -52,45 +56,38 @@ def continue_text(
         seed: of the random numbers.
 
     Raises:
-        UserError: at the call, if an option is invalid, the prompt is empty or too long, or prompt and continuation
-            exceed the model's positions.
+        UserError: at the call, if an argument is invalid or the model has too few positions.
     """
-    check_options(tokens, temperature, top_k, top_p, seed)
-    ids, model = run.tokenizer.encode(prompt), run.model
+    for name, value, valid, rule in (
+        ("tokens", tokens, tokens is None or tokens >= 1, "at least 1"),
+        ("top_k", top_k, top_k is None or top_k >= 1, "at least 1"),
+        ("temperature", temperature, 0 <= temperature < float("inf"), "0 or above"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
+        ("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63"),
+    ):
+        if not valid:
+            raise UserError(f"{name} must be {rule}, not {value}.")
+    ids = run.tokenizer.encode(prompt)
     if not ids:
         raise UserError("The prompt is empty; give at least one word.")
     if len(ids) > MAX_PROMPT:
         raise UserError(f"The prompt has {len(ids)} words; give at most its last {MAX_PROMPT}.")
-    limit = check_length(run, len(ids), tokens)
-    generator = torch.Generator().manual_seed(seed)
+    generator, limit = torch.Generator().manual_seed(seed), count_tokens(run, len(ids), tokens)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    drawn = sample(model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
+    drawn = sample(run.model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
     return (run.tokenizer.decode([index])[0] for index in itertools.islice(drawn, limit))
 
 
-def check_options(tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int) -> None:
-    """Raise a UserError for an invalid option of `continue_text`."""
-    for name, value in (("tokens", tokens), ("top_k", top_k)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, not {value}.")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature must be 0 or above, not {temperature}.")
-    if not 0 < top_p <= 1:
-        raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must be at least 0 and below 2^63, not {seed}.")
-
-
-def check_length(run: TrainedRun, prompt: int, tokens: int | None) -> int:
+def count_tokens(run: TrainedRun, prompt: int, tokens: int | None) -> int:
     """Return how many words to add to a prompt of `prompt` words; raise a UserError for too few positions."""
     if run.max_length is None:
-        return DEFAULT_TOKENS if tokens is None else tokens
+        return tokens or DEFAULT_TOKENS
     room = run.max_length - prompt + 1  # the last word is drawn, but not read
-    if room < 1 or (tokens or 0) > room:
+    if room < max(1, tokens or 0):
         name = run.task.hparams["architecture"]["model"]["name"]
         fits = f"there is room for {room} more, not {tokens}" if room > 0 else "there is no room for more"
         raise UserError(
             f"model={name} has {run.max_length} positions: after a prompt of {prompt} words {fits}. Shorten the "
             "prompt, ask for fewer tokens, or train with model=rope or alibi, which have no limit."
         )
-    return min(DEFAULT_TOKENS, room) if tokens is None else tokens
+    return tokens or min(DEFAULT_TOKENS, room)

@@ -13,14 +13,16 @@ Shapes: T words, C classes.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.tokenizer import split_words
+from speechformer.errors import UserError
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -33,11 +35,8 @@ class Prediction:
     """A classifier's prediction for a text.
 
     Attributes:
-        text: the text.
         speaker: the most probable class.
-        probabilities: of each class.
-        words: the words that the model read.
-        known: whether each word is in the vocabulary.
+        words: the words that the model read; `known` says which are in the vocabulary.
         weights: the importance of each word in nats; None for a text of one word.
         left_out: number of words at the end that were cut.
     """
@@ -52,30 +51,19 @@ class Prediction:
 
     def as_json(self) -> dict[str, object]:
         """Return the prediction as plain data."""
-        weights: list[Any] = self.weights or [None] * len(self.words)
-        words = [
-            {"word": word, "known": known, "weight": weight}
-            for word, known, weight in zip(self.words, self.known, weights)
-        ]
+        columns = zip(self.words, self.known, self.weights or itertools.repeat(None))
         return {
             "text": self.text,
             "speaker": self.speaker,
             "probabilities": self.probabilities,
-            "words": words,
+            "words": [{"word": word, "known": known, "weight": weight} for word, known, weight in columns],
             "words_left_out": self.left_out,
         }
 
 
 @torch.no_grad()
 def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Compute log-probabilities and word importances.
-
-    Args:
-        model: maps ids [B, T] to logits [B, C].
-
-    Returns:
-        ln P of each class, [C], and the importance of each word for the most probable class, [T]; None if T is 1.
-    """
+    """Return ln P of each class, [C], and the importance of each word for the best class, [T], None if T is 1."""
     log_C = model(ids_T[None]).log_softmax(dim=-1)[0]
     T = len(ids_T)
     if T == 1:
@@ -89,16 +77,17 @@ def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def predict(run: TrainedRun, text: str) -> Prediction:
     """Predict the class of a text with a run of task=classify; the text is cut at `block_size`, as in training."""
-    words, ids = split_words(text), run.tokenizer.encode(text)[: run.block_size]
-    read = list(words[: len(ids)])
+    words, ids = list(split_words(text)), run.tokenizer.encode(text)[: run.block_size]
+    if not ids:
+        raise UserError("The text is empty; give at least one word.")
     log_C, weights = erase(run.model, torch.tensor(ids, device=run.task.device))
     probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
     return Prediction(
         text=text,
         speaker=max(probabilities, key=probabilities.__getitem__),
         probabilities=probabilities,
-        words=read,
+        words=words[: len(ids)],
         known=[index != UNKNOWN for index in ids],
         weights=None if weights is None else weights.tolist(),
-        left_out=len(words) - len(read),
+        left_out=len(words) - len(ids),
     )

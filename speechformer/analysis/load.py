@@ -1,6 +1,6 @@
 """Load a trained run from its folder: `speechformer.load`.
 
-Nothing that a folder contains is executed: checkpoints are read with `weights_only=True`, the rest is JSON.
+Nothing in a folder is executed: checkpoints are read with `weights_only=True`, the rest is JSON.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
 
 @dataclass
 class TrainedRun:
-    """A trained run: the model with its weights, the tokenizer, the result, and what you can do with them.
+    """A trained run: model, tokenizer and result, and what you can do with them.
 
-    `logits` and `attention` exist for every task, `predict`, `generate` and `translate` for one task each.
+    Every run has `logits` and `attention`; `predict`, `generate` and `translate` need the task of that purpose.
 
     Attributes:
         directory: the run's folder.
-        task: the LightningModule in evaluation mode; on a GPU if there is one (`task.cpu()` moves it).
+        task: the LightningModule in evaluation mode, on a GPU if there is one (`task.cpu()` moves it).
         tokenizer: converts between text and ids.
-        checkpoint: name of the file that the weights come from.
-        result: content of `result.json`; None for a run without one.
+        checkpoint: the file that the weights come from.
+        result: content of `result.json`, or None.
     """
 
     directory: Path
@@ -57,15 +57,14 @@ class TrainedRun:
 
     @property
     def label(self) -> str:
-        """The model and its options in a few words, for a plot: "alibi, scale 2"."""
+        """The model and its options, for a plot: "alibi, scale 2"."""
         architecture = self.task.hparams["architecture"]
         words = [architecture["model"]["name"]]
         for name, value in architecture["model"].items():
             if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
                 words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-        if architecture["pattern"]["name"] != "full":
-            words.append(architecture["pattern"]["name"])
-        return ", ".join(words)
+        pattern = architecture["pattern"]["name"]
+        return ", ".join(words if pattern == "full" else [*words, pattern])
 
     @property
     def max_length(self) -> int | None:
@@ -86,52 +85,37 @@ class TrainedRun:
                 f"{ability} needs a run of {tasks}."
             )
 
+    @torch.no_grad()
     def read(self, text: str, max_tokens: int = continuation.MAX_PROMPT) -> TextInputs:
-        """Convert a text to what the model reads.
+        """Convert a text to the model's inputs: `ids`, [T] each, `tokens`, and `notes` on what was cut or unknown.
 
         A translator also reads its own translation of the text.
-
-        Args:
-            max_tokens: maximum number of tokens of each input; a model can have a lower one of its own.
-
-        Returns:
-            `ids`, the model's inputs, [T] each; `tokens`, the same as text; `notes` on what was cut or unknown.
         """
         if not text.strip():
             raise UserError("The text is empty; give at least one word.")
-        with torch.no_grad():
-            return self.task.read(text, self.tokenizer, max_tokens)
+        return self.task.read(text, self.tokenizer, max_tokens)
 
     @torch.no_grad()
     def logits(self, *inputs: str | Tensor) -> Tensor:
         """Compute the model's logits for a text, or for ids.
 
         Args:
-            inputs: one text, or the ids of each input of the model: [T], or [B, T] padded with 0 (a translator takes
-                source and target).
+            inputs: one text, or the ids of each input of the model (of a translator source and target), [T], or
+                [B, T] padded with 0.
 
         Returns:
             [classes] of a classifier, [T, vocabulary] of a language model (row t predicts token t + 1) and of a
-            translator (row t predicts token t of the translation); with a batch dimension B if the ids have one.
-
-        Example:
-            >>> run.logits("We will").softmax(-1)
+            translator (row t predicts token t of the translation); with a batch dimension for ids [B, T].
         """
-        if len(inputs) == 1 and isinstance(inputs[0], str):
-            inputs = tuple(self.read(inputs[0]).ids)
-        ids = [torch.as_tensor(part, device=self.task.device) for part in inputs]
-        if ids[0].ndim == 1:
-            return self.task(*(part[None] for part in ids))[0]
-        return self.task(*ids)
+        ids = [part for part in inputs if isinstance(part, Tensor)] or self.read(str(inputs[0])).ids
+        ids = [part.to(self.task.device) for part in ids]
+        return self.task(*ids) if ids[0].ndim == 2 else self.task(*(part[None] for part in ids))[0]
 
     def attention(self, text: str | TextInputs) -> list[AttentionMap]:
-        """Compute the attention weights of every layer and head for a text.
-
-        Args:
-            text: a text, or what `read` returned for it.
+        """Compute the attention weights of every layer and head for a text, or for what `read` returned for it.
 
         Returns:
-            One map for each part: "encoder", "decoder", "cross". Each has `weights` [L, N, T, S], `mask` [T, S], the
+            A map for each part: "encoder", "decoder", "cross". It has `weights` [L, N, T, S], `mask` [T, S], the
             tokens `queries` and `keys`, `entropy()` and `distance()`.
 
         Raises:
@@ -144,11 +128,7 @@ class TrainedRun:
         return maps
 
     def predict(self, text: str) -> erasure.Prediction:
-        """Predict the class of a text: probabilities, and how much each word contributes.
-
-        Raises:
-            UserError: the run is not of task=classify.
-        """
+        """Predict the class of a text: the probability of each class, and the importance of each word."""
         self.require("predict")
         return erasure.predict(self, text)
 
@@ -161,53 +141,32 @@ class TrainedRun:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> str:
-        """Sample a continuation of a prompt from a language model.
-
-        Args:
-            prompt: a text of at least one word.
-            tokens: how many words to add; None: 40, or as many as the model has positions for.
-            temperature, top_k, top_p, seed: see `analysis.continuation.continue_text`, which yields word by word.
-
-        Returns:
-            The prompt and its continuation.
-
-        Raises:
-            UserError: the run is not of task=lm, or the model has no positions for that many tokens.
-        """
+        """Return a prompt and its continuation; `analysis.continuation.continue_text` explains the arguments."""
         self.require("generate")
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-        words = continuation.continue_text(self, prompt, tokens=tokens, **options)
-        prompt_words = self.tokenizer.decode(self.tokenizer.encode(prompt))
-        return "".join(continuation.detokenize([*prompt_words, *words]))
+        words = continuation.continue_text(self, prompt, tokens, temperature, top_k, top_p, seed)
+        return "".join(continuation.detokenize([*continuation.read_prompt(self, prompt), *words]))
 
     def translate(
         self, texts: str | Sequence[str], beam: int | None = None, length_penalty: float | None = None
     ) -> list[str]:
-        """Translate texts by beam search.
+        """Return the translation of each text, by beam search.
 
         Args:
             texts: one text or several.
             beam: number of hypotheses; 1 is greedy; None: as in the run's test.
             length_penalty: alpha of Wu et al. 2016, equation 14; None: as in the run's test.
-
-        Returns:
-            The translation of each text.
-
-        Raises:
-            UserError: the run is not of task=translate.
         """
         self.require("translate")
-        texts = [texts] if isinstance(texts, str) else texts
-        sources = translation.encode_sources(self, texts)
+        sources = translation.encode_sources(self, [texts] if isinstance(texts, str) else texts)
         translations = translation.translate_sources(self, sources, beam, length_penalty)
         return [self.tokenizer.decode(ids) for ids in translations]
 
 
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
-    """Load a trained run from its folder.
+    """Load a trained run from its folder, with the weights behind the reported metrics.
 
-    The weights are those behind the reported metrics: the average checkpoint if the run computed one, else the best
-    if a validation set chose it, else the last. Of an unfinished run it is the last.
+    These are the average checkpoint if the run computed one, else the best if a validation set chose it, else the
+    last. Of an unfinished run it is the last.
 
     Args:
         run: the run's folder, such as outputs/runs/classify_alibi_full_seed0_....
@@ -218,20 +177,15 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """
     directory = Path(run)
     if directory.is_file():
-        raise UserError(
-            f"{directory} is a file. Name the run's folder, {directory.parent}, and the checkpoint apart."
-        )
+        raise UserError(f"{directory} is a file. Name the run's folder, {directory.parent}.")
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
-    if checkpoint is not None and checkpoint not in CHECKPOINTS:
-        raise UserError(f"There is no checkpoint {checkpoint}; choose one of {', '.join(CHECKPOINTS)}.")
     result = runs.result_or_none(directory)
     if result is not None and result["status"] == "diverged":
-        raise UserError(
-            f"{directory}: the run diverged, its weights are useless. Train again with a lower recipe.lr."
-        )
+        raise UserError(f"{directory}: the run diverged. Train again with a lower recipe.lr.")
     name = choose_checkpoint(directory, result, checkpoint)
-    task = load_task(directory / name)
+    with torch.random.fork_rng(devices=[]):  # building the model draws its initial weights
+        task = load_task(directory / name)
     if task.diverged():
         raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
     tokenizer = task.tokenizer_class.load(directory / "tokenizer.json")
@@ -241,6 +195,8 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
 
 def choose_checkpoint(directory: Path, result: dict[str, Any] | None, checkpoint: str | None) -> str:
     """Return the name of the checkpoint to load, see `load`."""
+    if checkpoint is not None and checkpoint not in CHECKPOINTS:
+        raise UserError(f"There is no checkpoint {checkpoint}; choose one of {', '.join(CHECKPOINTS)}.")
     chosen_on = ((result or {}).get("best") or {}).get("chosen_on")
     order = CHECKPOINTS if chosen_on == "validation" else CHECKPOINTS[::-1]
     for name in [checkpoint] if checkpoint else order:

@@ -21,7 +21,7 @@ from speechformer.bench.steps import batches_of, losses_of, train
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.errors import UserError
-from speechformer.kernels.compile import compile_blocks
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.kernels.loss import next_token_loss
 from speechformer.models.decoder import Decoder
 
