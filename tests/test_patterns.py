@@ -123,6 +123,6 @@ def test_causality_and_padding_join_the_pattern() -> None:
         {"name": "bigbird", "links": "many"},
     ],
 )
-def test_a_size_that_makes_no_sense_is_refused(spec: dict) -> None:
-    with pytest.raises(UserError, match=r"pattern\.\w+ must be a whole number of at least [01], not"):
+def test_an_invalid_size_is_an_error(spec: dict) -> None:
+    with pytest.raises(UserError, match=r"pattern\.\w+ must be an integer of at least [01], not"):
         build_pattern(spec)

@@ -16,7 +16,7 @@ from torch import Tensor
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.kernels.attention import flex_attention
-from speechformer.kernels.dispatch import AttentionBias
+from speechformer.kernels.dispatch import AttentionBias, choose_kernel
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
@@ -35,7 +35,7 @@ def scores_of(model: str, pattern: str, T: int) -> AttentionBias:
     words = [f"model={model}", f"pattern={pattern}", *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]
     config = as_plain(compose(words))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
-    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, causal=True, device=device())
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, device())
 
 
 def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def kernels(scores: AttentionBias, dtype: torch.dtype) -> dict[str, Any]:
         return flex_attention(q, k, v, scores.positions.score_mod(), scores.block_mask)
 
     found: dict[str, Any] = {"dense mask": with_mask, "written out": written_out}
-    if scores.only_causal:
+    if choose_kernel(scores, device(), 0.0, with_weights=False) == "SDPA without mask":
         found = {"no mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), **found}
     if device().type == "cuda":
         found = {"by blocks": flex, **found}

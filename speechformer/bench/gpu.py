@@ -31,12 +31,12 @@ GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024,
 def decoder_of(sizes: dict[str, int]) -> Decoder:
     """A language model with RoPE, GELU and one table for input and output, without dropout."""
     config = as_plain(compose(["model=rope", "task=lm"]))
-    model = {
+    architecture = {
         k: v for k, v in config["architecture"].items() if k not in ("pool", "classifier_width", "shared_embeddings")
     }
-    model |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
+    architecture |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
     model, pattern = config["model"], config["pattern"]
-    return Decoder(**sizes, **model, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
+    return Decoder(**sizes, **architecture, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
 
 
 def flops_of_a_token(model: Decoder, sizes: dict[str, int]) -> float:
