@@ -19,7 +19,7 @@ from speechformer.models.stack import count_parameters, initialise
 S, T, VOCABULARY = 9, 7, 50
 every_model_and_pattern = pytest.mark.parametrize(
     ("model", "pattern"),
-    # each of both: the one acts on embeddings, queries and scores, the other on the mask; test_cores has all pairs
+    # each of both: the one acts on embeddings, queries and scores, the other on the mask; test_models has all pairs
     [(model, "full") for model in [*MODELS, *RECURRENT]] + [("rope", p) for p in PATTERNS if p != "full"],
 )
 
@@ -45,7 +45,7 @@ def copy_attention(ours: nn.Module, theirs: Any, weight: torch.Tensor, bias: tor
 
 
 def torchs_transformer(model: EncoderDecoder, norm_first: bool) -> nn.Transformer:
-    """nn.Transformer with the weights of `core`."""
+    """Return nn.Transformer with the weights of the model."""
     theirs = nn.Transformer(16, 2, 2, 2, 24, dropout=0.0, batch_first=True, norm_first=norm_first).double().eval()
     with torch.no_grad():
         for ours, other in zip(model.encoder.blocks, theirs.encoder.layers):
@@ -172,7 +172,7 @@ def test_padding_of_the_source_left_out_in_training_changes_nothing(
     source, target = pairs()
     source[1, 3:] = 0
     for padded in (False, True):
-        monkeypatch.setattr(type(model.encoder), "leaves_out_padding", not padded)
+        monkeypatch.setattr(type(model.encoder), "can_unpad", not padded)
         torch.manual_seed(2)
         model.zero_grad()
         logits = model(source, target)
@@ -201,9 +201,9 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
 def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
-    model = translator(model)
+    attending = translator(model)
     source, target = pairs()
-    layers = model.attention(source, target)["cross"]
+    layers = attending.attention(source, target)["cross"]
     assert len(layers) == (1 if model == "rnn_attention" else 2)
     for weights in layers:
         assert weights.shape[0::2] == (3, T) and weights.shape[3] == S
@@ -212,11 +212,11 @@ def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: s
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-@pytest.mark.parametrize("model", RECURRENT)
-def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_the_recurrent_ones_are_their_formulas(kind: str, cell: str) -> None:
     """Oracle: token by token with torch's GRUCell or LSTMCell, one layer; the context and its layer as in Luong et
     al. 2015, equations 5, 7 and 8."""
-    model: RecurrentEncoderDecoder = translator(model, layers=1, model={"name": model, "cell": cell})
+    model: RecurrentEncoderDecoder = translator(kind, layers=1, model={"name": kind, "cell": cell})
     cells = []
     for stack in (model.encoder, model.decoder):
         one = (nn.GRUCell if cell == "gru" else nn.LSTMCell)(16, 16)
@@ -238,7 +238,7 @@ def test_the_recurrent_ones_are_their_formulas(model: str, cell: str) -> None:
     for token in target[0]:
         state = cells[1](4 * model.decoder.embedding(token)[None], state)
         h = h_of(state)
-        c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if model == "rnn_attention" else states[-1]
+        c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if kind == "rnn_attention" else states[-1]
         expected.append(model.output(torch.tanh(model.context(torch.cat((c, h), dim=-1)))))
     torch.testing.assert_close(model(source, target)[0], torch.cat(expected), atol=1e-5, rtol=1e-5)
 
@@ -273,7 +273,7 @@ def test_tied_tables_count_once_and_move_together() -> None:
     assert torch.equal(tied.encoder.embedding.weight, tied.decoder.embedding.weight)
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     with pytest.raises(UserError, match=r"model=rnn has no self-attention, so pattern must be full"):
         translator("rnn", "window")
     with pytest.raises(UserError, match=r"model.cell has no choice 'gruu'.*gru, lstm"):

@@ -1,4 +1,4 @@
-"""What must hold for every model × model × pattern, by exact comparison where the sizes stay the same."""
+"""What must hold for every model, position and pattern, by exact comparison where the sizes stay the same."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from conftest import MODELS, PATTERNS, group
 from torch import nn
 
 from speechformer.errors import UserError
-from speechformer.kernels.dispatch import compile_blocks
-from speechformer.layers import dropout
 from speechformer.layers.attention import attention_mask
-from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
@@ -61,62 +58,6 @@ def sentences(rows: int = 3) -> torch.Tensor:
 every_model_and_pattern = pytest.mark.parametrize(
     ("model", "pattern"), [(model, pattern) for model in MODELS for pattern in PATTERNS]
 )
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"pool": "cls"}, {"model": {"name": "rope", "base": 10000.0}}], ids=["mean", "cls", "rope"]
-)
-def test_a_pass_draws_its_masks_at_once_and_bit_for_bit_the_same(changes: Any, norm: str) -> None:
-    model, seen = classifier(dropout=0.3, norm=norm, **changes).train(), []
-    for at_once in (dropout.AT_ONCE, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dropout, "AT_ONCE", at_once)
-            torch.manual_seed(6)
-            seen.append((model(sentences()), torch.get_rng_state()))
-    assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
-    assert not any(module.ahead for module in model.modules() if isinstance(module, Dropout))
-
-
-@pytest.mark.parametrize("pattern", ["full", "window"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("build", [decoder, classifier])
-def test_a_compiled_core_has_the_gradients_of_one_that_is_not(
-    build: Any, model: str, pattern: str, traced: list[str]
-) -> None:
-    """All blocks are one graph, and a second one of any length; neither has a break."""
-    model = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.3).train()
-    ids, found = sentences(), []
-    if build is classifier:
-        ids[1, 9:] = 0
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    for compiled in (False, True):
-        if compiled:
-            compile_blocks(model, "default", torch.device("cuda"))
-            assert traced == ["default"] * 3
-        torch.manual_seed(4)
-        passes: list[list[torch.Tensor]] = []
-        for length in (T, T, T - 1, T - 2):
-            model.zero_grad()
-            logits = model(ids[:, :length])
-            logits.square().sum().backward()
-            passes.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
-        found.append([tensor for each in passes for tensor in each])
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    assert not torch._dynamo.utils.counters["graph_break"]
-    for plain, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain)
-    model.attention(ids)  # which is not compiled
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="compile has no choice 'fast'.* default, reduce-overhead"):
-        compile_blocks(decoder(), "fast", torch.device("cuda"))
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"compile=default: .* C\+\+ compiler"):
-        compile_blocks(decoder(), "default", torch.device("cpu"))
 
 
 @every_model_and_pattern
@@ -174,40 +115,6 @@ def test_padding_changes_nothing_in_an_encoder(model: str, pattern: str, pool: s
     torch.testing.assert_close(model(ids[2:3, :1]), logits[2:3], atol=1e-5, rtol=1e-5)
 
 
-@every_model_and_pattern
-@pytest.mark.parametrize("changes", [{}, {"pool": "cls", "norm": "post"}, {"dropout": 0.0}], ids=str)
-def test_padding_left_out_in_training_changes_nothing(
-    model: str, pattern: str, changes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the gradients of the same model over padded sentences, under the same dropout."""
-    kinds = {"model": group("model", model), "pattern": group("pattern", pattern)}
-    model = classifier(**{"dropout": 0.3, **kinds, **changes}).double().train()
-    rows, found = [], []
-    model.encoder.blocks[0].feed_forward.register_forward_hook(lambda _, given, out: rows.append(given[0].shape[:-1]))
-    ids = sentences()
-    ids[1, 9:], ids[2, 1:] = 0, 0
-    for padded in (False, True):
-        monkeypatch.setattr(type(model.encoder), "leaves_out_padding", not padded)
-        torch.manual_seed(2)
-        model.zero_grad()
-        logits = model(ids)
-        logits.square().sum().backward()
-        found.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
-    first = model.first_token  # of each sentence
-    assert rows == [(T + 9 + 1 + 3 * first,), (3, T + first)]
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
-
-
-def test_padding_is_left_out_in_training_alone() -> None:
-    model = classifier().train()
-    assert model.encoder.leaves_out_padding
-    assert not model.eval().encoder.leaves_out_padding
-    model.train().encoder.blocks[0].compiled = True
-    assert not model.encoder.leaves_out_padding
-    assert not classifier().train().to("meta").encoder.leaves_out_padding  # not the CPU
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_word_reaches_the_cls_token_whatever_the_pattern(pattern: str) -> None:
     model = classifier(pattern=group("pattern", pattern), pool="cls", layers=1)
@@ -220,10 +127,10 @@ def test_every_word_reaches_the_cls_token_whatever_the_pattern(pattern: str) -> 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_an_encoder_without_positions_alone_is_permutation_equivariant(model: str) -> None:
-    model = classifier(model=group("model", model))
+    classify = classifier(model=group("model", model))
     ids = sentences()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(2))
-    hidden, permuted = model.encoder(ids)[0], model.encoder(ids[:, order])[0]
+    hidden, permuted = classify.encoder(ids)[0], classify.encoder(ids[:, order])[0]
     assert torch.allclose(permuted, hidden[:, order], atol=1e-5) == (model == "nope")
 
 
@@ -318,7 +225,7 @@ def test_torch_initialisation_leaves_torchs_own() -> None:
     assert torch.equal(layer.weight, before)
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     with pytest.raises(UserError, match="width must be a multiple of heads"):
         decoder(heads=3)
     with pytest.raises(UserError, match=r"architecture\.norm has no choice 'prey'.*pre, post"):
@@ -329,26 +236,3 @@ def test_refusals() -> None:
         classifier(pool="max")
     with pytest.raises(UserError, match=r"recipe\.init"):
         initialise(decoder(), "kaiming", 0.1)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_what_is_kept_between_passes_is_what_would_be_made_anew(model: str) -> None:
-    """Oracle: a stack that keeps nothing, through lengths, double precision, inference mode and training."""
-    torch.manual_seed(0)
-    model = decoder(model=group("model", model), pattern=group("pattern", "bigbird"))
-    ids = torch.randint(0, VOCABULARY, (2, 9))
-    passes = [(9, "float", True), (9, "float", False), (5, "float", False), (9, "double", False)]
-    for length, dtype, inference in passes:
-        model = getattr(model, dtype)()
-        found = []
-        for keep in (True, False):
-            if not keep:
-                model.decoder.kept = None
-            with torch.inference_mode(inference):
-                logits = model(ids[:, :length])
-            model.zero_grad()
-            if not inference:
-                logits.square().sum().backward()
-            found.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-        assert all(torch.equal(a, b) for a, b in zip(*found))
-    assert (model.decoder.kept is None) == (model == "relative")

@@ -1,4 +1,4 @@
-"""Models as one against the same models one by one, in double precision, dropout included."""
+"""Ensembles against the same models one by one, in double precision, dropout included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import build_translator
-from speechformer.models.ensemble import Draws, stack_models, stacked_parameters
+from speechformer.models.ensemble import DropoutGenerators, stack_models, stacked_parameters
 
 K, B, T, V = 3, 4, 10, 12
 SIZES = {"vocab_size": V, "width": 8, "heads": 2, "layers": 2, "ff": 12, "dropout": 0.3}
@@ -21,8 +21,10 @@ SAME = [[(model, pattern)] * K for model in MODELS for pattern in ("full", "stri
 
 
 def build(kind: str, model: str | dict[str, Any], pattern: str, **own: Any) -> nn.Module:
-    model = compose()["architecture"]
-    plain = {key: model[key] for key in ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")}
+    architecture = compose()["architecture"]
+    plain = {
+        key: architecture[key] for key in ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
+    }
     positions = group("model", model) if isinstance(model, str) else model
     arguments = {**SIZES, **plain, "model": positions, "pattern": group("pattern", pattern), **own}
     if kind == "lm":
@@ -30,23 +32,23 @@ def build(kind: str, model: str | dict[str, Any], pattern: str, **own: Any) -> n
     return EncoderClassifier(block_size=T, classes=3, classifier_width=5, **{"pool": "mean", **arguments}).double()
 
 
-def compare(cores: list[nn.Module], padding: list[int]) -> None:
-    """Outputs and gradients of the cores as one are those of each, though each drops out what it drops out alone."""
+def compare(models: list[nn.Module], padding: list[int]) -> None:
+    """Compare the ensemble's outputs and gradients with those of each model alone, under each model's own dropout."""
     ids = torch.randint(1, V, (K, B, T))
     for k, more in enumerate(padding):
         ids[k, :, T - more :] = 0
-    draws = Draws([torch.Generator().manual_seed(k) for k in range(K)])
-    draws.padding = padding
-    together = stack_models(cores, draws)
-    outputs = together(ids.flatten(0, 1)).chunk(K)
+    generators = DropoutGenerators([torch.Generator().manual_seed(k) for k in range(K)])
+    generators.padding = padding
+    ensemble = stack_models(models, generators)
+    outputs = ensemble(ids.flatten(0, 1)).chunk(K)
     torch.stack([output.square().mean() for output in outputs]).sum().backward()
-    for k, model in enumerate(cores):
+    for k, model in enumerate(models):
         torch.manual_seed(k)
         alone = model(ids[k, :, : T - padding[k]])
         alone.square().mean().backward()
         torch.testing.assert_close(outputs[k], alone, atol=1e-12, rtol=1e-12)
-    for (name, _), stacked in zip(cores[0].named_parameters(), together.parameters()):
-        alone = torch.stack([model.get_parameter(name).grad for model in cores])
+    for (name, _), stacked in zip(models[0].named_parameters(), ensemble.parameters()):
+        alone = torch.stack([model.get_parameter(name).grad for model in models])
         torch.testing.assert_close(stacked.grad, alone, atol=1e-12, rtol=1e-12, msg=name)
 
 
@@ -54,10 +56,10 @@ def compare(cores: list[nn.Module], padding: list[int]) -> None:
     "members", [MIXED, *SAME], ids=lambda members: "_".join(map("-".join, dict.fromkeys(members)))
 )
 @pytest.mark.parametrize("kind", ["lm", "classify"])
-def test_models_as_one_are_those_one_by_one(kind: str, members: list[tuple[str, str]]) -> None:
+def test_an_ensemble_is_its_members_one_by_one(kind: str, members: list[tuple[str, str]]) -> None:
     torch.manual_seed(0)
-    cores = [build(kind, model, pattern) for model, pattern in members]
-    compare(cores, [2, 0, 3] if kind == "classify" else [0] * K)
+    models = [build(kind, model, pattern) for model, pattern in members]
+    compare(models, [2, 0, 3] if kind == "classify" else [0] * K)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_models_as_one_are_those_one_by_one(kind: str, members: list[tuple[str, 
     ],
     ids=str,
 )
-def test_so_are_those_of_other_settings(kind: str, own: dict[str, Any]) -> None:
+def test_an_ensemble_of_other_settings_is_its_members_one_by_one(kind: str, own: dict[str, Any]) -> None:
     torch.manual_seed(0)
     compare(
         [build(kind, **{"model": "sinusoidal", "pattern": "full", **own}) for _ in range(K)],
@@ -80,20 +82,20 @@ def test_so_are_those_of_other_settings(kind: str, own: dict[str, Any]) -> None:
     )
 
 
-def test_nothing_passes_from_one_to_another() -> None:
+def test_members_never_affect_each_other() -> None:
     """Oracle: a member whose weights are NaN leaves the others' outputs and gradients as they were, to the bit."""
     torch.manual_seed(0)
-    cores = [build("lm", "learned", "full") for _ in range(K)]
+    models = [build("lm", "learned", "full") for _ in range(K)]
     ids, found = torch.randint(0, V, (K * B, T)), []
     for broken in (False, True):
-        together = stack_models(cores, Draws([torch.Generator().manual_seed(k) for k in range(K)]))
+        ensemble = stack_models(models, DropoutGenerators([torch.Generator().manual_seed(k) for k in range(K)]))
         if broken:
             with torch.no_grad():
-                for parameter in together.parameters():
+                for parameter in ensemble.parameters():
                     parameter[1] = float("nan")
-        outputs = together(ids)
+        outputs = ensemble(ids)
         outputs.square().sum().backward()
-        found.append([outputs.chunk(K), [parameter.grad for parameter in together.parameters()]])
+        found.append([outputs.chunk(K), [parameter.grad for parameter in ensemble.parameters()]])
     for k in (0, 2):
         assert torch.equal(found[0][0][k], found[1][0][k])
         assert all(torch.equal(a[k], b[k]) for a, b in zip(found[0][1], found[1][1]))
@@ -102,28 +104,28 @@ def test_nothing_passes_from_one_to_another() -> None:
 
 def test_evaluation_drops_nothing_out() -> None:
     torch.manual_seed(0)
-    cores = [build("lm", "rope", "full").eval() for _ in range(K)]
-    together = stack_models(cores, Draws([torch.Generator() for _ in range(K)]))
+    models = [build("lm", "rope", "full").eval() for _ in range(K)]
+    ensemble = stack_models(models, DropoutGenerators([torch.Generator() for _ in range(K)]))
     ids = torch.randint(0, V, (K, B, T))
     with torch.no_grad():
-        found = together(ids.flatten(0, 1)).unflatten(0, (K, B))
+        found = ensemble(ids.flatten(0, 1)).unflatten(0, (K, B))
         torch.testing.assert_close(
-            found, torch.stack([model(rows) for model, rows in zip(cores, ids)]), atol=1e-12, rtol=0
+            found, torch.stack([model(rows) for model, rows in zip(models, ids)]), atol=1e-12, rtol=0
         )
 
 
 def test_a_parameter_that_stands_in_two_places_is_stacked_once() -> None:
-    cores = [build("lm", "nope", "full", tied_output=True) for _ in range(K)]
-    together = stack_models(cores, Draws([torch.Generator() for _ in range(K)]))
-    assert together.output.weight is together.decoder.embedding.weight
-    assert [name for name, _ in cores[0].named_parameters()] == list(stacked_parameters(cores))
+    models = [build("lm", "nope", "full", tied_output=True) for _ in range(K)]
+    ensemble = stack_models(models, DropoutGenerators([torch.Generator() for _ in range(K)]))
+    assert ensemble.output.weight is ensemble.decoder.embedding.weight
+    assert [name for name, _ in models[0].named_parameters()] == list(stacked_parameters(models))
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
-    model = {
+def test_a_model_that_cannot_be_stacked_is_an_error() -> None:
+    architecture = {
         key: value for key, value in compose()["architecture"].items() if key not in ("pool", "classifier_width")
     }
-    arguments = {**SIZES, **model, "block_size": T, "pattern": group("pattern", "full")}
-    cores = [build_translator(model=group("model", "rnn"), **arguments) for _ in range(2)]
-    with pytest.raises(ValueError, match="GRU, and those are not packed"):
-        stack_models(cores, Draws([torch.Generator() for _ in range(2)]))
+    arguments = {**SIZES, **architecture, "block_size": T, "pattern": group("pattern", "full")}
+    models = [build_translator(model=group("model", "rnn"), **arguments) for _ in range(2)]
+    with pytest.raises(ValueError, match="a GRU cannot be stacked"):
+        stack_models(models, DropoutGenerators([torch.Generator() for _ in range(2)]))

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from speechformer.kernels.padding import Unpadder, all_real, without_padding
+from speechformer.kernels.padding import Unpadder, unpadder_for, without_padding
 
-REAL = torch.tensor([[True, True, False], [True, False, False]])
+TOKEN_MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
-def test_tokens_are_taken_and_put_back() -> None:
-    tokens = without_padding(REAL)
-    assert tokens is not None and tokens.places_R.tolist() == [0, 1, 3]
+def test_unpad_and_pad_are_inverse() -> None:
+    tokens = unpadder_for(TOKEN_MASK)
+    assert tokens is not None and tokens.index_R.tolist() == [0, 1, 3]
     x = torch.arange(12.0).view(2, 3, 2)
     assert tokens.unpad(x).tolist() == [[0, 1], [2, 3], [6, 7]]
     assert tokens.pad(tokens.unpad(x)).tolist() == [[[0, 1], [2, 3], [0, 0]], [[6, 7], [0, 0], [0, 0]]]
 
 
 def test_without_padding_nothing_is_left_out() -> None:
-    assert without_padding(torch.ones(2, 3, dtype=torch.bool)) is None
+    assert unpadder_for(torch.ones(2, 3, dtype=torch.bool)) is None
     x = torch.randn(2, 3, 4)
-    assert torch.equal(all_real(2, 3).put(x.flatten(0, 1)), x)
+    assert torch.equal(without_padding(2, 3).pad(x.flatten(0, 1)), x)
 
 
-def test_rows_by_head_are_those_of_a_permutation() -> None:
+def test_head_rows_are_a_permutation() -> None:
     B, T, N, H = 2, 3, 2, 4
-    for tokens in (without_padding(REAL), all_real(B, T)):
+    for tokens in (unpadder_for(TOKEN_MASK), without_padding(B, T)):
         assert isinstance(tokens, Unpadder)
         qkv_RE = torch.randn(len(tokens.places_R), 3 * N * H)
-        to, back, mixed = tokens.by_head(N)
+        to, back, mixed = tokens.head_rows(N)
         rows = qkv_RE.view(-1, H).index_select(0, back).view(3, B, N, T, H)
         oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
         real = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1)

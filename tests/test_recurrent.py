@@ -12,6 +12,7 @@ from test_models import classifier, decoder, sentences
 from torch import nn
 
 from speechformer.errors import UserError
+from speechformer.layers.dropout import Dropout
 from speechformer.layers.recurrent import Recurrent
 from speechformer.training.run import execute
 
@@ -20,7 +21,7 @@ from speechformer.training.run import execute
 def test_layers_are_torchs_own_stack(cell: str) -> None:
     """Oracle: nn.GRU or nn.LSTM of three layers with the same weights, each sequence alone and unpadded."""
     torch.manual_seed(0)
-    ours = Recurrent(width=8, layers=3, dropout=0.0, cell=cell)
+    ours = Recurrent(width=8, layers=3, dropout=Dropout(0.0), cell=cell)
     theirs = (nn.GRU if cell == "gru" else nn.LSTM)(8, 8, 3, batch_first=True)
     state = {}
     for k, layer in enumerate(ours.layers):
@@ -41,7 +42,7 @@ def test_layers_are_torchs_own_stack(cell: str) -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_sequence_in_two_parts_is_the_whole(cell: str) -> None:
     torch.manual_seed(0)
-    cells, x = Recurrent(width=8, layers=2, dropout=0.0, cell=cell), torch.randn(2, 9, 8)
+    cells, x = Recurrent(width=8, layers=2, dropout=Dropout(0.0), cell=cell), torch.randn(2, 9, 8)
     whole, end = cells(x)
     first, state = cells(x[:, :4])
     second, last = cells(x[:, 4:], state)
@@ -53,7 +54,7 @@ def test_a_sequence_in_two_parts_is_the_whole(cell: str) -> None:
 def test_dropout_is_between_layers_and_off_in_evaluation() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 5, 8)
-    one, two = (Recurrent(width=8, layers=layers, dropout=0.5, cell="gru") for layers in (1, 2))
+    one, two = (Recurrent(width=8, layers=layers, dropout=Dropout(0.5), cell="gru") for layers in (1, 2))
     assert torch.equal(one(x)[0], one(x)[0]) and not torch.equal(two(x)[0], two(x)[0])
     two.eval()
     assert torch.equal(two(x)[0], two(x)[0])
@@ -89,13 +90,13 @@ def test_it_trains_on_the_tasks_of_the_others(task: str, little: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"make": classifier, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
-        ({"make": decoder, "model": {"name": "rnn_attention", "cell": "gru"}}, "it is for task=translate"),
-        ({"make": classifier, "pool": "cls"}, "architecture.pool=cls needs a model that attends"),
+        ({"make": classifier, "model": {"name": "rnn_attention", "cell": "gru"}}, "it needs task=translate"),
+        ({"make": decoder, "model": {"name": "rnn_attention", "cell": "gru"}}, "it needs task=translate"),
+        ({"make": classifier, "pool": "cls"}, "architecture.pool=cls needs attention"),
         ({"make": decoder, "pattern": {"name": "window", "window": 3}}, "so pattern must be full"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_what_it_cannot_do_is_an_error(changes: dict[str, Any], sentence: str) -> None:
     make = changes.pop("make")
     with pytest.raises(UserError, match=sentence):
         make(**{"model": group("model", "rnn"), **changes})

@@ -17,7 +17,7 @@ from torch import Tensor
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.kernels.attention import flex_attention
-from speechformer.kernels.dispatch import AttentionBias
+from speechformer.kernels.dispatch import AttentionBias, choose_kernel
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
@@ -36,7 +36,7 @@ def bias_of(model: str, pattern: str, T: int) -> AttentionBias:
     overrides = [f"model={model}", f"pattern={pattern}"]
     config = as_plain(compose([*overrides, *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
-    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, causal=True, device=device())
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, device())
 
 
 def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
@@ -52,7 +52,7 @@ def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., 
         return flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
 
     kernels: dict[str, Callable[..., Tensor]] = {"dense mask": dense_mask, "reference": reference}
-    if bias.only_causal:
+    if choose_kernel(bias, device(), 0.0, with_weights=False) == "SDPA without mask":
         kernels = {"no mask": functools.partial(F.scaled_dot_product_attention, is_causal=True), **kernels}
     return {"FlexAttention": flex, **kernels} if device().type == "cuda" else kernels
 

@@ -49,6 +49,7 @@ from speechformer.kernels.attention import DroppedAttention, block_mask, cached_
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import Unpadder, without_padding
 from speechformer.layers import attention as reference
+from speechformer.layers.attention import KVCache
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
 from speechformer.layers.positions import Positions
@@ -56,24 +57,20 @@ from speechformer.layers.positions import Positions
 Kernel = Literal["fused dropout", "reference", "SDPA without mask", "FlexAttention", "SDPA"]
 FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
-CPU = torch.device("cpu")
 
 
 @dataclass
 class AttentionBias:
-    """The bias of `layers.attention`, built in the form that the chosen kernel needs.
-
-    Args: see `attention_mask`, and `unpadder` if the pass leaves out padding.
-    """
+    """The bias of `layers.attention`, in the form that the chosen kernel needs; arguments as for `attention_mask`."""
 
     positions: Positions
     pattern: Pattern
     T: int
     S: int
     causal: bool
-    token_mask_BS: Tensor | None = None
-    device: torch.device = CPU
-    unpadder: Unpadder | None = None
+    token_mask_BS: Tensor | None
+    device: torch.device
+    unpadder: Unpadder | None = None  # if the pass leaves out padding
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -89,51 +86,38 @@ class AttentionBias:
             return cached_block_mask(*arguments)
         return block_mask(*arguments, self.token_mask_BS)
 
-    @property
-    def only_causal(self) -> bool:
-        """Whether the bias is 0 and nothing is masked, except by causality."""
-        all_allowed = self.pattern is all_pairs and self.token_mask_BS is None and self.T == self.S
-        return all_allowed and not self.positions.overrides("bias")
-
-    @property
-    def fits_flex(self) -> bool:
-        """Whether FlexAttention can compute it."""
-        known = self.positions.overrides("score_mod") or not self.positions.overrides("bias")
-        return known and self.T == self.S
-
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
-        """Build the form that this pass needs. Compiled blocks must not do it: each would build it again, and a CUDA
-        graph would overwrite it in its next replay."""
+        """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
         if kernel != "SDPA without mask":
             _ = self.block_mask if kernel == "FlexAttention" else self.dense
 
 
-def dense(bias: AttentionBias | Tensor) -> Tensor:
+Bias = AttentionBias | Tensor
+
+
+def dense(bias: Bias) -> Tensor:
     """Return a bias as a tensor."""
     return bias.dense if isinstance(bias, AttentionBias) else bias
 
 
 def choose_kernel(
-    bias: AttentionBias | Tensor, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
+    bias: Bias, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
 ) -> Kernel:
-    """Return the kernel for one attention, by the table of this module.
-
-    Args:
-        dropout_rate: 0 in evaluation.
-        fusable: whether it is self-attention without rotation and cache.
-    """
+    """Return the kernel for one attention, by the table above. `fusable`: self-attention, no rotation, no cache."""
     fusable = fusable and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     if fusable and dropout_rate and not with_weights and not torch.compiler.is_compiling():
         return "fused dropout"
     if with_weights or (dropout_rate and device.type != "cuda"):
         return "reference"
-    if isinstance(bias, AttentionBias):
-        if bias.only_causal:
-            return "SDPA without mask"
-        if device.type == "cuda" and not dropout_rate and bias.fits_flex and bias.T >= FLEX_MIN_LENGTH:
-            return "FlexAttention"
-    return "SDPA"
+    if not isinstance(bias, AttentionBias) or bias.T != bias.S:
+        return "SDPA"
+    unbiased = not bias.positions.overrides("bias")
+    if unbiased and bias.pattern is all_pairs and bias.token_mask_BS is None:
+        return "SDPA without mask"
+    flexible = unbiased or bias.positions.overrides("score_mod")
+    long_on_cuda = device.type == "cuda" and bias.T >= FLEX_MIN_LENGTH
+    return "FlexAttention" if flexible and long_on_cuda and not dropout_rate else "SDPA"
 
 
 class FastAttention(reference.MultiHeadAttention):
@@ -142,7 +126,7 @@ class FastAttention(reference.MultiHeadAttention):
     dropout: FastDropout
 
     def attention(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: AttentionBias | Tensor, with_weights: bool
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Bias, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         rate = self.dropout.rate if self.dropout.active else 0.0
         kernel = choose_kernel(bias, q_BNTH.device, rate, with_weights)
@@ -165,12 +149,7 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
     """Self-attention by the chosen kernel. x may be the tokens without padding, [R, D]."""
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        positions: Positions,
-        bias: AttentionBias | Tensor,
-        with_weights: bool = False,
-        cache: dict[str, Tensor] | None = None,
+        self, x_BTD: Tensor, positions: Positions, bias: Bias, with_weights: bool = False, cache: KVCache = None
     ) -> tuple[Tensor, Tensor | None]:
         unpadder = bias.unpadder if isinstance(bias, AttentionBias) else None
         rate = self.dropout.rate if self.dropout.active else 0.0
@@ -202,16 +181,13 @@ class FastBlock(Block):
 def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:
     """Apply torch.compile to the blocks of a model for `device`, in place. Equal blocks share one compilation.
 
-    Parameter names do not change. "reduce-overhead" replays the blocks as CUDA graphs.
-
     Raises:
         UserError: torch has no such mode, or the device is a CPU and there is no C++ compiler.
     """
     pick(dict.fromkeys(COMPILE_MODES), mode, "compile")
     if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         raise UserError(
-            f"compile={mode}: on a CPU torch.compile needs a C++ compiler and found none. "
-            "Install g++ or leave compile unset."
+            f"compile={mode}: torch found no C++ compiler for the CPU. Install g++ or leave compile unset."
         )
     for block in model.modules():
         if isinstance(block, FastBlock):

@@ -16,7 +16,7 @@ from torch import Tensor
 from speechformer.kernels.padding import Unpadder
 from speechformer.layers.dropout import Dropout
 
-MAX_DRAWN_AT_ONCE = 1 << 22  # elements; above, the cost of a single draw no longer matters, and its memory does
+MAX_DRAWN_AT_ONCE = 1 << 22  # elements; above, separate draws cost no more and need less memory
 
 
 def dropout_masks(
@@ -57,17 +57,13 @@ class FastDropout(Dropout):
 def draw_ahead(
     uses: Sequence[tuple[FastDropout, Sequence[int]]], dtype: torch.dtype, unpadder: Unpadder | None = None
 ) -> None:
-    """Draw all masks of a forward pass, in the order of their use, so that each use gets the mask it would draw.
+    """Draw all masks of a forward pass in the order of their use. Each use gets the mask it would draw itself.
 
-    Args:
-        uses: each dropout (all of one rate) and the shape it will meet, [B, T, D] or, for weights, [B, N, T, T].
-        unpadder: if the pass leaves out padding, so that tensors [B, T, D] are [R, D].
+    `uses` are dropouts of one rate and the shapes they meet, [B, N, T, T] or [B, T, D] ([R, D] with an unpadder).
     """
     shapes = [shape for _, shape in uses]
-    if sum(map(math.prod, shapes)) <= MAX_DRAWN_AT_ONCE:
-        masks = uses[0][0].draw(shapes, dtype)
-    else:
-        masks = [dropout.draw([shape], dtype)[0] for dropout, shape in uses]
+    small = sum(map(math.prod, shapes)) <= MAX_DRAWN_AT_ONCE
+    masks = uses[0][0].draw(shapes, dtype) if small else [use.draw([shape], dtype)[0] for use, shape in uses]
     for dropout, _ in uses:
         dropout.ahead.clear()
     for (dropout, shape), mask in zip(reversed(uses), reversed(masks)):

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary without keeping all logits."""
+"""Next-token loss over a large vocabulary, without all logits in memory at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from torch import Tensor
 def next_token_loss(
     weight_VD: Tensor, bias_V: Tensor | None, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """Mean cross-entropy, in nats, of R targets under the logits that a linear layer makes of R hidden states.
+    """Return the mean cross-entropy, in nats, of R targets under the logits of R hidden states and a linear layer.
 
-    With `smoothing` e the target has probability 1 - e and all tokens share e (Szegedy et al. 2016, section 7).
-
-    The logits are made a few rows at a time: a CPU then keeps them in its cache, which makes evaluation three
-    times as fast as all at once; an accelerator gets as many rows as fit. Training on a CPU, torch (from 2.13 on, and
-    without smoothing) makes the gradient of each few rows at once, and keeps no logits.
+    The logits are computed in chunks that fit into the cache of a CPU or the memory of an accelerator. torch's own
+    chunked loss (from 2.13) also computes the gradient of each chunk at once, so a CPU keeps no logits in training.
+    `smoothing` is the probability that all tokens share (Szegedy et al. 2016, section 7).
     """
     on_cpu = hidden_RD.device.type == "cpu"
     rows = 128 if on_cpu else 16384

@@ -16,11 +16,7 @@ from torch import Tensor
 
 
 class Unpadder:
-    """The places of R tokens in B sequences of length T.
-
-    Args:
-        index_R: flat index of each token, b T + t, ascending.
-    """
+    """The places of R tokens in B sequences of length T: flat indices b T + t, ascending."""
 
     def __init__(self, B: int, T: int, index_R: Tensor) -> None:
         self.B, self.T, self.index_R = B, T, index_R

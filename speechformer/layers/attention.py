@@ -9,10 +9,10 @@ This module is the reference: short, differentiable, correct on every device. Mo
 `speechformer.kernels`, which are tested against it.
 
 Shapes:
-    B  sequences                  N  heads
-    T  queries                    H  width of a head, D / N
-    S  keys                       R  target sequences of B sources, R / B for each (`CrossAttention`)
-    D  width of the model         E  queries, keys and values side by side, 3 D
+    B  sequences              N  heads
+    T  queries                H  width of a head, D / N
+    S  keys                   E  queries, keys and values side by side, 3 D
+    D  width of the model     R  target sequences of B sources, R / B for each (`CrossAttention`)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
 Device = torch.device | None
+KVCache = dict[str, Tensor] | None
 
 
 def attention_reference(
@@ -49,16 +50,13 @@ def attention_reference(
 def attention_mask(
     pattern: Pattern, T: int, S: int, causal: bool, token_mask_BS: Tensor | None = None, device: Device = None
 ) -> Tensor:
-    """Return which query may attend to which key: pattern, causality and padding in one.
+    """Return which query may attend to which key, [1 or B, 1, T, S]: pattern, causality and padding combined.
 
     Padding attends to itself, since a softmax over an empty row would be NaN. No other query attends to padding.
 
     Args:
         T, S: numbers of queries and keys; the queries are the last T of S positions.
         token_mask_BS: False on padding.
-
-    Returns:
-        Boolean, [1 or B, 1, T, S], True where attention is allowed.
     """
     i, j = query_and_key_indices(T, S, device)
     mask_TS = pattern(i, j)
@@ -72,7 +70,7 @@ def attention_mask(
 def attention_bias(positions: Positions, mask: Tensor) -> Tensor:
     """Return what is added to the scores, [1 or B, 1 or N, T, S].
 
-    That is the positional bias where `mask` (from `attention_mask`) is True, and -inf where it is False.
+    That is the positional bias of each pair that the mask (from `attention_mask`) allows, and -inf for the others.
     """
     T, S = mask.shape[-2:]
     bias_NTS = positions.bias(T, S)
@@ -111,28 +109,19 @@ class SelfAttention(MultiHeadAttention):
         self.output = nn.Linear(width, width, bias=bias)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        positions: Positions,
-        bias: Tensor,
-        with_weights: bool = False,
-        cache: dict[str, Tensor] | None = None,
+        self, x_BTD: Tensor, positions: Positions, bias: Tensor, with_weights: bool = False, cache: KVCache = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from each token of x to the tokens that the bias allows.
+        """Attend from each token of x to those that the bias allows; return the output, [B, T, D], and the weights.
 
         Args:
-            bias: from `attention_bias`.
-            with_weights: whether you need the weights; the kernels skip them otherwise.
+            with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise.
             cache: keys and values of the S - T tokens before x, [B, N, S - T, H], extended in place. Start with {}.
-
-        Returns:
-            The output, [B, T, D], and the weights, [B, N, T, S].
         """
         output_BTD, weights = self.attend(self.qkv(x_BTD), positions, bias, with_weights, cache)
         return self.output(output_BTD), weights
 
     def attend(
-        self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: dict[str, Tensor] | None
+        self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
         """Do what `forward` does between the projections."""
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -148,10 +137,8 @@ class SelfAttention(MultiHeadAttention):
 class CrossAttention(MultiHeadAttention):
     """Multi-head attention from a decoder to the states of an encoder. Vaswani et al. 2017, section 3.2.3.
 
-    It uses neither position nor pattern: both are functions of the distance i - j, which has no meaning between word i
-    of one language and word j of another. The decoder attends to the whole source except its padding.
-
-    Args: see `SelfAttention`.
+    It uses neither position nor pattern. Both depend on the distance i - j, which has no meaning between word i of
+    one language and word j of another. The decoder attends to the whole source except its padding.
     """
 
     def __init__(self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool) -> None:
@@ -168,15 +155,10 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self, x_RTD: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias_B11S: Tensor, with_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from each target token to its source.
+        """Attend from each target token to its source; return the output, [R, T, D], and weights, [R, N, T, S].
 
-        A beam search holds R / B hypotheses for each source, one after another. They share its keys and values.
-
-        Args:
-            bias_B11S: 0 on tokens of the source, -inf on its padding.
-
-        Returns:
-            The output, [R, T, D], and the weights, [R, N, T, S].
+        The bias is -inf on padding. The R / B hypotheses that a beam search holds for a source, one after another,
+        share its keys and values.
         """
         R, T, _ = x_RTD.shape
         B = k_BNSH.shape[0]  # torch.export would take len() for a constant

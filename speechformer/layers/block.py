@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from speechformer.errors import pick
-from speechformer.layers.attention import CrossAttention, SelfAttention
+from speechformer.layers.attention import CrossAttention, KVCache, SelfAttention
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.positions import Positions
 
@@ -26,13 +26,9 @@ class Block(nn.Module):
     """A transformer block: self-attention, optional cross-attention, feed-forward network.
 
     Args:
-        width: D.
-        heads: N.
         ff: hidden width of the feed-forward network.
         dropout: rate, on the attention weights and on each branch before it is added.
-        norm: "pre" or "post".
         qkv_bias, bias: whether the projections to queries, keys and values, and all other linear layers, have a bias.
-        activation: "relu" or "gelu".
         cross: whether the block also attends to an encoder.
     """
 
@@ -63,9 +59,8 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.dropout = self.dropout_class(dropout)
         if cross:
-            self.cross_attention = self.cross_attention_class(
-                width, heads, self.dropout_class(dropout), qkv_bias, bias
-            )
+            attend = self.cross_attention_class
+            self.cross_attention = attend(width, heads, self.dropout_class(dropout), qkv_bias, bias)
             self.cross_attention_norm = nn.LayerNorm(width)
 
     def residual(
@@ -83,16 +78,11 @@ class Block(nn.Module):
         bias: Tensor,
         with_weights: bool = False,
         memory: tuple[Tensor, Tensor, Tensor] | None = None,
-        cache: dict[str, Tensor] | None = None,
+        cache: KVCache = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Apply the block.
+        """Return x, [B, T, D], and the weights of self-attention and cross-attention; see `SelfAttention.forward`.
 
-        Args:
-            bias, with_weights, cache: see `SelfAttention.forward`.
-            memory: keys, values and bias for `CrossAttention.forward`.
-
-        Returns:
-            x, [B, T, D], the weights of self-attention, [B, N, T, S], and those of cross-attention.
+        `memory` holds keys, values and bias for `CrossAttention.forward`.
         """
         x_BTD, weights = self.residual(
             x_BTD, self.attention_norm, lambda x: self.attention(x, positions, bias, with_weights, cache)

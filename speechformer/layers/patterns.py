@@ -1,11 +1,11 @@
 """Attention patterns: which query may attend to which key, `pattern=` in the config.
 
 A pattern is a function of query indices i and key indices j, integer tensors that broadcast. It returns True where i
-may attend to j. It knows nothing of causality or padding; `attention.attention_mask` adds both. So `window` in a
-decoder covers the most recent keys, and in an encoder the keys on both sides.
+may attend to j. `attention.attention_mask` adds causality and padding, so `window` covers the most recent keys in a
+decoder and the keys on both sides in an encoder.
 
-Patterns depend on indices alone. They combine with & and |, work at any length, and are the same in training and
-evaluation. Every pattern keeps the diagonal i == j, so that no query is left without a key.
+Patterns combine with & and |, work at any length, and are the same in training and evaluation. Every pattern keeps
+the diagonal i == j, so that no query is left without a key.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ Pattern = Callable[[Tensor, Tensor], Tensor]
 
 
 def at_least(least: int, **sizes: int) -> None:
-    """Check options of a pattern.
-
-    Raises:
-        UserError: a size is not an integer of at least `least`.
-    """
+    """Raise a `UserError` unless all sizes are integers of at least `least`."""
     for name, value in sizes.items():
         if type(value) is not int or value < least:
             raise UserError(f"pattern.{name} must be an integer of at least {least}, not {value}.")
@@ -97,8 +93,7 @@ def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> 
     """Sliding window, global tokens and random links.
 
     Each position draws `links` times, with replacement, from the earlier positions outside its window. A link works
-    in both directions; in a decoder causality leaves one. The draws hash the position and `seed`, so a link stays in
-    place in training, evaluation and longer sequences.
+    in both directions. The draws hash position and `seed`, so a link stays in place in longer sequences.
 
     Zaheer et al. 2020, "Big Bird", section 2.
     """

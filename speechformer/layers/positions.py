@@ -8,13 +8,9 @@ An encoding acts in up to three places:
 
 The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
 
-Shapes:
-    B  sequences                  N  heads
-    T  queries                    H  width of a head, D / N
-    S  keys                       D  width of the model
+Shapes: see `speechformer.layers.attention`.
 
-In `bias` the T queries are the last T of the S positions; in `embed` and `rotate` the first position is `offset`.
-Generation with a key-value cache needs both. In training T == S and the offset is 0.
+With a key-value cache the queries of `bias` are the last T of S positions; `embed` and `rotate` start at `offset`.
 """
 
 from __future__ import annotations
@@ -28,6 +24,7 @@ from torch import Tensor, nn
 from speechformer.errors import UserError, build
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Slopes = str | Sequence[float]
 
 
 def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -40,19 +37,16 @@ class Positions(nn.Module):
 
     Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers".
 
-    Every encoding takes these four arguments, whether it needs them or not, followed by its own options.
+    Every encoding takes these four arguments, followed by its own options.
 
     Args:
         width: D.
         heads: N.
         length: number of positions the model is trained on.
-        causal: whether a query attends only to itself and earlier positions (decoder) or to both sides (encoder).
-
-    Attributes:
-        max_length: largest number of positions; None for no limit.
+        causal: whether a query attends only to itself and earlier positions, as in a decoder.
     """
 
-    max_length: int | None = None
+    max_length: int | None = None  # largest number of positions; None for no limit
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -62,7 +56,7 @@ class Positions(nn.Module):
         return getattr(type(self), method) is not getattr(Positions, method)
 
     def extend_to(self, length: int) -> None:
-        """Grow precomputed tables to `length` positions. `embed` and `rotate` call this when they need more."""
+        """Grow precomputed tables to `length` positions. `embed` and `rotate` do so by themselves."""
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         """Return the token embeddings with their positions, [B, T, D]."""
@@ -77,11 +71,8 @@ class Positions(nn.Module):
         return None
 
     def score_mod(self) -> ScoreMod | None:
-        """Return `bias` in FlexAttention's form, or None for nothing.
-
-        The function takes a score and its sequence b, head n, query i and key j, and returns the new score. It is
-        optional: an encoding with `bias` alone uses a dense kernel instead of FlexAttention.
-        """
+        """Return `bias` as FlexAttention takes it: a function of score, sequence b, head n, query i and key j, or
+        None for nothing. It is optional; with `bias` alone, models use another kernel."""
         return None
 
 
@@ -110,9 +101,8 @@ class Sinusoidal(Positions):
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
     """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]; see `Sinusoidal`."""
     # float32 angles would be off by 1e-4 after a few hundred positions
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (
-        torch.arange(0, width, 2, dtype=torch.float64) / width
-    )
+    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / base**exponent
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
@@ -134,8 +124,8 @@ class Learned(Positions):
         end = offset + x_BTD.shape[1]
         if end > self.table.num_embeddings:
             raise UserError(
-                f"model=learned has no vector for position {end - 1}: it was trained on "
-                f"{self.max_length} positions; train with a larger block_size or another model."
+                f"model=learned has no vector for position {end - 1}: it was trained on {self.max_length} positions. "
+                "Use a shorter text, or train with a larger block_size or another model."
             )
         return x_BTD + self.table.weight[offset:end]
 
@@ -143,9 +133,8 @@ class Learned(Positions):
 def geometric_slopes(heads: int) -> list[float]:
     """Return ALiBi's slopes for N heads: 2^(-8/N), 2^(-16/N), ... if N is a power of two.
 
-    Any other N takes the slopes of the next lower power of two, then every second slope of the next higher one.
-
-    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3 and the authors' published code.
+    Any other N takes the slopes of the next lower power of two, then every second slope of the next higher one. Press
+    et al. 2022, section 3 and published code.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
@@ -156,41 +145,27 @@ def geometric_slopes(heads: int) -> list[float]:
 class ALiBi(Positions):
     """score(i, j) = q_i k_j / sqrt(H) - scale * slope_n * |i - j| for head n. Any length.
 
-    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3. In the paper's decoder j <= i, so |i - j| is
-    i - j. In an encoder the bias is symmetric.
+    Press, Smith, Lewis 2022, "Train Short, Test Long", section 3. An encoder has the symmetric bias.
 
     Args:
-        slopes: "geometric" (the paper's), "learned" (initialised geometrically; the parameter is the logarithm, so
-            slopes stay positive), or a list of one number for each head.
+        slopes: "geometric" (the paper's), "learned" (from the geometric ones; the parameter is their logarithm, so
+            they stay positive), or one number for each head.
         scale: factor on every slope.
     """
 
     fixed_slopes: Tensor
 
     def __init__(
-        self,
-        *,
-        width: int,
-        heads: int,
-        length: int,
-        causal: bool,
-        slopes: str | Sequence[float] = "geometric",
-        scale: float = 1.0,
+        self, *, width: int, heads: int, length: int, causal: bool, slopes: Slopes = "geometric", scale: float = 1.0
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
-        if slopes in ("geometric", "learned"):
-            values = geometric_slopes(heads)
-        elif (
-            not isinstance(slopes, list | tuple)
-            or len(slopes) != heads
-            or not all(type(slope) in (int, float) for slope in slopes)
-        ):
+        numbers = isinstance(slopes, list | tuple) and all(type(slope) in (int, float) for slope in slopes)
+        if slopes not in ("geometric", "learned") and not (numbers and len(slopes) == heads):
             raise UserError(
                 f"model.slopes must be geometric, learned or a list of {heads} numbers, one for each head, "
                 f"not {slopes!r}."
             )
-        else:
-            values = list(slopes)
+        values = geometric_slopes(heads) if isinstance(slopes, str) else list(slopes)
         self.scale = scale
         self.log_slopes: nn.Parameter | None = None
         if slopes == "learned":
@@ -214,8 +189,7 @@ class ALiBi(Positions):
 class RoPE(Positions):
     """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
 
-    Su et al. 2021, "RoFormer", equations 14-16 and 34. The scores then depend on i - j alone. No parameters; any
-    length.
+    Su et al. 2021, "RoFormer", equations 14-16 and 34. Scores depend on i - j alone. No parameters; any length.
     """
 
     table_TH: Tensor
@@ -252,22 +226,14 @@ class Relative(Positions):
     """T5's relative bias: one trained number for each head and bucket of distances, shared by all layers.
 
     Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
-    distance each. The other half grow logarithmically up to `max_distance`; all larger distances share the last one.
-    An encoder uses half of the buckets for each side. (Shaw et al. 2018 add vectors, so their bias depends on the
-    query.)
+    distance each, the other half grow logarithmically up to `max_distance`, and all larger distances share the last.
+    An encoder uses half of the buckets for each side.
     """
 
     buckets: Tensor
 
     def __init__(
-        self,
-        *,
-        width: int,
-        heads: int,
-        length: int,
-        causal: bool,
-        buckets: int = 32,
-        max_distance: int = 128,
+        self, *, width: int, heads: int, length: int, causal: bool, buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         one_side = buckets if causal else buckets // 2

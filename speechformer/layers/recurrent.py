@@ -2,10 +2,8 @@
 
     h_t = cell(x_t, h_{t-1})
 
-The state h_t is all that the network knows of the tokens before t. The cells are torch's.
-
-GRU: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder".
-LSTM: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory".
+The state h_t is all that the network knows of tokens up to t. The cells are torch's. GRU: Cho et al. 2014, "Learning
+Phrase Representations using RNN Encoder-Decoder". LSTM: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory".
 
 Shapes: B sequences, T tokens, L layers, D width.
 """
@@ -23,14 +21,7 @@ State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also 
 
 
 class Recurrent(nn.Module):
-    """A stack of recurrent layers that reads from left to right.
-
-    Args:
-        width: D.
-        layers: L.
-        dropout: module applied between the layers.
-        cell: "gru" or "lstm".
-    """
+    """Recurrent layers that read from left to right, with `dropout` between them. `cell` is "gru" or "lstm"."""
 
     def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: str) -> None:
         super().__init__()
@@ -41,14 +32,11 @@ class Recurrent(nn.Module):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, token_mask_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Read x.
+        """Return the states of the last layer, [B, T, D], and the state of all layers after the last token.
 
         Args:
-            state: final state of the text before x; None at the start.
+            state: that of the text before x; None at the start.
             token_mask_BT: False on padding, which must stand at the end; None for no padding.
-
-        Returns:
-            The states of the last layer, [B, T, D], and the state of all layers after the last token.
         """
         lengths = None if token_mask_BT is None else token_mask_BT.sum(dim=1).cpu()
         final: dict[str, list[Tensor]] = {"h": [], "c": []}

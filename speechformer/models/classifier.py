@@ -26,22 +26,17 @@ class EncoderClassifier(nn.Module):
         pool: "mean" over the tokens, or "cls", the state of a trained token in front of the sentence.
         classifier_width: hidden width of the head.
         stack: other arguments of `Stack`.
-
-    Attributes:
-        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
         super().__init__()
         self.first_token = pick(POOLS, pool, "architecture.pool")
         self.encoder = build_stack(length=block_size, causal=False, first_token=self.first_token, **stack)
+        most = self.encoder.max_length
+        self.max_length = None if most is None else most - self.first_token
         self.head = nn.Sequential(
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
-
-    @property
-    def max_length(self) -> int | None:
-        return None if self.encoder.max_length is None else self.encoder.max_length - self.first_token
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the logits of sentences padded with `PAD`, [B, classes]."""

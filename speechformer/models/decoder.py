@@ -20,30 +20,23 @@ class Decoder(nn.Module):
 
     Args:
         block_size: number of positions the model is trained on.
-        tied_output: whether the output layer shares the embedding table (Press and Wolf 2017); it then has no bias.
-            Use `recipe=normal` with it: torch's normal(0, 1) embeddings would give huge logits.
+        tied_output: whether the output layer shares the embedding table and has no bias (Press and Wolf 2017). Use
+            `recipe=normal` with it, since torch's normal(0, 1) embeddings would give huge logits.
         stack: other arguments of `Stack`.
-
-    Attributes:
-        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(self, *, block_size: int, tied_output: bool, **stack: Any) -> None:
         super().__init__()
         self.decoder = build_stack(length=block_size, causal=True, **stack)
+        self.max_length = self.decoder.max_length
         self.output = nn.Linear(stack["width"], stack["vocab_size"], bias=not tied_output)
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 
-    @property
-    def max_length(self) -> int | None:
-        return self.decoder.max_length
-
     def hidden(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Return the hidden states that `output` turns into logits, [B, T, D].
 
-        Args:
-            cache: what the model has read before these ids, extended in place; starts as `decoder.new_cache()`.
+        `cache` holds what the model has read before and is extended in place; start with `decoder.new_cache()`.
         """
         return self.decoder(ids_BT, cache=cache)[0]
 

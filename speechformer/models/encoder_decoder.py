@@ -8,17 +8,14 @@ Three models with one interface:
                               (Vaswani et al. 2017)
     RecurrentEncoderDecoder   the RNN it replaced: the decoder starts from the encoder's final state, and at each
                               step combines a context c with its own state h:  tanh(W [c; h])
-        without attention     c is the encoder's final state, a bottleneck for the whole source
-                              (Cho et al. 2014; Sutskever et al. 2014)
-        with attention        c is the sum of all states s of the encoder, weighted by softmax(h . s)
-                              (Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine
-                              Translation", global attention, score "dot", equations 5, 7 and 8)
+        model=rnn             c is the encoder's final state, a bottleneck (Cho et al. 2014; Sutskever et al. 2014)
+        model=rnn_attention   c is the sum of all states s of the encoder, weighted by softmax(h . s)
+                              (Luong et al. 2015, global attention, score "dot", equations 5, 7 and 8)
 
 The two recurrent models have the same weights and differ only in c. No model uses positions or patterns between
 source and target; see `CrossAttention`.
 
-Shapes: B sources of S tokens; R target sequences of T tokens, R / B for each source, those of a source one after
-another; N heads, H width of a head, L layers, D width.
+Shapes: B sources of S tokens; R target sequences of T tokens, R / B for each source; N heads, D width.
 """
 
 from __future__ import annotations
@@ -38,16 +35,10 @@ from speechformer.models.stack import Cache, Stack, Weights
 
 @dataclass
 class Memory:
-    """What a decoder needs of the sources; row b of each tensor belongs to source b.
+    """What a decoder needs of the sources; row b of each tensor belongs to source b."""
 
-    Attributes:
-        layers: of a transformer, keys "k" and values "v" for each block; of an RNN, the encoder's "states",
-            [B, S, D], followed by its final state.
-        bias: 0 on tokens and -inf on padding, [B, 1, 1, S].
-    """
-
-    layers: list[dict[str, Tensor]]
-    bias: Tensor
+    layers: list[dict[str, Tensor]]  # "k" and "v" for each block; of an RNN "states", [B, S, D], then the final state
+    bias: Tensor  # 0 on tokens and -inf on padding, [B, 1, 1, S]
 
     def select(self, sources: Tensor) -> Memory:
         """Return the memory of some sources, by index."""
@@ -61,19 +52,15 @@ class Memory:
 
 def padding_bias(source_BS: Tensor) -> Tensor:
     """Return the bias that hides padding, [B, 1, 1, S]."""
-    bias = torch.zeros(source_BS.shape, device=source_BS.device)
-    return bias.masked_fill(source_BS == PAD, -math.inf)[:, None, None, :]
+    zeros_BS = torch.zeros(source_BS.shape, device=source_BS.device)
+    return zeros_BS.masked_fill(source_BS == PAD, -math.inf)[:, None, None, :]
 
 
 class Translator(nn.Module):
-    """Interface of the encoder-decoders. A subclass implements `encode`, `past`, `decode` and `attention`.
-
-    Attributes:
-        max_length: largest number of tokens on each side; None for no limit.
-    """
+    """Interface of the encoder-decoders. A subclass implements `encode`, `past`, `decode` and `attention`."""
 
     output: nn.Linear
-    max_length: int | None
+    max_length: int | None  # tokens on each side; None for no limit
 
     def make_output(self, width: int, vocab_size: int, embedding: nn.Embedding, tied: bool) -> None:
         """Add the layer from states to logits. Tied, it shares the target's embedding table and has no bias."""
@@ -92,8 +79,7 @@ class Translator(nn.Module):
     def decode(self, memory: Memory, target_RT: Tensor, past: Cache | None = None) -> Tensor:
         """Return the hidden states that `output` turns into logits, [R, T, D].
 
-        Args:
-            past: what the decoder has read before these targets, extended in place; starts as `past(memory)`.
+        `past` holds what the decoder has read before and is extended in place; start with `past(memory)`.
         """
         raise NotImplementedError
 
@@ -106,11 +92,8 @@ class Translator(nn.Module):
         return self.output(self.hidden(source_BS, target_BT))
 
     def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
-        """Return the attention weights of each layer.
-
-        A transformer has "encoder" [B, N, S, S], "decoder" [B, N, T, T] and "cross" [B, N, T, S]. An RNN with
-        attention has "cross" for one layer and head; an RNN without attention has none.
-        """
+        """Return the attention weights of each layer: "encoder" [B, N, S, S], "decoder" [B, N, T, T] and "cross"
+        [B, N, T, S]. An RNN has "cross" with one layer and head, or nothing."""
         raise NotImplementedError
 
 
@@ -118,11 +101,9 @@ class EncoderDecoder(Translator):
     """The transformer.
 
     Args:
-        block_size: number of positions each side is trained on.
         shared_embeddings: whether source and target share an embedding table.
-        tied_output: whether the output layer shares the target's table. With both, see Vaswani et al. 2017,
-            section 3.4.
-        stack: other arguments of `Stack`, the same for encoder and decoder.
+        tied_output: whether the output layer shares the target's. With both: Vaswani et al. 2017, section 3.4.
+        block_size, stack: arguments of `Stack` for encoder and decoder.
     """
 
     def __init__(self, *, block_size: int, shared_embeddings: bool, tied_output: bool, **stack: Any) -> None:
@@ -159,13 +140,7 @@ class EncoderDecoder(Translator):
 
 
 class RecurrentEncoderDecoder(Translator):
-    """The RNN, with or without attention.
-
-    Args:
-        shared_embeddings, tied_output: see `EncoderDecoder`.
-        stack: other arguments of `RecurrentStack`, the same for encoder and decoder. `model["name"]` is "rnn" or
-            "rnn_attention".
-    """
+    """The RNN, with or without attention; arguments as for `EncoderDecoder` and `RecurrentStack`."""
 
     max_length = None
 

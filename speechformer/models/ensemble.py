@@ -77,12 +77,7 @@ class EnsembleEmbedding(nn.Module):
 
 
 class DropoutGenerators:
-    """The random numbers of dropout on the CPU.
-
-    Attributes:
-        generators: one for each member.
-        padding: for each member, by how many tokens its batch is longer than it would be alone.
-    """
+    """The random generator of each member for dropout on the CPU, and how many tokens its batch was padded by."""
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.generators = list(generators)
@@ -100,28 +95,19 @@ class EnsembleDropout(FastDropout):
         """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
         members, K = [], len(self.generators.generators)
         for generator, padding in zip(self.generators.generators, self.generators.padding):
-            padded = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # keys, tokens
             own_shapes = [
-                (shape[0] // K, *shape[1:-2], shape[-2] - tokens, shape[-1] - keys)
-                for shape, (keys, tokens) in zip(shapes, padded)
+                (shape[0] // K, *shape[1:-2], shape[-2] - padding, shape[-1] - padding * (len(shape) == 4))
+                for shape in shapes
             ]
             masks = dropout_masks(own_shapes, self.rate, dtype, generator)
-            members.append(
-                [
-                    F.pad(mask, (0, keys, 0, tokens)) if padding else mask
-                    for mask, (keys, tokens) in zip(masks, padded)
-                ]
-            )
+            if padding:
+                masks = [F.pad(m, (0, padding * (m.ndim == 4), 0, padding)) for m in masks]
+            members.append(masks)
         return [torch.cat(parts) for parts in zip(*members)]
 
 
 class EnsemblePositions(Positions):
-    """Positions of K members, each for its own rows.
-
-    Args:
-        members: one for each member, or a single one that all share.
-        stacked: the members' parameters by name, [K, ...].
-    """
+    """Positions of K members or of one for all; `stacked` holds their parameters by name, [K, ...]."""
 
     def __init__(self, members: Sequence[Positions], stacked: dict[str, nn.Parameter]) -> None:
         nn.Module.__init__(self)
@@ -148,10 +134,8 @@ class EnsemblePositions(Positions):
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         members = self.unstack()
         n = len(members)
-        if n == 1:
-            return members[0].rotate(q_BNTH, k_BNTH, offset)
         parts = [member.rotate(q, k, offset) for member, q, k in zip(members, q_BNTH.chunk(n), k_BNTH.chunk(n))]
-        q, k = map(torch.cat, zip(*parts))
+        q, k = map(torch.cat, zip(*parts)) if n > 1 else parts[0]
         return q, k
 
 
@@ -165,18 +149,18 @@ class EnsembleStack(Stack):
         self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None
     ) -> Tensor:
         (B, T, _), n = x_BTD.shape, len(self.patterns)
+        members: Any = self.positions
         token_masks = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
         biases = [
             attention_bias(positions, attention_mask(pattern, T, S, self.causal, token_mask, x_BTD.device))
-            for positions, pattern, token_mask in zip(self.positions.unstack(), self.patterns, token_masks)
+            for positions, pattern, token_mask in zip(members.unstack(), self.patterns, token_masks)
         ]
         N = max(bias.shape[1] for bias in biases)
         return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
 
 
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Stack each parameter of the models, [K, ...], by name. A shared parameter appears once, as in
-    `named_parameters`."""
+    """Stack each parameter of the models, [K, ...], by the names of `named_parameters`."""
     return {
         name: nn.Parameter(torch.stack([model.get_parameter(name).detach() for model in models]))
         for name, _ in models[0].named_parameters()
@@ -211,15 +195,13 @@ def stacked_leaf(
     name: str, leaf: nn.Module, stacked: dict[int, nn.Parameter], generators: DropoutGenerators
 ) -> nn.Module | None:
     """Return the version of a module that knows K; None for a module that needs none."""
-    own: dict[str, Any] = {
-        key: None if parameter is None else stacked[id(parameter)] for key, parameter in leaf._parameters.items()
-    }
+    own: Any = [None if parameter is None else stacked[id(parameter)] for parameter in leaf._parameters.values()]
     if isinstance(leaf, nn.Linear):
-        return EnsembleLinear(own["weight"], own["bias"])
+        return EnsembleLinear(*own)
     if isinstance(leaf, nn.LayerNorm):
-        return EnsembleLayerNorm(own["weight"], own["bias"], leaf.eps)
+        return EnsembleLayerNorm(own[0], own[1], leaf.eps)
     if isinstance(leaf, nn.Embedding):
-        return EnsembleEmbedding(own["weight"])
+        return EnsembleEmbedding(*own)
     if isinstance(leaf, Dropout):
         return EnsembleDropout(leaf.rate, generators)
     if own:

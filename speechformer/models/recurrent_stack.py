@@ -19,10 +19,7 @@ from speechformer.models.stack import Cache, Stack
 class RecurrentStack(nn.Module):
     """A stack of recurrent layers, from token ids to hidden states.
 
-    It takes the arguments of `Stack` and ignores those of attention and blocks.
-
-    Raises:
-        UserError: the config asks for a pattern or a CLS token, which need attention.
+    It takes the arguments of `Stack`, ignores those of blocks, and raises a `UserError` for those of attention.
     """
 
     max_length: int | None = None
@@ -63,15 +60,9 @@ class RecurrentStack(nn.Module):
         memory: None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Run the stack.
+        """Return hidden states, [B, T, D], and two empty lists in place of attention weights; see `Stack.forward`.
 
-        Args:
-            token_mask_BT: False on padding.
-            with_weights, memory: ignored; they are arguments of `Stack`.
-            cache: the state before these tokens, replaced by the state after them; starts as `new_cache()`.
-
-        Returns:
-            Hidden states, [B, T, D], and two empty lists in place of attention weights.
+        `cache` holds the state before these tokens, and then the state after them.
         """
         state = cache[0] if cache and cache[0] else None
         x_BTD, state = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)

@@ -6,6 +6,7 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,19 +28,14 @@ class Stack(nn.Module):
     """A stack of transformer blocks, from token ids to hidden states.
 
     Args:
-        vocab_size: rows of the embedding table.
         length: number of positions the model is trained on.
         causal: whether a token attends only to itself and earlier tokens.
-        model, pattern: config groups, `{"name": ..., options}`.
-        width, heads, layers, dropout, final_norm, scale_embedding: see `conf/config.yaml`.
-        first_token: whether to put a trained vector (a CLS token) in front of every sequence. It attends to all
-            tokens and all attend to it, whatever the pattern.
+        model, pattern: config groups, `{"name": ..., options}`. See `conf/config.yaml` for the other options.
+        first_token: whether to put a trained vector (CLS) in front of every sequence. It attends to all tokens,
+            and all attend to it, whatever the pattern.
         cross: whether the blocks also attend to an encoder.
         embedding: table shared with another stack; None for a new one.
         block: other arguments of `layers.block.Block`.
-
-    Attributes:
-        max_length: largest number of tokens; None for no limit.
     """
 
     def __init__(
@@ -69,6 +65,7 @@ class Stack(nn.Module):
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
+        self.max_length = self.positions.max_length  # tokens; None for no limit
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
         self.last_bias: tuple[tuple, AttentionBias] | None = None
         self.dropout = FastDropout(dropout)
@@ -77,15 +74,10 @@ class Stack(nn.Module):
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     @property
-    def max_length(self) -> int | None:
-        return self.positions.max_length
-
-    @property
     def can_unpad(self) -> bool:
         """Whether a plain pass may leave out padding; see `kernels.dispatch`."""
         on_cpu = self.embedding.weight.device.type == "cpu"
-        compiled = any(block.compiled for block in self.blocks)
-        return self.training and on_cpu and not compiled
+        return self.training and on_cpu and not any(block.compiled for block in self.blocks)
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return embeddings and token mask, with the first token if the stack has one."""
@@ -107,18 +99,14 @@ class Stack(nn.Module):
         memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Run the stack. With `first_token`, T is one more than that of `ids_BT`.
+        """Return hidden states, [B, T, D], and if asked for the weights of self- and cross-attention of each layer.
+
+        With `first_token`, T is one more than that of `ids_BT`.
 
         Args:
             token_mask_BT: False on padding, whose states are undefined.
-            with_weights: whether to return attention weights.
             memory: for each block, the keys, values and bias for `CrossAttention`.
-            cache: what each block has seen before, S - T tokens without padding; starts as `new_cache()` and is
-                extended in place.
-
-        Returns:
-            Hidden states, [B, T, D], and for each layer the weights of self-attention, [B, N, T, S], and of
-            cross-attention; empty lists unless asked for.
+            cache: keys and values of S - T earlier tokens, extended in place; start with `new_cache()`.
         """
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
         offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
@@ -176,10 +164,7 @@ INITIALISATIONS: dict[str, Callable[[Tensor, float], Any] | None] = {
 
 
 def initialise(model: nn.Module, name: str, std: float) -> None:
-    """Initialise linear layers and embeddings in place; `name` and `std` are `recipe.init` and `recipe.init_std`.
-
-    "torch" keeps torch's values. The others draw the weights and set biases to 0.
-    """
+    """Initialise linear layers and embeddings in place, by `recipe.init` and `recipe.init_std`."""
     draw = pick(INITIALISATIONS, name, "recipe.init")
     for module in model.modules():
         if draw is not None and isinstance(module, nn.Linear | nn.Embedding):
@@ -190,8 +175,7 @@ def initialise(model: nn.Module, name: str, std: float) -> None:
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Count the trained parameters: `total`, and by part. A shared table counts once, in its first part."""
-    parts: dict[str, int] = {}
+    parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        part = name.removeprefix("encoder.").removeprefix("decoder.").split(".")[0]
-        parts[part] = parts.get(part, 0) + parameter.numel()
-    return {"total": sum(parts.values()), **parts}
+        parts[name.removeprefix("encoder.").removeprefix("decoder.").split(".")[0]] += parameter.numel()
+    return {"total": parts.total(), **parts}

@@ -99,7 +99,7 @@ def cpu_clock() -> tuple[float, float, float] | None:
 
 
 def cores_of_others(since: tuple[float, float, float] | None) -> float:
-    """Return how many cores other processes have used since a reading of `cpu_clock`; 0 if it is under a second old."""
+    """Return how many cores other processes have used since `cpu_clock` was read; 0 within the first second."""
     now = cpu_clock()
     if since is None or now is None or now[0] - since[0] < 1:
         return 0.0
@@ -108,7 +108,7 @@ def cores_of_others(since: tuple[float, float, float] | None) -> float:
 
 
 def share_of_threads() -> int | None:
-    """Return the threads that a launcher gives each job, in OMP_NUM_THREADS (joblib) or SLURM_CPUS_PER_TASK, or None."""
+    """Return the threads that a launcher gives each job (OMP_NUM_THREADS, SLURM_CPUS_PER_TASK), or None."""
     values = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
     return min((int(value) for value in values if value.isdecimal() and int(value) > 0), default=None)
 

@@ -1,0 +1,393 @@
+"""Fast paths against the reference layers: each row of the dispatcher's table, its blocks, its passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import MODELS, PATTERNS, group
+from test_models import VOCABULARY, T, classifier, decoder, sentences
+
+from speechformer.errors import UserError
+from speechformer.kernels import dispatch, dropout
+from speechformer.kernels.attention import flex_attention
+from speechformer.kernels.dispatch import (
+    FLEX_MIN_LENGTH,
+    AttentionBias,
+    FastBlock,
+    FastSelfAttention,
+    choose_kernel,
+    compile_blocks,
+)
+from speechformer.kernels.dropout import FastDropout
+from speechformer.kernels.loss import next_token_loss
+from speechformer.kernels.padding import unpadder_for
+from speechformer.layers.attention import SelfAttention, attention_bias, attention_mask, attention_reference
+from speechformer.layers.block import Block
+from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
+from speechformer.layers.positions import Positions, build_positions
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+cuda = pytest.mark.cuda
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def bias_of(
+    model: str, pattern: str, causal: bool = True, padded: bool = False, length: int = 12, device: torch.device = CPU
+) -> AttentionBias:
+    positions = build_positions(group("model", model), width=32, heads=2, length=length, causal=causal).to(device)
+    token_mask = None
+    if padded:
+        token_mask = torch.arange(length, device=device) < torch.tensor([[length], [length // 2 + 3]], device=device)
+    return AttentionBias(
+        positions, build_pattern(group("pattern", pattern)), length, length, causal, token_mask, device
+    )
+
+
+# model, pattern, padded, length, device, dropout rate, weights asked for, cache -> kernel
+ROWS = {
+    "CPU training": ("alibi", "window", True, 12, CPU, 0.3, False, False, "fused dropout"),
+    "CPU training, no bias": ("nope", "full", False, 12, CPU, 0.3, False, False, "fused dropout"),
+    "CPU training, trained bias": ("relative", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
+    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "reference"),
+    "CPU training, cache": ("nope", "full", False, 12, CPU, 0.3, False, True, "reference"),
+    "CPU training, weights": ("alibi", "full", False, 12, CPU, 0.3, True, False, "reference"),
+    "weights": ("rope", "window", True, 12, CPU, 0.0, True, False, "reference"),
+    "nothing to mask": ("rope", "full", False, 12, CPU, 0.0, False, False, "SDPA without mask"),
+    "padding": ("rope", "full", True, 12, CPU, 0.0, False, False, "SDPA"),
+    "pattern": ("sinusoidal", "bigbird", False, 12, CPU, 0.0, False, False, "SDPA"),
+    "bias": ("alibi", "full", False, 12, CPU, 0.0, False, False, "SDPA"),
+    "long on a CPU": ("nope", "window", False, FLEX_MIN_LENGTH, CPU, 0.0, False, False, "SDPA"),
+    "CUDA": ("alibi", "window", True, 12, CUDA, 0.0, False, False, "SDPA"),
+    "CUDA training": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.3, False, False, "SDPA"),
+    "CUDA, long": ("alibi", "window", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, nothing to mask": (
+        "rope",
+        "full",
+        False,
+        FLEX_MIN_LENGTH,
+        CUDA,
+        0.3,
+        False,
+        False,
+        "SDPA without mask",
+    ),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("row", ROWS)
+def test_each_row_of_the_table(row: str, causal: bool) -> None:
+    """The kernel is chosen as the table says. On the device at hand its output and gradients are the reference's,
+    under the same dropout."""
+    model, pattern, padded, length, device, rate, with_weights, cached, kernel = ROWS[row]
+    on_hand = device if device == CPU or torch.cuda.is_available() else CPU
+    torch.manual_seed(0)
+    bias = bias_of(model, pattern, causal, padded, length, on_hand)
+    fusable = not cached and not bias.positions.overrides("rotate")
+    assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
+    if on_hand != device or (on_hand == CUDA and rate):  # CUDA's own dropout draws other masks
+        return
+    results = []
+    reference = SelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True).to(device)
+    fast = FastSelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True).to(device)
+    fast.load_state_dict(reference.state_dict())
+    for attention, own_bias in ((reference, bias.dense), (fast, bias)):
+        torch.manual_seed(1)
+        x = torch.randn(2, length, 32, device=device, requires_grad=True)
+        bias.positions.zero_grad()
+        attention.zero_grad()
+        output, weights = attention(x, bias.positions, own_bias, with_weights, {} if cached else None)
+        output.square().sum().backward(retain_graph=True)
+        trained = [*attention.parameters(), *bias.positions.parameters()]
+        results.append([output, x.grad, *(parameter.grad for parameter in trained if parameter.grad is not None)])
+    for ours, theirs in zip(*results, strict=True):
+        tolerance = {"atol": 1e-5, "rtol": 1e-4} if device == CPU else {"atol": 5e-3, "rtol": 5e-3}
+        torch.testing.assert_close(ours, theirs, **tolerance)
+    assert (weights is not None) == (kernel == "reference")
+
+
+@pytest.mark.parametrize("kernel", ["fused dropout", "reference"])
+def test_autocast_and_compilation_turn_the_fused_kernel_off(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bias = bias_of("nope", "full")
+    with torch.autocast("cpu", torch.bfloat16, enabled=kernel == "reference"):
+        assert choose_kernel(bias, CPU, 0.1, False, fusable=True) == kernel
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: kernel == "reference")
+    assert choose_kernel(bias, CPU, 0.1, False, fusable=True) == kernel
+
+
+def test_objects_say_what_they_are() -> None:
+    """A first token leaves full attention full; with `bias` but no `score_mod` there is no FlexAttention."""
+
+    class Distance(Positions):
+        def bias(self, T: int, S: int) -> torch.Tensor:
+            return torch.zeros(1, T, S)
+
+    assert with_first_token(build_pattern({"name": "full"})) is all_pairs
+    own = Distance(width=32, heads=2, length=4, causal=True)
+    assert own.overrides("bias") and not own.overrides("rotate") and not own.overrides("score_mod")
+    long = FLEX_MIN_LENGTH
+    bias = AttentionBias(own, build_pattern({"name": "window"}), long, long, True, None, CUDA)
+    assert choose_kernel(bias, CUDA, 0.0, False) == "SDPA"
+    cached = AttentionBias(Positions(width=32, heads=2, length=4, causal=True), all_pairs, 1, long, True, None, CPU)
+    assert choose_kernel(cached, CPU, 0.0, False) == "SDPA"
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("pattern", ["full", "window"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_of_reference_layers_is_the_model_of_fast_layers(
+    model: str, pattern: str, rate: float, padded: bool, norm: str
+) -> None:
+    """Oracle: the stack written out with `layers` alone, equal weights and equal dropout, in double precision."""
+    fast = classifier(
+        model=group("model", model), pattern=group("pattern", pattern), dropout=rate, norm=norm, layers=2
+    ).encoder
+    fast.double().train()
+    sizes = {"width": 16, "heads": 2, "ff": 24, "dropout": rate, "norm": norm}
+    switches = {"qkv_bias": True, "bias": True, "activation": "relu"}
+
+    class ReferenceBlock(Block):
+        dropout_class = FastDropout  # the same random draws
+
+    blocks = [ReferenceBlock(**sizes, **switches).double() for _ in range(2)]
+    for block, other in zip(blocks, fast.blocks):
+        assert type(other) is FastBlock and type(block.attention) is SelfAttention
+        block.load_state_dict(other.state_dict())
+    ids = sentences()
+    if padded:
+        ids[1, 9:], ids[2, 1:] = 0, 0
+    token_mask = ids != 0
+
+    def reference() -> torch.Tensor:
+        mask = attention_mask(fast.pattern, T, T, False, token_mask if padded else None)
+        bias = attention_bias(fast.positions, mask)
+        x = fast.dropout(fast.positions.embed(fast.embedding(ids)))
+        for block in blocks:
+            x = block(x, fast.positions, bias)[0]
+        return fast.final_norm(x)
+
+    results = []
+    for run, own in ((reference, blocks), (lambda: fast(ids, token_mask if padded else None)[0], fast.blocks)):
+        torch.manual_seed(2)
+        fast.zero_grad()
+        states = run() * token_mask[:, :, None]
+        states.square().sum().backward()
+        trained = [*fast.embedding.parameters(), *fast.positions.parameters()]
+        trained += [parameter for block in own for parameter in block.parameters()]
+        results.append([states, torch.get_rng_state(), *(parameter.grad.clone() for parameter in trained)])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("model", MODELS)
+def test_flex_attention_is_the_reference(model: str, pattern: str, causal: bool, padded: bool) -> None:
+    torch.manual_seed(0)
+    bias = bias_of(model, pattern, causal, padded, length=150)  # not a multiple of a block
+    q, k, v = torch.randn(3, 2, 2, 150, 16)
+    with torch.no_grad():
+        output = flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
+        torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
+    """One graph (or torch says why not), and the same values."""
+    torch.manual_seed(0)
+    bias = bias_of("alibi", "window", length=150)
+    _ = bias.block_mask, bias.dense  # as `prepare` does on a GPU
+    q, k, v = torch.randn(3, 2, 2, 150, 16)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
+
+    with torch.no_grad():
+        run = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(run(q, k, v), attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+
+
+@cuda
+@needs_cuda
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [*((model, "window") for model in MODELS), *(("alibi", pattern) for pattern in PATTERNS if pattern != "window")],
+)
+def test_flex_attention_on_cuda_has_the_gradients_of_the_reference(model: str, pattern: str) -> None:
+    torch.manual_seed(0)
+    bias = bias_of(model, pattern, length=FLEX_MIN_LENGTH, device=CUDA)
+
+    def flex(*qkv: torch.Tensor) -> torch.Tensor:
+        return flex_attention(*qkv, bias.positions.score_mod(), bias.block_mask)
+
+    results = []
+    for run in (flex, lambda *qkv: attention_reference(*qkv, bias.dense)[0]):
+        torch.manual_seed(1)
+        qkv = [torch.randn(1, 2, FLEX_MIN_LENGTH, 16, device="cuda", requires_grad=True) for _ in range(3)]
+        bias.positions.zero_grad()
+        output = run(*qkv)
+        output.square().sum().backward()
+        results.append([output.detach(), *(x.grad for x in qkv), *(p.grad for p in bias.positions.parameters())])
+    for fast, reference in zip(*results):
+        if reference is not None:
+            torch.testing.assert_close(fast, reference, atol=5e-3, rtol=5e-3)
+
+
+@cuda
+@needs_cuda
+@pytest.mark.parametrize("model", MODELS)
+def test_sdpa_on_cuda_agrees_with_the_reference(model: str) -> None:
+    bias = bias_of(model, "bigbird", padded=True)
+    attention = FastSelfAttention(32, 2, FastDropout(0.0), qkv_bias=True, bias=True)
+    x = torch.randn(2, 12, 32)
+    on_cpu = attention(x, bias.positions, bias, with_weights=True)[0]
+    attention.cuda(), bias.positions.cuda()
+    on_cuda = attention(x.cuda(), bias.positions, bias.dense.cuda())[0]
+    torch.testing.assert_close(on_cuda.cpu(), on_cpu, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"pool": "cls"}, {"model": {"name": "rope", "base": 10000.0}}], ids=["mean", "cls", "rope"]
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_masks_drawn_at_once_or_one_by_one_are_the_same_to_the_bit(changes: Any, norm: str, padded: bool) -> None:
+    model, ids, results = classifier(dropout=0.3, norm=norm, **changes).train(), sentences(), []
+    if padded:
+        ids[1, 9:] = 0
+    for most in (dropout.MAX_DRAWN_AT_ONCE, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dropout, "MAX_DRAWN_AT_ONCE", most)
+            torch.manual_seed(6)
+            results.append((model(ids), torch.get_rng_state()))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert not any(module.ahead for module in model.modules() if isinstance(module, FastDropout))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("changes", [{}, {"pool": "cls", "norm": "post"}, {"dropout": 0.0}], ids=str)
+def test_unpadding_changes_nothing(model: str, pattern: str, changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the gradients of the same model over padded sentences, under the same dropout."""
+    kinds = {"model": group("model", model), "pattern": group("pattern", pattern)}
+    classify = classifier(**{"dropout": 0.3, **kinds, **changes}).double().train()
+    rows, results = [], []
+    classify.encoder.blocks[0].feed_forward.register_forward_hook(lambda _, x, y: rows.append(x[0].shape[:-1]))
+    ids = sentences()
+    ids[1, 9:], ids[2, 1:] = 0, 0
+    for padded in (False, True):
+        monkeypatch.setattr(type(classify.encoder), "can_unpad", not padded)
+        torch.manual_seed(2)
+        classify.zero_grad()
+        logits = classify(ids)
+        logits.square().sum().backward()
+        results.append([logits, *(parameter.grad.clone() for parameter in classify.parameters())])
+    first = classify.first_token  # of each sentence
+    assert rows == [(T + 9 + 1 + 3 * first,), (3, T + first)]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+
+
+def test_unpadding_under_autocast_draws_the_masks_of_the_padded_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact in the masks, so the outputs differ by the rounding of bfloat16 only."""
+    model, ids, results = classifier(dropout=0.5, model=group("model", "rope")).train(), sentences(), []
+    ids[1, 9:] = 0
+    for can_unpad in (True, False):
+        monkeypatch.setattr(type(model.encoder), "can_unpad", can_unpad)
+        torch.manual_seed(2)
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(model(ids).float())
+    torch.testing.assert_close(*results, atol=2e-2, rtol=2e-2)
+
+
+def test_only_training_on_a_cpu_unpads() -> None:
+    model = classifier().train()
+    assert model.encoder.can_unpad
+    assert not model.eval().encoder.can_unpad
+    model.train().encoder.blocks[0].compiled = True
+    assert not model.encoder.can_unpad
+    assert not classifier().train().to("meta").encoder.can_unpad  # not the CPU
+    assert unpadder_for(torch.ones(2, 3, dtype=torch.bool)) is None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_bias_of_the_last_pass_is_the_one_that_would_be_built(model: str) -> None:
+    """Oracle: a stack that keeps nothing, through lengths, double precision, inference mode and training."""
+    torch.manual_seed(0)
+    lm = decoder(model=group("model", model), pattern=group("pattern", "bigbird"))
+    ids = torch.randint(0, VOCABULARY, (2, 9))
+    passes = [(9, "float", True), (9, "float", False), (5, "float", False), (9, "double", False)]
+    for length, dtype, inference in passes:
+        lm = getattr(lm, dtype)()
+        results = []
+        for keep in (True, False):
+            if not keep:
+                lm.decoder.last_bias = None
+            with torch.inference_mode(inference):
+                logits = lm(ids[:, :length])
+            lm.zero_grad()
+            if not inference:
+                logits.square().sum().backward()
+            results.append([logits.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert (lm.decoder.last_bias is None) == (model == "relative")
+
+
+@pytest.mark.parametrize("pattern", ["full", "window"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("build", [decoder, classifier])
+def test_compiled_blocks_have_the_gradients_of_uncompiled_ones(
+    build: Any, model: str, pattern: str, traced: list[str]
+) -> None:
+    """All blocks are one graph, and a second one of any length; neither has a break."""
+    network = build(model=group("model", model), pattern=group("pattern", pattern), layers=3, dropout=0.3).train()
+    ids, results = sentences(), []
+    if build is classifier:
+        ids[1, 9:] = 0
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for compiled in (False, True):
+        if compiled:
+            compile_blocks(network, "default", CUDA)
+            assert traced == ["default"] * 3
+        torch.manual_seed(4)
+        passes: list[list[torch.Tensor]] = []
+        for length in (T, T, T - 1, T - 2):
+            network.zero_grad()
+            logits = network(ids[:, :length])
+            logits.square().sum().backward()
+            passes.append([logits, *(parameter.grad.clone() for parameter in network.parameters())])
+        results.append([tensor for each in passes for tensor in each])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert not torch._dynamo.utils.counters["graph_break"]
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain)
+    network.attention(ids)  # which is not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="compile has no choice 'fast'.* default, reduce-overhead"):
+        compile_blocks(decoder(), "fast", CUDA)
+    monkeypatch.setattr(dispatch.shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"compile=default: .* C\+\+ compiler"):
+        compile_blocks(decoder(), "default", CPU)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_chunks_is_that_of_all_logits(smoothing: float) -> None:
+    weight, bias, hidden = (torch.randn(*shape, requires_grad=True) for shape in ((40, 8), (40,), (300, 8)))
+    targets, results = torch.randint(40, (300,)), []
+    logits = F.linear(hidden, weight, bias)
+    for loss in (
+        next_token_loss(weight, bias, hidden, targets, smoothing),
+        F.cross_entropy(logits, targets, label_smoothing=smoothing),
+    ):
+        results.append([loss, *torch.autograd.grad(loss, (weight, bias, hidden))])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
