@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 
 from speechformer import console
 from speechformer.config import as_plain, compose
+from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -82,18 +83,14 @@ class KneserNey:
             if total == 0:
                 break  # neither this history nor a longer one occurs in train
             discount = self.discounts[k]
-            p = (
-                max(self.counts[k][(*history, word)] - discount, 0) / total
-                + discount * self.followers[k][history] / total * p
-            )
+            own = max(self.counts[k][(*history, word)] - discount, 0) / total
+            p = own + discount * self.followers[k][history] / total * p
         return p
 
     def perplexity(self, stream: Sequence[int]) -> float:
         """Return exp of the mean negative log-probability of every token but the first, as for the transformers."""
-        logs = [
-            math.log(self.probability(stream[k], tuple(stream[max(0, k - self.order + 1) : k])))
-            for k in range(1, len(stream))
-        ]
+        contexts = (tuple(stream[max(0, k - self.order + 1) : k]) for k in range(1, len(stream)))
+        logs = [math.log(self.probability(word, context)) for word, context in zip(stream[1:], contexts)]
         return math.exp(-sum(logs) / len(logs))
 
 
@@ -116,11 +113,8 @@ def language_models(data: StreamData) -> Baselines:
         texts["validation_perplexity"] = data.splits.validation
     streams = {name: data.encode_stream(rows, name, least=2).tolist() for name, rows in texts.items()}
     vocabulary = len(data.tokenizer) - 1  # without padding
-    models = {
-        "unigram": Unigram(train, vocabulary),
-        "kneser_ney_3": KneserNey(train, 3, vocabulary),
-        "kneser_ney_5": KneserNey(train, 5, vocabulary),
-    }
+    models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
+    models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
     baselines = {}
     for name, model in models.items():
         metrics = {"train_perplexity": model.perplexity(train)}
@@ -139,51 +133,43 @@ def words_and_pairs(text: list[str]) -> list[str]:
 
 def classifiers(data: SentenceData) -> Baselines:
     """Measure the majority class and logistic regression."""
-    parts = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()}
-    words = {
-        split: [data.tokenizer.decode(ids[ids != 0].tolist()) for ids in rows["ids"]] for split, rows in parts.items()
-    }
-    labels = {split: rows["labels"].numpy() for split, rows in parts.items()}
-    in_train = parts["test"]["in_train"].numpy()
-
-    def accuracies(predictions: dict[str, Any]) -> dict[str, float | None]:
-        right = {split: predictions[split] == labels[split] for split in parts}
-        metrics: dict[str, float | None] = {f"{split}_accuracy": float(right[split].mean()) for split in parts}
-        for name, chosen in (("in_train", in_train), ("not_in_train", ~in_train)):
-            metrics[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
-        return metrics
-
-    counts = Counter(labels["train"].tolist())
-    if len(counts) < 2 or min(counts.values()) < 2:
-        raise UserError(
-            f"{data.corpus.where}: logistic regression needs at least two classes with two training lines each."
-        )
-    majority_class = min(label for label, count in counts.items() if count == max(counts.values()))
-    model, settings = fit_logistic_regression(words["train"], labels["train"], folds=min(5, min(counts.values())))
-    parameters = (len(model[0].vocabulary_) + 1) * len(data.corpus.classes)
-    majority = accuracies({split: 0 * labels[split] + majority_class for split in parts})
-    logistic = accuracies({split: model.predict(words[split]) for split in parts})
-    return {
-        "majority": (majority, {"settings": {}, "parameters": 0}),
-        "tfidf_logistic": (logistic, {"settings": settings, "parameters": parameters}),
-    }
-
-
-def fit_logistic_regression(texts: list[list[str]], labels: Any, folds: int) -> tuple[Any, dict[str, Any]]:
-    """Fit logistic regression on TF-IDF; return the scikit-learn pipeline and its settings."""
+    from sklearn.dummy import DummyClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
     from threadpoolctl import threadpool_limits
 
-    strengths = [0.1, 1.0, 10.0, 100.0]
+    parts = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()}
+    decode = data.tokenizer.decode
+    words = {split: [decode(ids[ids != PAD].tolist()) for ids in rows["ids"]] for split, rows in parts.items()}
+    labels = {split: rows["labels"].numpy() for split, rows in parts.items()}
+    counts = Counter(labels["train"].tolist())
+    if len(counts) < 2 or min(counts.values()) < 2:
+        where = data.corpus.where
+        raise UserError(f"{where}: logistic regression needs at least two classes with two training lines each.")
+    settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": min(5, min(counts.values()))}
     pipeline = make_pipeline(TfidfVectorizer(analyzer=words_and_pairs), LogisticRegression(max_iter=2000))
-    search = GridSearchCV(pipeline, {"logisticregression__C": strengths}, cv=folds)
+    search = GridSearchCV(pipeline, {"logisticregression__C": settings["strengths"]}, cv=settings["folds"])
+    majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
     with threadpool_limits(1):  # more threads are slower on so little data
-        model = search.fit(texts, labels).best_estimator_
-    strength = search.best_params_["logisticregression__C"]
-    return model, {"ngrams": [1, 2], "strengths": strengths, "folds": folds, "strength": strength}
+        model = search.fit(words["train"], labels["train"]).best_estimator_
+        metrics = [accuracies(each, words, labels, parts["test"]["in_train"].numpy()) for each in (majority, model)]
+    parameters = (len(model[0].vocabulary_) + 1) * len(data.corpus.classes)
+    settings["strength"] = search.best_params_["logisticregression__C"]
+    return {
+        "majority": (metrics[0], {"settings": {}, "parameters": 0}),
+        "tfidf_logistic": (metrics[1], {"settings": settings, "parameters": parameters}),
+    }
+
+
+def accuracies(model: Any, words: dict[str, Any], labels: dict[str, Any], in_train: Any) -> dict[str, float | None]:
+    """Return the accuracies of a scikit-learn classifier by part, and on leaked and other test sentences."""
+    right = {split: model.predict(words[split]) == labels[split] for split in words}
+    metrics: dict[str, float | None] = {f"{split}_accuracy": float(own.mean()) for split, own in right.items()}
+    for name, chosen in (("in_train", in_train), ("not_in_train", ~in_train)):
+        metrics[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
+    return metrics
 
 
 def untranslated(data: PairData) -> Baselines:
@@ -202,7 +188,7 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
     Args:
         overrides: as of a training run; task, corpus, protocol, block_size and vocab_size matter.
-        directory: contains a folder for each baseline.
+        directory: gets a folder for each baseline.
 
     Returns:
         The content of their `result.json`.
@@ -211,15 +197,13 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
         UserError: the config or the corpus is invalid, or the task has no baselines.
     """
     config = as_plain(compose(overrides))
-    task = config["task"]["name"]
-    baselines_of = pick(BASELINES, task, "BASELINES")
+    task, started = config["task"]["name"], time.perf_counter()
+    baselines_of = pick(BASELINES, task, "the table of baselines")
 
     from speechformer.corpora.load import load
-    from speechformer.tasks.registry import TASKS
+    from speechformer.training.build import build_data
 
-    started = time.perf_counter()
-    arguments = {key: config[key] for key in ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")}
-    data = TASKS[task].datamodule(load(config), **arguments)
+    data = build_data(config, load(config))
     baselines, results = baselines_of(data), []
     common: dict[str, Any] = {
         "corpus": data.description,
@@ -229,18 +213,11 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     }
     common |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
     for name, (metrics, about) in baselines.items():
-        result = {
-            "status": "finished",
-            "task": task,
-            "baseline": {"name": name, **about["settings"]},
-            "metrics": metrics,
-            "parameters": {"total": about["parameters"]},
-            **common,
-        }
+        own = {"baseline": {"name": name, **about["settings"]}, "parameters": {"total": about["parameters"]}}
+        results.append({"status": "finished", "task": task, "metrics": metrics, **own, **common})
         folder = directory / f"{task}_{config['protocol']['name']}_{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        runs.write_result(folder, result)
-        results.append(result)
+        runs.write_result(folder, results[-1])
     console.say(data.corpus_line())
     console.say(console.table(metrics_table(results)))
     return results
@@ -273,9 +250,7 @@ def tasks(overrides: Sequence[str]) -> list[list[str]]:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "overrides", nargs="*", help="as of a run: corpus=speeches protocol=clean task=lm; default: both tasks"
-    )
+    parser.add_argument("overrides", nargs="*", help="as of a run: corpus=speeches task=lm; default: both tasks")
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
     arguments = parser.parse_args()
 

@@ -17,17 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer.errors import UserError, one_sentence, unknown
+from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
-RENAMED = {  # old key or choice: new one
-    "core": "architecture",
-    "task.size": "task.vocab_size",
-    "task.average": "task.average_checkpoints",
-    "corpus.longest": "corpus.max_length",
-    "hydra/launcher=packed": "hydra/launcher=ensemble",
-}
 WHOLE_NUMBERS = {  # the least value: keys
     -1: ("trainer.max_epochs", "trainer.max_steps"),
     0: ("seed", "recipe.warmup_steps"),
@@ -99,7 +93,7 @@ def check_config(config: dict[str, Any]) -> None:
     Raises:
         UserError: with the key, what is wrong and what is valid.
     """
-    for old in RENAMED:
+    for old in RENAMED_KEYS:
         if value_of(config, old) is not MISSING:
             raise UserError(renamed(old))
     default = defaults(config)
@@ -256,10 +250,8 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
 
 def renamed(key: str) -> str:
     """Return a sentence with the new name of a key or choice of an earlier version, or ""."""
-    for old, new in RENAMED.items():
-        if key == old or key.startswith(f"{old}."):
-            return f"{key} is now {new}{key.removeprefix(old)}."
-    return ""
+    new = RENAMED_CHOICES.get(key) or renamed_key(key)
+    return f"{key} is now {new}." if new else ""
 
 
 def explain(error: HydraException | OmegaConfBaseException) -> str:

@@ -112,7 +112,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`compile` does all but call a compiler, by torch's tracing; the modes that it was asked for."""
     import torch
 
-    from speechformer.layers import block
+    from speechformer.kernels import dispatch
 
     modes: list[str] = []
     compile = torch.nn.Module.compile
@@ -122,7 +122,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compile(module, backend="aot_eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", trace)
-    monkeypatch.setattr(block.shutil, "which", lambda name: name)
+    monkeypatch.setattr(dispatch.shutil, "which", lambda name: name)
     return modes
 
 

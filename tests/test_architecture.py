@@ -12,10 +12,10 @@ import speechformer
 PACKAGE = Path(speechformer.__file__).parent
 # From the ground up: a room may import only rooms of the floors below its own.
 FLOORS = (
-    "errors",
+    "errors console",
     "corpora",
-    "config runs console layers metrics",
-    "kernels",
+    "runs layers metrics",
+    "config kernels",
     "models",
     "data generation",
     "tasks",

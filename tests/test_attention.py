@@ -9,15 +9,9 @@ import torch
 import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 
-from speechformer.layers.attention import (
-    FLEX_FROM,
-    AttentionBias,
-    DroppedAttention,
-    SelfAttention,
-    attention_bias,
-    attention_reference,
-    flex,
-)
+from speechformer.kernels.attention import DroppedAttention
+from speechformer.kernels.dispatch import AttentionBias
+from speechformer.layers.attention import FLEX_FROM, SelfAttention, attention_bias, attention_reference, flex
 from speechformer.layers.dropout import Dropout, masks
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions

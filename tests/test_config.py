@@ -8,8 +8,9 @@ import pytest
 from conftest import compose as composed
 from omegaconf import OmegaConf
 
-from speechformer.config import RENAMED, as_plain, check_config, check_overrides, check_sweep, compose
+from speechformer.config import as_plain, check_config, check_overrides, check_sweep, compose
 from speechformer.errors import UserError
+from speechformer.runs.legacy import RENAMED_KEYS
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_an_old_name_that_is_added_or_stands_in_an_experiment_is_answered_too() 
         check_overrides(["+core.norm=post"])
     with pytest.raises(UserError, match=r"^core is now architecture\.$"):
         as_plain(composed("+core.norm=post"))
-    assert not any(old in RENAMED.values() for old in RENAMED)
+    assert not any(old in RENAMED_KEYS.values() for old in RENAMED_KEYS)
 
 
 def test_the_data_of_a_task_are_fixed() -> None:

@@ -23,8 +23,9 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
-from speechformer.training import callbacks, devices
+from speechformer.training import devices
 from speechformer.training.result import hyperparameters
+from speechformer.training.run import execute
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {

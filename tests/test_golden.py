@@ -17,6 +17,8 @@ import torch
 from conftest import compose
 from golden_runs import FAST, GOLDEN, ROOT, figures, overrides, write_corpus
 
+from speechformer.training.run import execute
+
 CHANGED = (
     "the numerics changed: if that is intended, raise NUMERICS_VERSION in speechformer/runs/identity.py and run "
     "`python tests/golden_runs.py record`"
@@ -26,9 +28,8 @@ PERPLEXITY, WEIGHT_NORM, DISCRETE = 2e-4, 3e-5, 1e-6  # relative; the last for w
 
 def run_in_process(words: list[str], folder: Path) -> None:
     """Make a run in a folder."""
-    from speechformer.fit import fit
 
-    fit(compose(*words), folder)
+    execute(compose(*words), folder)
 
 
 def differences(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:

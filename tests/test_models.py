@@ -11,9 +11,9 @@ from conftest import MODELS, PATTERNS, group
 from torch import nn
 
 from speechformer.errors import UserError
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.layers import dropout
 from speechformer.layers.attention import attention_mask
-from speechformer.kernels.compile import compile_blocks
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.models.classifier import EncoderClassifier

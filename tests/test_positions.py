@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 from speechformer.errors import UserError
 from speechformer.layers.positions import (
+    POSITIONS,
     ALiBi,
     Learned,
     Positions,
@@ -33,6 +35,79 @@ def make(kind: type[Positions], causal: bool = True, **options: object) -> Posit
     return kind(**{**SIZES, "causal": causal, **options})  # type: ignore[arg-type]
 
 
+def sine_or_cosine(i: int, d: int, width: int) -> float:
+    angle = i / 10000 ** (2 * (d // 2) / width)
+    return math.sin(angle) if d % 2 == 0 else math.cos(angle)
+
+
+def rotated(positions: Positions, x: list[float], i: int, d: int) -> float:
+    """RoFormer, equation 34: the pair (2k, 2k + 1) as a complex number, times e^(i angle)."""
+    pair = complex(x[d - d % 2], x[d - d % 2 + 1])
+    angle = i * 10000 ** (-2 * (d // 2) / len(x))
+    pair *= complex(math.cos(angle), math.sin(angle))
+    return pair.imag if d % 2 else pair.real
+
+
+def t5_bucket(distance: int, causal: bool, buckets: int, max_distance: int) -> int:
+    """Raffel et al. 2020, section 2.1: the bucket of one distance i - j."""
+    first = 0
+    if not causal:
+        buckets //= 2
+        first = buckets if distance < 0 else 0
+        distance = abs(distance)
+    distance = max(distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return first + min(buckets - 1, exact + int(share * (buckets - exact)))
+
+
+def relative_bias(positions: Positions, n: int, i: int, j: int) -> float:
+    return positions.table.weight[t5_bucket(i - j, positions.causal, 32, 128), n].item()
+
+
+# What each encoding computes, one number at a time, from its paper. A place without a formula must do nothing.
+#   embed(positions, x, i, d)   column d of the vector x at position i
+#   rotate(positions, x, i, d)  column d of the query or key x at position i
+#   bias(positions, n, i, j)    head n, query i, key j
+FORMULAS: dict[str, dict[str, Callable]] = {
+    "nope": {},
+    "sinusoidal": {"embed": lambda positions, x, i, d: x[d] + sine_or_cosine(i, d, len(x))},
+    "learned": {"embed": lambda positions, x, i, d: x[d] + positions.table.weight[i, d].item()},
+    "alibi": {"bias": lambda positions, n, i, j: -[2**-4, 2**-8][n] * abs(i - j)},
+    "rope": {"rotate": rotated},
+    "relative": {"bias": relative_bias},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", sorted({*POSITIONS, *MODELS}))
+def test_position_is_its_formula(name: str, causal: bool) -> None:
+    assert name in POSITIONS, f"{name} has a yaml file but no class: add it to POSITIONS in layers/positions.py"
+    assert name in MODELS, f"POSITIONS[{name!r}] has no file conf/model/{name}.yaml"
+    assert name in FORMULAS, f"model={name} has no formula: add FORMULAS[{name!r}] = ... to tests/test_positions.py"
+    assert FORMULAS[name].keys() <= {"embed", "rotate", "bias"}
+    nothing = {"embed": lambda _, x, i, d: x[d], "rotate": lambda _, x, i, d: x[d], "bias": lambda _, n, i, j: 0.0}
+    formulas = {**nothing, **FORMULAS[name]}
+    positions = build_positions(group("model", name), causal=causal, **SIZES)
+    positions.causal = causal  # type: ignore[assignment]  # for formulas that depend on it
+    for parameter in positions.parameters():
+        torch.nn.init.uniform_(parameter, -0.5, 0.5)  # the initial values can hide a part of the formula
+    x, q = torch.randn(1, 12, 16), torch.randn(1, 2, 12, 8)
+    embedded, rotated_q, bias = positions.embed(x), positions.rotate(q, q)[0], positions.bias(12, 12)
+    bias = torch.zeros(2, 12, 12) if bias is None else bias
+    for i in range(12):
+        expected = [formulas["embed"](positions, x[0, i].tolist(), i, d) for d in range(16)]
+        assert embedded[0, i].tolist() == pytest.approx(expected, abs=1e-5), i
+        expected = [formulas["rotate"](positions, q[0, 1, i].tolist(), i, d) for d in range(8)]
+        assert rotated_q[0, 1, i].tolist() == pytest.approx(expected, abs=1e-5), i
+        for n in range(2):
+            keys = range(i + 1 if causal else 12)
+            expected = [formulas["bias"](positions, n, i, j) for j in keys]
+            assert bias[n, i, : len(keys)].tolist() == pytest.approx(expected, abs=1e-5), (n, i)
+
+
 @pytest.mark.parametrize("width", [6, 7, 64])
 def test_sinusoid_is_the_formula_of_vaswani(width: int) -> None:
     table = sinusoid(50, width)
@@ -48,7 +123,7 @@ def test_sinusoidal_grows_beyond_the_trained_length() -> None:
     assert torch.equal(make(Sinusoidal).embed(x)[0], sinusoid(40, 16))
 
 
-def test_learned_adds_its_rows_and_refuses_to_go_on() -> None:
+def test_learned_ends_at_its_length() -> None:
     positions = make(Learned)
     x = torch.randn(3, 4, 16)
     assert torch.equal(positions.embed(x, offset=5), x + positions.table.weight[5:9])
@@ -92,7 +167,7 @@ def test_alibi_learned_slopes_start_geometric_and_train() -> None:
 
 
 @pytest.mark.parametrize("slopes", ["flat", [0.5], [0.5, 0.25, 0.1]])
-def test_alibi_refuses_slopes_that_do_not_fit_the_heads(slopes: object) -> None:
+def test_alibi_rejects_slopes_that_do_not_fit_the_heads(slopes: object) -> None:
     with pytest.raises(UserError, match="list of 2 numbers"):
         make(ALiBi, slopes=slopes)
 
@@ -118,21 +193,6 @@ def test_rope_scores_depend_on_the_distance_alone() -> None:
         diagonal = scores.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=1e-5)
     assert scores[0, 5].item() != pytest.approx(scores[5, 0].item())  # and on its sign
-
-
-def t5_bucket(distance: int, causal: bool, buckets: int, max_distance: int) -> int:
-    """Raffel et al. 2020, section 2.1, for one distance i - j, in words of its own."""
-    first = 0
-    if not causal:
-        buckets //= 2
-        first = buckets if distance < 0 else 0
-        distance = abs(distance)
-    distance = max(distance, 0)
-    exact = buckets // 2
-    if distance < exact:
-        return first + distance
-    share = math.log(distance / exact) / math.log(max_distance / exact)
-    return first + min(buckets - 1, exact + int(share * (buckets - exact)))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -177,7 +237,7 @@ def test_the_places_where_an_encoding_does_not_act(model: str) -> None:
     assert (positions.embed(x) is x) == (model == "nope")
 
 
-def test_refusals() -> None:
+def test_invalid_options() -> None:
     with pytest.raises(UserError, match="must be even"):
         make(RoPE, width=6)
     with pytest.raises(UserError, match="even number of at least 4 buckets"):

@@ -1,75 +1,211 @@
-"""What the README shows works as it is shown."""
+"""The README and the pages: every link leads somewhere, every example works as shown."""
 
 from __future__ import annotations
 
-import ast
-import math
+import importlib
 import re
-from collections.abc import Iterator
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import hydra
 import pytest
-import torch
-import yaml
 from conftest import TINY, compose
-from test_models import T, decoder, sentences
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from pages import IS_CHECKOUT, PAGES, ROOT, anchors, blocks, commands, links, name_of
 
-from speechformer.config import CONF
-from speechformer.layers import patterns, positions
+from speechformer.config import CONF, check_config
+from speechformer.sweeps import launcher
 from speechformer.training.run import execute
 
-README = CONF.parent / "README.md"
-pytestmark = pytest.mark.skipif(not README.exists(), reason="not a checkout")
+pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
+OURS = [page for page in PAGES if page.name == "README.md"]
+COMMANDS = sorted({(name_of(page), command) for page, command in commands(*OURS)})
+# Commands that set up a machine, or that take too long here; their options are checked nevertheless
+NOT_EXECUTED = ("bench", "download", "baselines")
+SHELL = {"python3", "source", "pip", "tensorboard"}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def bare(command: str) -> str:
+    """Return a command without its comment."""
+    return re.sub(r"\s+# .*", "", command)
 
 
-@pytest.fixture
-def examples() -> Iterator[dict[str, dict]]:
-    """The README's examples as if they stood in the files that they name; their yaml by name."""
-    for module, kinds in ((positions, positions.POSITIONS), (patterns, patterns.PATTERNS)):
-        before = dict(kinds)
-        for block in blocks("python"):
-            if f"# {module.__name__.replace('.', '/')}.py" in block:
-                exec(block, {**vars(module)})
-        assert kinds.keys() - before.keys() <= {"kerple", "sinks"}
-    yield {spec["name"]: spec for spec in map(yaml.safe_load, blocks("yaml"))}
-    del positions.POSITIONS["kerple"], patterns.PATTERNS["sinks"]
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_to_a_file_and_an_anchor(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):  # the web
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} links to {link}, which does not exist"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{name_of(page)} links to {link}, which has no such heading"
 
 
-def test_the_added_position_and_pattern_are_their_formulas(examples: dict[str, dict]) -> None:
-    model = decoder(model=examples["kerple"], pattern=examples["sinks"], layers=1)
-    bias = model.decoder.positions.bias(T, T)
-    assert bias[1, 9, 2].item() == pytest.approx(-math.log(8))
-    weights = model.attention(sentences())["decoder"][0]
-    for i in range(T):
-        for j in range(T):
-            seen = j <= i and (i - j < 5 or j < 4)
-            assert (weights[0, 0, i, j].item() > 0) == seen
-    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, T))
+@pytest.mark.parametrize("page", OURS, ids=name_of)
+def test_a_page_is_short(page: Path) -> None:
+    limit = 200 if page == ROOT / "README.md" else 250
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= limit
 
 
-def test_every_file_has_its_line() -> None:
-    text = README.read_text(encoding="utf-8")
-    for path in (CONF.parent / "speechformer").rglob("*.py"):
-        if path.name != "__init__.py":
-            assert f"| `{path.relative_to(CONF.parent).as_posix()}` |" in text, path
+@pytest.mark.parametrize("page", OURS, ids=name_of)
+def test_a_page_lists_its_headings(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page == ROOT / "README.md":
+        return
+    (contents,) = re.findall(r"^Contents: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\(#([^)]+)\)", contents) == [
+        anchor for heading in re.findall(r"^## (.+)$", text, re.MULTILINE) if (anchor := slug(heading))
+    ]
 
 
-def test_every_choice_is_named() -> None:
-    text = README.read_text(encoding="utf-8")
-    for path in CONF.glob("*/*.yaml"):
-        row = next(line for line in text.splitlines() if line.startswith(f"| `{path.parent.name}` |"))
-        assert f"`{path.stem}`" in row, path
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def test_what_was_trained_can_be_used_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    execute(compose(*TINY, "trainer.max_steps=2"), tmp_path / "run")
-    capsys.readouterr()
-    (block,) = [block for block in blocks("python") if "load_trained" in block]
-    exec(block.replace('"outputs/runs/..."', repr(str(tmp_path / "run"))), {})
-    shares, words, weights = ast.literal_eval(capsys.readouterr().out.replace("} [", "}, [").replace("] [", "], ["))
-    assert list(shares) == ["marlowe", "okafor", "vance"] and len(words) == len(weights) == 7
-    assert sum(shares.values()) == pytest.approx(1)
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_configuration_page_names_every_choice(path: Path) -> None:
+    text = (CONF / "README.md").read_text(encoding="utf-8")
+    group = path.parent.name
+    section = re.search(rf"^(##+) ({group}|{group.capitalize()}s)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section, f"conf/README.md has no heading for the group {group}"
+    rows = [line.split("|")[1] for line in section.group(3).splitlines() if line.startswith("|")]
+    assert any(f"`{path.stem}`" in row for row in rows), (
+        f"{group}={path.stem} has no row in the table under {section.group(2)!r} of conf/README.md"
+    )
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_is_valid(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training commands compose and pass the checks; others parse; `make` has the target, pip the extra."""
+    words = shlex.split(re.sub(r" [<>] \S+", "", bare(command)))
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
+        compose(*(word for word in words[2:] if not word.startswith("ARGS=")))
+    elif words[0] == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert set(re.findall(r"\[(\w+)\]", command)) <= extras.keys()
+    elif words[0] not in SHELL and words[:3] != ["python", "-m", "pytest"]:
+        assert words[:2] == ["python", "-m"] and words[2].startswith("speechformer."), command
+        module, arguments = words[2], words[3:]
+        if module == "speechformer.train":
+            for job in jobs(arguments):
+                check_config(plain(job))
+        else:
+            parse(module, arguments, monkeypatch)
+
+
+def jobs(arguments: list[str]) -> list[list[str]]:
+    """Return the overrides of each run of a training command."""
+    if {"--help", "--cfg"} & set(arguments):
+        return []
+    if "-m" not in arguments:
+        return [arguments]
+    launcher.register()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        overrides = parser.parse_overrides([word for word in arguments if word != "-m"])
+        return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
+
+
+def plain(overrides: list[str]) -> dict:
+    """Return the composed config as plain data; the launcher is checked by composing Hydra's part too."""
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+        cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]
+
+
+def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse a command's arguments as it does, and stop there."""
+    package = importlib.import_module(main_of(module))
+    if not hasattr(package, "run_command"):  # download, corpora.sample: they begin at once
+        assert hasattr(package, "main") or module == "speechformer.corpora.sample"
+        return
+    monkeypatch.setattr(package, "run_command", lambda command: None)
+    if arguments[:1] == ["translation"]:
+        monkeypatch.setattr("speechformer.bench.translation.run_command", lambda command: None)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    package.main()
+
+
+def is_executed(command: str) -> bool:
+    """Whether a command runs here: not a sweep, an experiment (test_conf.py) or a form with a placeholder."""
+    words = shlex.split(command)
+    module = words[2] if words[:2] == ["python", "-m"] else ""
+    placeholder = re.search(r'"\.\.\."|\bNAME\b|\bPART\b|experiment=', command)
+    elsewhere = module.removeprefix("speechformer.").split(" ")[0] in NOT_EXECUTED or "torch.export" in words
+    other = {"-m", "--help", "--cfg", "<", "--watch"} & set(words[3:])
+    return module.startswith("speechformer.") and not (placeholder or elsewhere or other)
+
+
+@pytest.mark.parametrize("command", sorted({short for _, command in COMMANDS if is_executed(short := bare(command))}))
+def test_a_command_does_what_it_says(
+    command: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of its own, on a small corpus, with small runs in place of RUN."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[2:]
+    if words[0] == "speechformer.train":
+        train_briefly(words[1:], request)
+        return
+    runs = {"generate": "a_language_model", "translate": "a_translator"}
+    for k, word in enumerate(words):
+        if re.fullmatch(r"RUN\d?", word) and words[k - 1] != "--run":
+            fixture = runs.get(words[0].removeprefix("speechformer."), "a_classifier")
+            shutil.copytree(request.getfixturevalue(fixture), word)
+        elif word == "RUN":
+            execute(compose(*TINY, "task=lm", "model=relative", "trainer.max_steps=1"), Path(word))
+        corpus = "little_pairs" if "task=translate" in command else "little"
+        words[k] = word.replace("FOLDER", str(request.getfixturevalue(corpus)))
+    shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
+    monkeypatch.setattr(sys, "argv", words)
+    if words[0] == "speechformer.corpora.sample":
+        subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    else:
+        importlib.import_module(main_of(words[0])).main()
+
+
+def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:
+    """Train a run of two steps on a small corpus, of a small model where the overrides say no size."""
+    own = [word for word in overrides if not word.startswith("corpus")]
+    if "task=translate" in overrides:
+        corpus = ["corpus=ted", f"corpus.root={request.getfixturevalue('little_pairs')}", "task.vocab_size=40"]
+    else:
+        corpus = ["corpus=speeches", f"corpus.root={request.getfixturevalue('little')}", "corpus.classes=[a,b,c]"]
+    sizes = ["width=8", "heads=2", "layers=1", "ff=8"]
+    last = ["trainer.max_steps=2", "recipe.warmup_steps=1", "trainer.accelerator=cpu"]
+    result = execute(compose(*sizes, *own, *corpus, *last), Path("run"))
+    assert result["status"] == "finished"
+
+
+def main_of(module: str) -> str:
+    """Return the module that `python -m` runs."""
+    return f"{module}.__main__" if (ROOT / module.replace(".", "/") / "__main__.py").exists() else module
+
+
+PYTHON = [block for block in blocks(*OURS) if block.language == "python" and block.target is None]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: name_of(block.page))
+def test_python_works_as_shown(block, a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    import speechformer
+
+    def fit(*overrides: str, **options: object) -> object:
+        own = [word for word in overrides if not word.startswith("corpus")]
+        return train(*own, *TINY, "trainer.max_steps=2", **options)  # type: ignore[arg-type]
+
+    train = speechformer.fit
+    monkeypatch.setattr(speechformer, "fit", fit)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(a_classifier, tmp_path / "RUN")
+    exec(compile(block.content, name_of(block.page), "exec"), {})

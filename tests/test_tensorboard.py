@@ -16,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from speechformer.analysis.attention_maps import maps_of
-from speechformer.analysis.load import load as load_run
+from speechformer.analysis.load import load
 from speechformer.config import as_plain
-from speechformer.corpora.load import load
+from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
 from speechformer.training.build import build_data
 from speechformer.training.run import execute
@@ -43,7 +43,7 @@ def test_norms_and_speakers_are_logged(run: Path) -> None:
     assert {"train_loss", "lr", "gradient_norm", "weight_norm", "test_accuracy_of_bob"} <= set(tags)
     steps = read_result(run)["steps"]
     assert [event.step for event in events.Scalars("gradient_norm")] == list(range(2, steps + 1, 2))
-    norm = torch.cat([p.detach().flatten() for p in load_run(run).task.parameters()]).norm().item()
+    norm = torch.cat([p.detach().flatten() for p in load(run).task.parameters()]).norm().item()
     assert events.Scalars("weight_norm")[-1].value == pytest.approx(norm, rel=1e-5)
 
 
@@ -56,9 +56,9 @@ def test_accuracies_by_speaker_make_up_the_accuracy(run: Path, little: Path) -> 
 
 def test_the_entropy_of_each_head_is_that_of_the_maps(run: Path, little: Path) -> None:
     config = as_plain(compose(*TINY, *OWN, f"corpus.root={little}"))
-    examples = build_data(config, load(config)).examples()
+    examples = build_data(config, load_corpus(config)).examples()
     assert len(examples) == 3 and {example.label for example in examples} == {0, 1, 2}
-    model = load_run(run).task.cpu().model
+    model = load(run).task.cpu().model
     maps = [maps_of(model, example.ids, example.tokens)[0] for example in examples]
     entropies = torch.stack([attention_map.entropy() for attention_map in maps]).mean(0)
     events = events_of(run)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
+from speechformer.kernels.attention import flex_attention
 from speechformer.kernels.dispatch import AttentionBias
-from speechformer.layers.attention import attention_reference, flex
+from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 
@@ -35,8 +36,7 @@ def bias_of(model: str, pattern: str, T: int) -> AttentionBias:
     overrides = [f"model={model}", f"pattern={pattern}"]
     config = as_plain(compose([*overrides, *([f"pattern.window={WINDOW}"] if pattern == "window" else [])]))
     positions = build_positions(config["model"], width=HEADS * WIDTH, heads=HEADS, length=T, causal=True).to(device())
-    mask = build_pattern(config["pattern"])
-    return AttentionBias(positions, mask, True, T, T, None, device(), everything=pattern == "full")
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, causal=True, device=device())
 
 
 def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
@@ -48,12 +48,13 @@ def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention_reference(q, k, v, bias.dense.to(dtype))[0]
 
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
+
     kernels: dict[str, Callable[..., Tensor]] = {"dense mask": dense_mask, "reference": reference}
-    if bias.causality_alone:
+    if bias.only_causal:
         kernels = {"no mask": functools.partial(F.scaled_dot_product_attention, is_causal=True), **kernels}
-    if device().type == "cuda":
-        kernels = {"FlexAttention": functools.partial(flex, scores=bias), **kernels}
-    return kernels
+    return {"FlexAttention": flex, **kernels} if device().type == "cuda" else kernels
 
 
 def saved_bytes(run: Callable[..., Tensor], qkv: list[Tensor]) -> int:

@@ -21,8 +21,8 @@ from speechformer.bench.steps import batches_of, losses_of, train
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.errors import UserError
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.kernels.loss import next_token_loss
-from speechformer.kernels.compile import compile_blocks
 from speechformer.models.decoder import Decoder
 
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}

@@ -133,7 +133,7 @@ class EvaluationBatches:
     """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part."""
 
     def __init__(self, parts: Mapping[Part, Rows]) -> None:
-        self.batches = [batch for part, rows in parts.items() for batch in self.cut(part, rows)]
+        self.batches: list[Batch] = [batch for part, rows in parts.items() for batch in self.cut(part, rows)]
 
     @staticmethod
     def cut(part: Part, rows: Rows) -> Iterator[Batch]:

@@ -21,7 +21,7 @@ from speechformer.corpora.pairs import Pair
 from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
 from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.data.base import TaskData
-from speechformer.data.batches import EVALUATION_TOKENS, Batch, Example, SeededBatches
+from speechformer.data.batches import EVALUATION_TOKENS, Batch, EvaluationBatches, Example, SeededBatches
 from speechformer.errors import UserError
 from speechformer.metrics.bleu import LENGTHS, length_bucket, score
 
@@ -121,7 +121,7 @@ class TokenBatches(PairBatches):
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-class PairEvaluation:
+class PairEvaluation(EvaluationBatches):
     """All pairs of some parts once, sorted by length; a batch has its `part` and its pairs' indices, `rows`."""
 
     def __init__(self, parts: Mapping[str, tuple[list[Tensor], list[Tensor]]]) -> None:
@@ -133,24 +133,19 @@ class PairEvaluation:
                 "target": padded([target[k] for k in rows]),
             }
             for part, (source, target) in parts.items()
-            for rows in self.cut([max(len(a), len(b)) for a, b in zip(source, target)])
+            for rows in cut_by_length([max(len(a), len(b)) for a, b in zip(source, target)])
         ]
 
-    @staticmethod
-    def cut(lengths: list[int]) -> Iterator[list[int]]:
-        rows: list[int] = []
-        for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-            if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
-                yield rows
-                rows = []
-            rows.append(index)
-        yield rows
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
+def cut_by_length(lengths: list[int]) -> Iterator[list[int]]:
+    """Yield the indices of rows, sorted by length, in batches of at most `EVALUATION_TOKENS` tokens."""
+    rows: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
+            yield rows
+            rows = []
+        rows.append(index)
+    yield rows
 
 
 class PairData(TaskData):

@@ -1,31 +1,34 @@
-"""Attention with dropout as a single autograd function, for small models on the CPU.
-
-Autograd spends a tenth of their training step on splitting the tensor of queries, keys and values, and on joining its
-gradient again. Here the three parts of the gradient are written where they belong.
-
-With S the scores, P = softmax(S), M the dropout mask and O = (P M) v:
-
-    dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
+"""Faster attention: dropout as a single autograd function, and FlexAttention.
 
 Shapes: B sequences, T tokens, R tokens without padding, N heads, H width of a head, D = N H, E = 3 D.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from speechformer.kernels.padding import Unpadder
+from speechformer.layers.patterns import Pattern
+from speechformer.layers.positions import ScoreMod
 
 
 class DroppedAttention(torch.autograd.Function):
-    """Self-attention with dropout, from projected queries, keys and values [R, E] to the output [R, D].
+    """Self-attention with dropout on the CPU, from projected queries, keys and values [R, E] to the output [R, D].
 
-    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], and the `Unpadder`. Places of
-    padding hold a copy of the first token, whose keys the bias hides and whose output is dropped.
+    Autograd spends a tenth of the training step of a small model on splitting qkv and on joining its gradient again.
+    Here the three parts of the gradient are written where they belong. With scores S, P = softmax(S), dropout mask M
+    and output O = (P M) v:
+
+        dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
+
+    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], and the `Unpadder`. Padding
+    holds a copy of the first token; the bias hides its keys, and its output is dropped.
     """
 
     @staticmethod
@@ -56,3 +59,48 @@ class DroppedAttention(torch.autograd.Function):
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
         return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None
+
+
+def block_mask(
+    pattern: Pattern, causal: bool, T: int, device: torch.device, token_mask_BT: Tensor | None = None
+) -> Any:
+    """Build `layers.attention.attention_mask` for FlexAttention, in blocks of 128 x 128; no T x T tensor on a GPU."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def mask_mod(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        mask = pattern(i, j)
+        if causal:
+            mask = mask & (j <= i)
+        return mask if token_mask_BT is None else mask & (token_mask_BT[b, j] | (i == j))
+
+    B = None if token_mask_BT is None else len(token_mask_BT)
+    return create_block_mask(mask_mod, B, None, T, T, device=device, _compile=device.type == "cuda")
+
+
+cached_block_mask = functools.lru_cache(maxsize=16)(block_mask)  # without padding
+
+
+@functools.cache
+def compiled_flex_attention() -> Any:
+    """Return torch's function, compiled; it is slow otherwise."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, score_mod: ScoreMod | None, mask: Any) -> Tensor:
+    """Compute attention block by block, skipping blocks where no pair is allowed, [B, N, T, H].
+
+    Dong et al. 2024, "Flex Attention: A Programming Model for Generating Optimized Attention Kernels". On a CPU torch
+    has a slow version without a backward pass.
+    """
+    from torch.nn.attention import flex_attention as flex
+
+    options = {"score_mod": score_mod, "block_mask": mask}
+    if torch.compiler.is_compiling():  # a compiled block contains it
+        return flex.flex_attention(q_BNTH, k_BNTH, v_BNTH, **options)
+    if q_BNTH.is_cuda:
+        return compiled_flex_attention()(q_BNTH, k_BNTH, v_BNTH, **options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return flex.flex_attention(q_BNTH, k_BNTH, v_BNTH, **options)

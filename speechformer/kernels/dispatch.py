@@ -2,32 +2,31 @@
 
 Every row computes what `speechformer.layers` computes; `tests/test_dispatch.py` checks each against it.
 
-Attention: the first row that applies, see `choose_kernel`.
+Attention takes the first row that applies, see `choose_kernel`:
 
-| kernel              | computed by                         | taken when                                                  |
-|---------------------|-------------------------------------|-------------------------------------------------------------|
-| "fused dropout"     | `attention.DroppedAttention`        | self-attention on a CPU with dropout; no rotation (RoPE),   |
-|                     |                                     | weights, cache, autocast or compilation                     |
-| "reference"         | `layers.attention_reference`        | weights asked for, or dropout on a device other than CUDA   |
-| "SDPA without mask" | `scaled_dot_product_attention`      | full pattern, no bias, no padding, no cached keys           |
-| "FlexAttention"     | `flex.flex_attention`               | CUDA, no dropout, T >= 1024, no cached keys, and the        |
-|                     |                                     | positions have a `score_mod` or no bias                     |
-| "SDPA"              | `scaled_dot_product_attention`      | anything else                                               |
+| kernel              | computed by                    | taken when                                                 |
+|---------------------|--------------------------------|------------------------------------------------------------|
+| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation (RoPE),  |
+|                     |                                | weights, cache, autocast or compilation                    |
+| "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
+| "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias, no padding, no cached keys          |
+| "FlexAttention"     | `attention.flex_attention`     | CUDA, no dropout, no cached keys, T >= 1024, and positions |
+|                     |                                | that have a `score_mod` or no bias                         |
+| "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
 
-The rest of a pass. "Plain" means no cross-attention and no cache.
+The rest of a pass, where "plain" means without cross-attention and cache:
 
-| fast path                                    | taken when                                                           |
-|----------------------------------------------|----------------------------------------------------------------------|
-| `dropout.dropout_masks`, four from one draw  | dropout on a CPU                                                     |
-| `dropout.draw_ahead`, all masks at once      | dropout on a CPU, plain pass                                         |
-| `padding.Unpadder`, no padding               | training on a CPU, plain pass with padding, not compiled; no         |
-|                                              | ensemble, whose members have different numbers of tokens             |
-| `BiasCache`, bias of the last length reused  | no padding, no cached keys, and no bias with trained parameters      |
-| `compile.compile_blocks`                     | `compile=` is set; passes with a cache or with weights run uncompiled|
-| `loss.next_token_loss`, chunks of logits     | always                                                               |
+| fast path                                | taken when                                                             |
+|------------------------------------------|------------------------------------------------------------------------|
+| `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
+| `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
+| `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
+| `Stack.attention_bias`: bias reused      | same length, no padding, no cached keys, no trained bias               |
+| `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
+| `loss.next_token_loss`: logits in chunks | always; with torch's fused loss when training on a CPU from torch 2.13 |
 
-Unpadding is limited to training on a CPU for three reasons: an accelerator would wait to learn the number of tokens,
-a compiled block would be recompiled for every number, and evaluation batches hold little padding.
+Unpadding is limited because an accelerator would wait to learn the number of tokens, a compiled block would be
+recompiled for every number, evaluation batches hold little padding, and members of an ensemble differ in theirs.
 
 Shapes: see `speechformer.layers.attention`; R tokens of a batch without its padding.
 """
@@ -35,34 +34,36 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 from __future__ import annotations
 
 import functools
-import math
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from speechformer.kernels.attention import DroppedAttention
+from speechformer.errors import UserError, pick
+from speechformer.kernels.attention import DroppedAttention, block_mask, cached_block_mask, flex_attention
 from speechformer.kernels.dropout import FastDropout
-from speechformer.kernels.flex import block_mask, cached_block_mask, flex_attention
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention, attention_bias, attention_reference
+from speechformer.layers import attention as reference
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
 from speechformer.layers.positions import Positions
 
 Kernel = Literal["fused dropout", "reference", "SDPA without mask", "FlexAttention", "SDPA"]
 FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
+CPU = torch.device("cpu")
 
 
 @dataclass
 class AttentionBias:
-    """The bias of `layers.attention_bias`, built in the form that the chosen kernel needs.
+    """The bias of `layers.attention`, built in the form that the chosen kernel needs.
 
-    Args: see `attention_bias`.
-        unpadder: if the pass leaves out padding.
+    Args: see `attention_mask`, and `unpadder` if the pass leaves out padding.
     """
 
     positions: Positions
@@ -71,28 +72,28 @@ class AttentionBias:
     S: int
     causal: bool
     token_mask_BS: Tensor | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     unpadder: Unpadder | None = None
 
     @functools.cached_property
     def dense(self) -> Tensor:
         """The tensor itself, [1 or B, 1 or N, T, S]."""
-        return attention_bias(
-            self.positions, self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device
-        )
+        mask = reference.attention_mask(self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device)
+        return reference.attention_bias(self.positions, mask)
 
     @functools.cached_property
     def block_mask(self) -> Any:
         """The mask for FlexAttention."""
+        arguments = (self.pattern, self.causal, self.T, self.device)
         if self.token_mask_BS is None:
-            return cached_block_mask(self.pattern, self.causal, self.T, self.device)
-        return block_mask(self.pattern, self.causal, self.T, self.device, self.token_mask_BS)
+            return cached_block_mask(*arguments)
+        return block_mask(*arguments, self.token_mask_BS)
 
     @property
     def only_causal(self) -> bool:
-        """Whether the bias is 0 and the mask is that of causality, if any."""
-        everything = self.pattern is all_pairs and self.token_mask_BS is None and self.T == self.S
-        return everything and not self.positions.overrides("bias")
+        """Whether the bias is 0 and nothing is masked, except by causality."""
+        all_allowed = self.pattern is all_pairs and self.token_mask_BS is None and self.T == self.S
+        return all_allowed and not self.positions.overrides("bias")
 
     @property
     def fits_flex(self) -> bool:
@@ -101,42 +102,11 @@ class AttentionBias:
         return known and self.T == self.S
 
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
-        """Build the form that this pass needs, outside compiled blocks: each would build it again, and a CUDA graph
-        would put it into memory that the next replay overwrites."""
+        """Build the form that this pass needs. Compiled blocks must not do it: each would build it again, and a CUDA
+        graph would overwrite it in its next replay."""
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
         if kernel != "SDPA without mask":
             _ = self.block_mask if kernel == "FlexAttention" else self.dense
-
-
-class BiasCache:
-    """The biases of a stack; that of the last pass is reused where the length alone decides it."""
-
-    can_unpad = True
-
-    def __init__(self, causal: bool) -> None:
-        self.causal = causal
-        self.last: tuple[tuple, AttentionBias] | None = None
-
-    def __call__(
-        self,
-        positions: Positions,
-        pattern: Pattern,
-        x_BTD: Tensor,
-        S: int,
-        token_mask_BS: Tensor | None,
-        unpadder: Unpadder | None,
-    ) -> AttentionBias | Tensor:
-        """Return the bias for the T last of S positions."""
-        T, device = x_BTD.shape[1], x_BTD.device
-        bias = AttentionBias(positions, pattern, T, S, self.causal, token_mask_BS, device, unpadder)
-        trained = positions.overrides("bias") and any(True for _ in positions.parameters())
-        if token_mask_BS is not None or T != S or trained:
-            return bias
-        # autograd cannot save tensors made in inference mode
-        key = (pattern, T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
-        if self.last is None or self.last[0] != key:
-            self.last = (key, bias)
-        return self.last[1]
 
 
 def dense(bias: AttentionBias | Tensor) -> Tensor:
@@ -145,13 +115,9 @@ def dense(bias: AttentionBias | Tensor) -> Tensor:
 
 
 def choose_kernel(
-    bias: AttentionBias | Tensor,
-    device: torch.device,
-    dropout_rate: float,
-    with_weights: bool,
-    fusable: bool = False,
+    bias: AttentionBias | Tensor, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
 ) -> Kernel:
-    """Return the kernel for one attention; the table at the top of this module.
+    """Return the kernel for one attention, by the table of this module.
 
     Args:
         dropout_rate: 0 in evaluation.
@@ -170,52 +136,35 @@ def choose_kernel(
     return "SDPA"
 
 
-def attention(
-    q_BNTH: Tensor,
-    k_BNSH: Tensor,
-    v_BNSH: Tensor,
-    bias: AttentionBias | Tensor,
-    dropout: FastDropout,
-    with_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute `attention_reference` by the kernel of `choose_kernel`; the weights are None unless asked for."""
-    rate = dropout.rate if dropout.active else 0.0
-    kernel = choose_kernel(bias, q_BNTH.device, rate, with_weights)
-    if kernel == "reference":
-        return attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), dropout)
-    if kernel == "SDPA":
-        mask = dense(bias).to(q_BNTH.dtype)
-        return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask, rate), None
-    assert isinstance(bias, AttentionBias)
-    if kernel == "FlexAttention":
-        return flex_attention(q_BNTH, k_BNSH, v_BNSH, bias.positions.score_mod(), bias.block_mask), None
-    return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, bias.causal), None
-
-
-class FastAttention(MultiHeadAttention):
-    """Multi-head attention by `attention`."""
+class FastAttention(reference.MultiHeadAttention):
+    """Multi-head attention by any kernel but "fused dropout"."""
 
     dropout: FastDropout
 
     def attention(
-        self,
-        q_BNTH: Tensor,
-        k_BNSH: Tensor,
-        v_BNSH: Tensor,
-        bias: AttentionBias | Tensor,
-        with_weights: bool,
+        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: AttentionBias | Tensor, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        return attention(q_BNTH, k_BNSH, v_BNSH, bias, self.dropout, with_weights)
+        rate = self.dropout.rate if self.dropout.active else 0.0
+        kernel = choose_kernel(bias, q_BNTH.device, rate, with_weights)
+        if kernel == "reference":
+            return reference.attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), self.dropout)
+        if kernel == "SDPA":
+            mask = dense(bias).to(q_BNTH.dtype)
+            return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask, rate), None
+        assert isinstance(bias, AttentionBias)
+        if kernel == "FlexAttention":
+            return flex_attention(q_BNTH, k_BNSH, v_BNSH, bias.positions.score_mod(), bias.block_mask), None
+        return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, bias.causal), None
 
 
-class FastCrossAttention(FastAttention, CrossAttention):
-    """Cross-attention by `attention`."""
+class FastCrossAttention(FastAttention, reference.CrossAttention):
+    """Cross-attention by the chosen kernel."""
 
 
-class FastSelfAttention(FastAttention, SelfAttention):
-    """Self-attention by `attention` or `DroppedAttention`. x may be the tokens without padding, [R, D]."""
+class FastSelfAttention(FastAttention, reference.SelfAttention):
+    """Self-attention by the chosen kernel. x may be the tokens without padding, [R, D]."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x_BTD: Tensor,
         positions: Positions,
@@ -231,8 +180,7 @@ class FastSelfAttention(FastAttention, SelfAttention):
             B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             qkv_RE = qkv.flatten(0, 1) if unpadder is None else qkv
-            unpadder = unpadder or without_padding(B, T)
-            output_RD = DroppedAttention.apply(qkv_RE, dense(bias), mask_BNTT, unpadder)
+            output_RD = DroppedAttention.apply(qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T))
             return self.output(output_RD.view(x_BTD.shape)), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attend(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
@@ -243,9 +191,29 @@ class FastBlock(Block):
     """A `Block` of fast layers. x may be the tokens without padding, [R, D]."""
 
     attention_class, cross_attention_class, dropout_class = FastSelfAttention, FastCrossAttention, FastDropout
-    compiled = False  # by `compile.compile_blocks`
+    compiled = False  # by `compile_blocks`
 
-    def dropout_uses(self, B: int, T: int, D: int) -> list[tuple[FastDropout, Sequence[int]]]:
+    def dropout_uses(self, B: int, T: int, D: int) -> list[tuple[Any, Sequence[int]]]:
         """Return each use of dropout in a pass without cross-attention, in order, and the shape that it meets."""
-        weights = self.attention.dropout, (B, self.attention.heads, T, T)
-        return [weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]  # type: ignore[list-item]
+        weights = (self.attention.dropout, (B, self.attention.heads, T, T))
+        return [weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]
+
+
+def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:
+    """Apply torch.compile to the blocks of a model for `device`, in place. Equal blocks share one compilation.
+
+    Parameter names do not change. "reduce-overhead" replays the blocks as CUDA graphs.
+
+    Raises:
+        UserError: torch has no such mode, or the device is a CPU and there is no C++ compiler.
+    """
+    pick(dict.fromkeys(COMPILE_MODES), mode, "compile")
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        raise UserError(
+            f"compile={mode}: on a CPU torch.compile needs a C++ compiler and found none. "
+            "Install g++ or leave compile unset."
+        )
+    for block in model.modules():
+        if isinstance(block, FastBlock):
+            block.compile(mode=mode)
+            block.compiled = True

@@ -1,10 +1,8 @@
-"""Unpadding: the tokens of padded sequences in one row, without the padding.
+"""Unpadding: the tokens of padded sequences one after another, without the padding.
 
 Linear layers, norms, residuals and activations treat every token alone, so they run on [R, D] instead of [B, T, D].
 Only attention needs the sequences; there the tokens go back to their places. About a third of a training batch of
-sentences is padding.
-
-Zhai et al. 2023, "ByteTransformer", section III.
+sentences is padding. Zhai et al. 2023, "ByteTransformer", section III.
 
 Shapes: B sequences of T places, R tokens, D width, N heads, H width of a head.
 """
@@ -26,7 +24,7 @@ class Unpadder:
 
     def __init__(self, B: int, T: int, index_R: Tensor) -> None:
         self.B, self.T, self.index_R = B, T, index_R
-        self.rows_of_heads: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all layers of a pass share them
+        self.rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all layers of a pass share them
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """Return the tokens alone, [R, D]."""
@@ -37,28 +35,24 @@ class Unpadder:
         x = x_RD.new_zeros(self.B * self.T, x_RD.shape[1]).index_copy(0, self.index_R, x_RD)
         return x.view(self.B, self.T, -1)
 
+    @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
     def head_rows(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the row indices that convert between token-major and head-major order, in rows of width H.
+        """Return row indices that convert between the order of tokens and that of heads, in rows of width H.
 
         Returns:
             to_tokens: rows of [3, B, N, T] that give [R, 3, N].
             to_heads: rows of [R, 3, N] that give [3, B, N, T]; padding takes row 0.
             output: rows of [B, N, T] that give [R, N].
         """
-        if N not in self.rows_of_heads:
-            with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
-                self.rows_of_heads[N] = self._head_rows(N)
-        return self.rows_of_heads[N]
-
-    def _head_rows(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        B, T, R = self.B, self.T, len(self.index_R)
-        sequence_R = self.index_R // T
-        head_0_R = self.index_R + sequence_R * (N - 1) * T
-        output_RN = head_0_R[:, None] + torch.arange(0, N * T, T)
-        to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
-        to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
-        to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
-        return to_tokens_R3N.flatten(), to_heads, output_RN.flatten()
+        if N not in self.rows:
+            B, T, R = self.B, self.T, len(self.index_R)
+            first_head_R = self.index_R + self.index_R // T * (N - 1) * T
+            output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
+            to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
+            to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
+            to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
+            self.rows[N] = to_tokens_R3N.flatten(), to_heads, output_RN.flatten()
+        return self.rows[N]
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
     attention(q, k, v) = softmax(q k^T / sqrt(H) + bias) v
 
 Vaswani et al. 2017, "Attention Is All You Need", equation 1. The bias is the positional bias (ALiBi, T5) of each pair
-of query and key that the mask allows, and minus infinity for every other pair. It is the same in all layers.
+of query and key that the mask allows, and minus infinity for every other pair. All layers share it.
 
 This module is the reference: short, differentiable, correct on every device. Models run the faster versions in
 `speechformer.kernels`, which are tested against it.
@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions, query_and_key_indices
 
+Device = torch.device | None
+
 
 def attention_reference(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, dropout: nn.Module | None = None
@@ -32,7 +34,7 @@ def attention_reference(
     """Compute attention step by step.
 
     Args:
-        bias: added to the scores, [1 or B, 1 or N, T, S]; see `attention_bias`.
+        bias: from `attention_bias`, [1 or B, 1 or N, T, S].
         dropout: applied to the weights.
 
     Returns:
@@ -40,25 +42,19 @@ def attention_reference(
     """
     scores_BNTS = q_BNTH @ k_BNSH.transpose(-2, -1) / math.sqrt(q_BNTH.shape[-1]) + bias
     weights_BNTS = scores_BNTS.softmax(dim=-1)
-    kept_BNTS = weights_BNTS if dropout is None else dropout(weights_BNTS)
-    return kept_BNTS @ v_BNSH, weights_BNTS
+    dropped_BNTS = weights_BNTS if dropout is None else dropout(weights_BNTS)
+    return dropped_BNTS @ v_BNSH, weights_BNTS
 
 
 def attention_mask(
-    pattern: Pattern,
-    T: int,
-    S: int,
-    causal: bool,
-    token_mask_BS: Tensor | None = None,
-    device: torch.device | None = None,
+    pattern: Pattern, T: int, S: int, causal: bool, token_mask_BS: Tensor | None = None, device: Device = None
 ) -> Tensor:
-    """Return which query may attend to which key: pattern, causality and padding combined.
+    """Return which query may attend to which key: pattern, causality and padding in one.
 
-    A padding query attends to itself. A sparse pattern could otherwise leave its row empty, and a softmax over
-    nothing is NaN. No other query attends to padding.
+    Padding attends to itself, since a softmax over an empty row would be NaN. No other query attends to padding.
 
     Args:
-        T, S: number of queries and keys; the queries are the last T of S positions.
+        T, S: numbers of queries and keys; the queries are the last T of S positions.
         token_mask_BS: False on padding.
 
     Returns:
@@ -68,37 +64,25 @@ def attention_mask(
     mask_TS = pattern(i, j)
     if causal:
         mask_TS = mask_TS & (j <= i)
-    mask = mask_TS[None, None]
-    if token_mask_BS is not None:
-        mask = mask & (token_mask_BS[:, None, None, :] | (i == j))
-    return mask
+    if token_mask_BS is None:
+        return mask_TS[None, None]
+    return mask_TS[None, None] & (token_mask_BS[:, None, None, :] | (i == j))
 
 
-def attention_bias(
-    positions: Positions,
-    pattern: Pattern,
-    T: int,
-    S: int,
-    causal: bool,
-    token_mask_BS: Tensor | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Return what is added to the scores: the positional bias, or -inf where `attention_mask` is False.
+def attention_bias(positions: Positions, mask: Tensor) -> Tensor:
+    """Return what is added to the scores, [1 or B, 1 or N, T, S].
 
-    Args: see `attention_mask`.
-
-    Returns:
-        [1 or B, 1 or N, T, S].
+    That is the positional bias where `mask` (from `attention_mask`) is True, and -inf where it is False.
     """
-    mask = attention_mask(pattern, T, S, causal, token_mask_BS, device)
+    T, S = mask.shape[-2:]
     bias_NTS = positions.bias(T, S)
     if bias_NTS is None:
-        bias_NTS = torch.zeros((), device=device)
+        bias_NTS = torch.zeros((), device=mask.device)
     return torch.where(mask, bias_NTS, -math.inf)
 
 
 class MultiHeadAttention(nn.Module):
-    """What `SelfAttention` and `CrossAttention` share: N heads and dropout of the weights."""
+    """What `SelfAttention` and `CrossAttention` share: N heads, and dropout of the weights."""
 
     def __init__(self, heads: int, dropout: nn.Module) -> None:
         super().__init__()
@@ -107,7 +91,7 @@ class MultiHeadAttention(nn.Module):
     def attention(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute `attention_reference`. The kernels replace this method."""
+        """Compute `attention_reference`. `speechformer.kernels` overrides this method."""
         return attention_reference(q_BNTH, k_BNSH, v_BNSH, bias, self.dropout)
 
 
@@ -116,8 +100,7 @@ class SelfAttention(MultiHeadAttention):
 
     Args:
         width: D, a multiple of `heads`.
-        heads: N.
-        dropout: module applied to the attention weights.
+        dropout: module for the attention weights.
         qkv_bias: whether the projections to queries, keys and values have a bias.
         bias: whether the output projection has a bias.
     """
@@ -139,9 +122,8 @@ class SelfAttention(MultiHeadAttention):
 
         Args:
             bias: from `attention_bias`.
-            with_weights: whether you need the weights; faster subclasses skip them.
-            cache: keys and values of the S - T tokens before x, [B, N, S - T, H] each, extended in place. Start
-                with an empty dictionary.
+            with_weights: whether you need the weights; the kernels skip them otherwise.
+            cache: keys and values of the S - T tokens before x, [B, N, S - T, H], extended in place. Start with {}.
 
         Returns:
             The output, [B, T, D], and the weights, [B, N, T, S].
@@ -150,14 +132,9 @@ class SelfAttention(MultiHeadAttention):
         return self.output(output_BTD), weights
 
     def attend(
-        self,
-        qkv_BTE: Tensor,
-        positions: Positions,
-        bias: Tensor,
-        with_weights: bool,
-        cache: dict[str, Tensor] | None,
+        self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Split projected queries, keys and values into heads and attend; see `forward`."""
+        """Do what `forward` does between the projections."""
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = positions.rotate(q, k, cache["k"].shape[2] if cache else 0)
         if cache:
@@ -171,8 +148,8 @@ class SelfAttention(MultiHeadAttention):
 class CrossAttention(MultiHeadAttention):
     """Multi-head attention from a decoder to the states of an encoder. Vaswani et al. 2017, section 3.2.3.
 
-    It uses neither position nor pattern. Both are functions of the distance i - j, and the distance between word i of
-    one language and word j of another has no meaning. The decoder attends to the whole source except its padding.
+    It uses neither position nor pattern: both are functions of the distance i - j, which has no meaning between word i
+    of one language and word j of another. The decoder attends to the whole source except its padding.
 
     Args: see `SelfAttention`.
     """
@@ -193,8 +170,7 @@ class CrossAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each target token to its source.
 
-        A beam search holds R / B hypotheses for each source, one after another. Their queries share the source's
-        keys and values instead of copying them.
+        A beam search holds R / B hypotheses for each source, one after another. They share its keys and values.
 
         Args:
             bias_B11S: 0 on tokens of the source, -inf on its padding.

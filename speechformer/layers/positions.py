@@ -108,7 +108,7 @@ class Sinusoidal(Positions):
 
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]. Vaswani et al. 2017, section 3.5."""
+    """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]; see `Sinusoidal`."""
     # float32 angles would be off by 1e-4 after a few hundred positions
     angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (
         torch.arange(0, width, 2, dtype=torch.float64) / width
@@ -186,7 +186,8 @@ class ALiBi(Positions):
             or not all(type(slope) in (int, float) for slope in slopes)
         ):
             raise UserError(
-                f"model.slopes must be geometric, learned or a list of {heads} numbers, one for each head, not {slopes!r}."
+                f"model.slopes must be geometric, learned or a list of {heads} numbers, one for each head, "
+                f"not {slopes!r}."
             )
         else:
             values = list(slopes)

@@ -14,8 +14,8 @@ Three models with one interface:
                               (Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine
                               Translation", global attention, score "dot", equations 5, 7 and 8)
 
-The two recurrent models have the same weights and differ only in c. No model uses positions or patterns between source
-and target; see `CrossAttention`.
+The two recurrent models have the same weights and differ only in c. No model uses positions or patterns between
+source and target; see `CrossAttention`.
 
 Shapes: B sources of S tokens; R target sequences of T tokens, R / B for each source, those of a source one after
 another; N heads, H width of a head, L layers, D width.
@@ -41,8 +41,8 @@ class Memory:
     """What a decoder needs of the sources; row b of each tensor belongs to source b.
 
     Attributes:
-        layers: of a transformer, keys "k" and values "v" for each block; of an RNN, the encoder's "states", [B, S, D],
-            followed by its final state.
+        layers: of a transformer, keys "k" and values "v" for each block; of an RNN, the encoder's "states",
+            [B, S, D], followed by its final state.
         bias: 0 on tokens and -inf on padding, [B, 1, 1, S].
     """
 

@@ -1,9 +1,9 @@
 """Model ensembling: K models of equal shapes trained as one, as `torch.func.stack_module_state` does it.
 
 Each parameter of the ensemble stacks those of its members, [K, ...]. Row b of member k is row k B + b of every batch.
-Attention, residuals and activations treat rows alike and are used as they are. Modules with parameters (linear
-layers, norms, embeddings, positions) or with a state of their own for each member (bias, pattern, dropout) are
-replaced by versions that know K. So `stack_models` copies a model, replaces its leaves, and runs the model's own code.
+Attention, residuals and activations treat rows alike and are used as they are. Modules that differ by member (linear
+layers, norms, embeddings, positions, bias, dropout) are replaced by versions that know K. So `stack_models` copies a
+model, replaces its leaves, and runs the model's own code.
 
 Nothing is summed over members: a NaN in one member never reaches another.
 
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from speechformer.kernels.dropout import FastDropout, dropout_masks
 from speechformer.kernels.padding import Unpadder
-from speechformer.layers.attention import attention_bias
+from speechformer.layers.attention import attention_bias, attention_mask
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import Positions
+from speechformer.models.stack import Stack
 
 
 class EnsembleLinear(nn.Module):
@@ -99,14 +100,17 @@ class EnsembleDropout(FastDropout):
         """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
         members, K = [], len(self.generators.generators)
         for generator, padding in zip(self.generators.generators, self.generators.padding):
-            padded = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # last dimension, the one before
+            padded = [(padding if len(shape) == 4 else 0, padding) for shape in shapes]  # keys, tokens
             own_shapes = [
                 (shape[0] // K, *shape[1:-2], shape[-2] - tokens, shape[-1] - keys)
                 for shape, (keys, tokens) in zip(shapes, padded)
             ]
             masks = dropout_masks(own_shapes, self.rate, dtype, generator)
             members.append(
-                [F.pad(mask, (0, keys, 0, tokens)) if padding else mask for mask, (keys, tokens) in zip(masks, padded)]
+                [
+                    F.pad(mask, (0, keys, 0, tokens)) if padding else mask
+                    for mask, (keys, tokens) in zip(masks, padded)
+                ]
             )
         return [torch.cat(parts) for parts in zip(*members)]
 
@@ -151,33 +155,20 @@ class EnsemblePositions(Positions):
         return q, k
 
 
-class EnsembleBias:
-    """The attention bias of K members, [K B, N, T, S], in place of `kernels.dispatch.BiasCache`.
+class EnsembleStack(Stack):
+    """A `Stack` whose members have different biases and numbers of tokens."""
 
-    Args:
-        patterns: as many as the `EnsemblePositions` have members.
-    """
+    can_unpad = False
+    patterns: list[Pattern]  # as many as `positions` has members
 
-    can_unpad = False  # the members have different numbers of tokens
-
-    def __init__(self, patterns: Sequence[Pattern], causal: bool) -> None:
-        self.patterns, self.causal = patterns, causal
-
-    def __call__(
-        self,
-        positions: EnsemblePositions,
-        pattern: Pattern,
-        x_BTD: Tensor,
-        S: int,
-        token_mask_BS: Tensor | None,
-        unpadder: Unpadder | None,
+    def attention_bias(
+        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None
     ) -> Tensor:
-        """Return the bias for the T last of S positions."""
         (B, T, _), n = x_BTD.shape, len(self.patterns)
         token_masks = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
         biases = [
-            attention_bias(member, own_pattern, T, S, self.causal, token_mask, x_BTD.device)
-            for member, own_pattern, token_mask in zip(positions.unstack(), self.patterns, token_masks)
+            attention_bias(positions, attention_mask(pattern, T, S, self.causal, token_mask, x_BTD.device))
+            for positions, pattern, token_mask in zip(self.positions.unstack(), self.patterns, token_masks)
         ]
         N = max(bias.shape[1] for bias in biases)
         return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
@@ -242,4 +233,5 @@ def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn
     if not parameters and all(member.config == members[0].config for member in members):
         members = members[:1]  # all have the same bias
     ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
-    ensemble.attention_bias = EnsembleBias([member.pattern for member in members], ensemble.causal)
+    ensemble.patterns = [member.pattern for member in members]
+    ensemble.__class__ = EnsembleStack  # keeps everything else of the copied stack

@@ -46,7 +46,7 @@ class RecurrentStack(nn.Module):
             raise UserError(f"model={model['name']} has no self-attention, so pattern must be full.")
         if first_token:
             raise UserError(
-                f"architecture.pool=cls needs attention: a CLS token in front of a sentence that model={model['name']} "
+                "architecture.pool=cls needs attention: a CLS token in front of a sentence that a recurrent network "
                 "reads from left to right would know nothing of it. Set architecture.pool=mean."
             )
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding

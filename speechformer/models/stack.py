@@ -6,14 +6,14 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, pick
-from speechformer.kernels.dispatch import AttentionBias, BiasCache, FastBlock
+from speechformer.kernels.dispatch import AttentionBias, FastBlock
 from speechformer.kernels.dropout import FastDropout, draw_ahead
 from speechformer.kernels.padding import Unpadder, unpadder_for
 from speechformer.layers.patterns import build_pattern, with_first_token
@@ -70,7 +70,7 @@ class Stack(nn.Module):
         self.first_token = nn.Embedding(1, width) if first_token else None
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
-        self.attention_bias = BiasCache(causal)
+        self.last_bias: tuple[tuple, AttentionBias] | None = None
         self.dropout = FastDropout(dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
         self.blocks: Iterable[Any] = nn.ModuleList(FastBlock(**block) for _ in range(layers))
@@ -85,7 +85,7 @@ class Stack(nn.Module):
         """Whether a plain pass may leave out padding; see `kernels.dispatch`."""
         on_cpu = self.embedding.weight.device.type == "cpu"
         compiled = any(block.compiled for block in self.blocks)
-        return self.training and on_cpu and not compiled and self.attention_bias.can_unpad
+        return self.training and on_cpu and not compiled
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return embeddings and token mask, with the first token if the stack has one."""
@@ -127,8 +127,7 @@ class Stack(nn.Module):
             unpadder = unpadder_for(token_mask_BT) if token_mask_BT is not None and self.can_unpad else None
             self.draw_dropout(x_BTD, unpadder)
         x_BTD = self.positions.embed(x_BTD, offset)
-        S = offset + x_BTD.shape[1]
-        bias = self.attention_bias(self.positions, self.pattern, x_BTD, S, token_mask_BT, unpadder)
+        bias = self.attention_bias(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder)
         if isinstance(bias, AttentionBias):
             bias.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
         x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
@@ -143,6 +142,21 @@ class Stack(nn.Module):
         x_BTD = self.final_norm(x_BTD)
         return x_BTD if unpadder is None else unpadder.pad(x_BTD), weights, cross_weights
 
+    def attention_bias(
+        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None
+    ) -> AttentionBias | Tensor:
+        """Return the bias of a pass; that of the last pass again if only the length decides it."""
+        (_, T, _), device = x_BTD.shape, x_BTD.device
+        bias = AttentionBias(self.positions, self.pattern, T, S, self.causal, token_mask_BS, device, unpadder)
+        trained = self.positions.overrides("bias") and any(True for _ in self.positions.parameters())
+        if token_mask_BS is not None or T != S or trained:
+            return bias
+        # autograd cannot save tensors made in inference mode
+        key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
+        if self.last_bias is None or self.last_bias[0] != key:
+            self.last_bias = (key, bias)
+        return self.last_bias[1]
+
     def draw_dropout(self, x_BTD: Tensor, unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a pass without cross-attention, if dropout needs them."""
         if self.dropout.active and x_BTD.device.type == "cpu":
@@ -154,38 +168,24 @@ class Stack(nn.Module):
         return [{} for _ in self.blocks]
 
 
-def keep_initialisation(module: nn.Module, std: float) -> None:
-    """Keep torch's initialisation: Kaiming uniform in linear layers, normal(0, 1) in embeddings."""
-
-
-def normal_initialisation(module: nn.Module, std: float) -> None:
-    """Draw weights of linear layers and embeddings from normal(0, std), set biases to 0. Radford et al. 2019: 0.02."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
-def xavier_initialisation(module: nn.Module, std: float) -> None:
-    """Draw weights uniformly with variance 2 / (in + out), set biases to 0. Glorot and Bengio 2010, equation 16."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.xavier_uniform_(module.weight)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-
-
-INITIALISATIONS = {
-    "torch": keep_initialisation,
-    "normal": normal_initialisation,
-    "xavier": xavier_initialisation,
+INITIALISATIONS: dict[str, Callable[[Tensor, float], Any] | None] = {
+    "torch": None,  # Kaiming uniform in linear layers, normal(0, 1) in embeddings
+    "normal": lambda weight, std: nn.init.normal_(weight, std=std),  # GPT-2 uses 0.02
+    "xavier": lambda weight, std: nn.init.xavier_uniform_(weight),  # Glorot and Bengio 2010, equation 16
 }
 
 
 def initialise(model: nn.Module, name: str, std: float) -> None:
-    """Initialise the weights of a model in place; `name` and `std` are `recipe.init` and `recipe.init_std`."""
-    rule = pick(INITIALISATIONS, name, "recipe.init")
+    """Initialise linear layers and embeddings in place; `name` and `std` are `recipe.init` and `recipe.init_std`.
+
+    "torch" keeps torch's values. The others draw the weights and set biases to 0.
+    """
+    draw = pick(INITIALISATIONS, name, "recipe.init")
     for module in model.modules():
-        rule(module, std)
+        if draw is not None and isinstance(module, nn.Linear | nn.Embedding):
+            draw(module.weight, std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

@@ -27,6 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import identity
@@ -138,7 +139,7 @@ def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works in {directory}"
         if not wait:
             raise OccupiedError(f"{who}.") from None
-        print(f"Waiting: {who}.", flush=True)
+        console.say(f"Waiting: {who}.")
         file_lock.acquire(poll_interval=0.5)
     try:
         yield read_json(directory / OWNER) or {}
@@ -167,6 +168,8 @@ def is_locked(directory: Path) -> bool:
 class RunFolder:
     """A run's folder that this process works in.
 
+    Of a run on several devices only the first process writes.
+
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
     an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`.
     """
@@ -188,12 +191,19 @@ class RunFolder:
         }
 
     @property
+    def writes(self) -> bool:
+        """Whether this process is the run's first."""
+        return not int(os.environ.get("LOCAL_RANK", 0))
+
+    @property
     def has_ended(self) -> bool:
         """Whether the run has a result that stands."""
         return self.result is not None and self.result["status"] in TERMINAL_STATES
 
     def begin(self, config: Mapping[str, Any], threads: int | None) -> None:
         """Write `run.json` and `config.yaml`, and remove the result of an attempt that failed."""
+        if not self.writes:
+            return
         about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         self.owner |= {**about, "threads": self.owner["threads"] or threads}
         write_json(self.path / OWNER, self.owner)
@@ -213,8 +223,9 @@ class RunFolder:
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         """Write the result, and remove what only an unfinished run needs; return the result."""
-        write_result(self.path, result)
-        shutil.rmtree(self.path / WEIGHTS, ignore_errors=True)
+        if self.writes:
+            write_result(self.path, result)
+            shutil.rmtree(self.path / WEIGHTS, ignore_errors=True)
         return result
 
     def check(self) -> None:

@@ -24,6 +24,7 @@ NOT_IDENTITY = (
     "checkpoint_every",
     "compile",
     "force",
+    "task.data",
     "threads",
     "trainer.accelerator",
     "trainer.devices",

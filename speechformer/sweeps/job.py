@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from speechformer import console
-from speechformer.config import check_overrides, check_sweep
+from speechformer.config import check_overrides
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
@@ -33,7 +33,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
     name = sweeps.names(plan["jobs"])[number] if plan.get("jobs") else " ".join(overrides)
     if number in plan.get("given_up", []):
-        print(f"Given up: {name}", flush=True)
+        console.say(f"Given up: {name}")
         return NO_VALUE
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
@@ -44,13 +44,12 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     try:
         sweeps.register(sweep, number, overrides, directory)
         check_overrides(overrides)
-        check_sweep(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
                 stack.enter_context(console.log_to_file(directory / "log.txt"))
             result = execute(cfg, directory, overrides, launcher, runtime.process_set_up)
     except runs.OccupiedError as error:
-        print(f"Left to another process: {name}: {error}", flush=True)
+        console.say(f"Left to another process: {name}: {error}")
         return NO_VALUE
     except Exception as error:
         print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
@@ -58,7 +57,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         release_memory()
         return NO_VALUE
     if line := outcome(result, directory, started, plan.get("begun", started), launcher):
-        print(f"{line}: {name}", flush=True)
+        console.say(f"{line}: {name}")
     value = result["best"]["value"]
     return NO_VALUE if value is None else value
 

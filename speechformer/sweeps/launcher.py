@@ -24,6 +24,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from speechformer import console
 from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
@@ -59,7 +60,7 @@ class EnsembleLauncher(Launcher):
             for first in range(0, len(group), self.members):
                 self.train(group[first : first + self.members])
         for reason, count in alone.items():
-            print(f"Not in an ensemble: {count} of {len(job_overrides)} runs, because {reason}.", flush=True)
+            console.say(f"Not in an ensemble: {count} of {len(job_overrides)} runs, because {reason}.")
         return self.basic.launch(job_overrides, initial_job_idx)
 
     def compose_job(self, overrides: Sequence[str], number: int) -> Job:
@@ -82,7 +83,7 @@ class EnsembleLauncher(Launcher):
         if len(jobs) < 2:
             return
         job_names = names([overrides for _, _, overrides in jobs])
-        print(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}", flush=True)
+        console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
         try:
             with runtime.process_set_up():
                 from speechformer.training.fit_ensemble import fit_ensemble
@@ -90,7 +91,7 @@ class EnsembleLauncher(Launcher):
                 fit_ensemble(jobs, "ensemble")
         except Exception as error:
             reason = one_sentence(error) or type(error).__name__
-            print(f"The ensemble failed ({reason}); its runs run one after another.", flush=True)
+            console.say(f"The ensemble failed ({reason}); its runs run one after another.")
 
 
 def group_jobs(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[str, int]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from speechformer import console
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, jobs_of, plan, register
@@ -97,7 +98,7 @@ def quoted(path: Path) -> str:
 def run_alone(job: Job, command: Sequence[str]) -> None:
     """Run a job whose worker was killed once more, alone: another job may have been the cause."""
     assert job.folder is not None
-    print(f"Running alone: {job.name}", flush=True)
+    console.say(f"Running alone: {job.name}")
     was_forced = job.state.owner.get("since", 0) >= COMMAND.started  # then the earlier run is gone already
     overrides = [word for word in job.overrides if not (was_forced and word.partition("=")[0] == "force")]
     log = job.folder / "log.txt"
@@ -134,7 +135,7 @@ def wait_for_other_processes(folder: Path) -> bool:
     waited = False
     while elsewhere := [job for job in jobs_of(folder) if job.state.status == "running"]:
         if not waited:
-            print(f"Waiting for {len(elsewhere)} runs that other processes work on.", flush=True)
+            console.say(f"Waiting for {len(elsewhere)} runs that other processes work on.")
         waited = True
         time.sleep(2)
     return waited
@@ -162,12 +163,12 @@ def conclude(folder: Path) -> int:
 
     jobs = jobs_of(folder)
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", *OPEN)]
-    print(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
+    console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
         write_report([folder], folder / "report")
-        print(f"Report: {folder / 'report' / 'report.html'}", flush=True)
+        console.say(f"Report: {folder / 'report' / 'report.html'}")
     except UserError as error:  # no run came to its end
-        print(f"There is no report: {one_sentence(error)}", flush=True)
+        console.say(f"There is no report: {one_sentence(error)}")
     except Exception:  # what failed must be named in any case
         traceback.print_exc()
     for job in unfinished:

@@ -58,6 +58,7 @@ class Task(EvaluableModule):
     x_axis: ClassVar[str] = "step"  # or "epoch"
     unit: ClassVar[str] = "lines"
     note: ClassVar[str] = ""
+    baseline_keys: ClassVar[tuple[str, ...]] = ()  # config keys that a baseline shares with the runs of its table
 
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Task:
@@ -122,6 +123,7 @@ class Task(EvaluableModule):
             "x_axis": self.x_axis,
             "note": self.note,
             "unit": self.unit,
+            "baseline_keys": list(self.baseline_keys),
         }
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Classify(Task):
     }
     no_ensemble = None
     compared, x_axis = ("test_accuracy_not_in_train",), "epoch"
+    baseline_keys = ("block_size",)  # sentences are cut there
     model: EncoderClassifier
 
     def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], classes: list[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from speechformer.errors import UserError
+from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
@@ -21,8 +22,7 @@ def load_task(path: Path) -> Task:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        # MERGE: checkpoint = upgrade_checkpoint(checkpoint), from speechformer.runs.legacy
+        checkpoint = upgrade_checkpoint(torch.load(path, map_location="cpu", weights_only=True))
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:

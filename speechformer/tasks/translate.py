@@ -133,12 +133,11 @@ class Translate(Task):
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         logger, written = self.trainer.logger, self.translations.get("validation", [])
-        if written and logger is not None:
-            shown = min(SHOWN, len(written))
-            for k in (place * len(written) // shown for place in range(shown)):
-                source, reference = self.texts["validation"][k]
-                text = f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
-                logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[attr-defined]
+        shown = min(SHOWN, len(written)) if logger is not None else 0
+        for k in (place * len(written) // shown for place in range(shown)):
+            source, reference = self.texts["validation"][k]
+            text = f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
+            logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[union-attr]
 
     def read(self, text: str, tokenizer: Subwords, max_tokens: int = MAX_TOKENS) -> TextInputs:
         """Return a source and its translation as inputs of the network."""

@@ -13,7 +13,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from speechformer.config import count_devices
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
@@ -52,7 +51,6 @@ class Run:
     def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
         self.config, self.folder, self.data = config, folder, data
         self.task = build_task(config, data)
-        self.parameters = count_parameters(self.task.model)
         averaged = config["task"].get("average_checkpoints", 1)
         monitor = self.task.metric_name(data.chosen_on)
         keep = averaged if averaged > 1 else 0
@@ -63,6 +61,8 @@ class Run:
         tensorboard_callback = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
         self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}
+        self.parameters = count_parameters(self.task.model)
+        data.limit_length(self.task.model.max_length)
 
 
 def build_trainer(
@@ -128,7 +128,7 @@ def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None)
             if wanted in (1, "1"):
                 wanted = [leases.enter_context(devices.lease(names))]
             elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process locks them for all
-                several = wanted if isinstance(wanted, list) else range(count_devices(wanted))
+                several = wanted if isinstance(wanted, list) else range(devices.count(wanted))
                 for index in sorted(several):  # in order, so that no two runs wait for each other
                     leases.enter_context(devices.lease(names[index : index + 1] or names))
         elif launcher == "submitit_local":  # it starts all jobs at once

@@ -14,8 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+
+from speechformer import console
 
 
 def lease_folder() -> Path:
@@ -47,9 +50,14 @@ def lease(names: Sequence[str]) -> Iterator[int]:
                 lock.release()
             return
         if not announced:
-            print(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).", flush=True)
+            console.say(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).")
             announced = True
         time.sleep(0.2)
+
+
+def count(devices: Any) -> int:
+    """Return how many devices the config's `trainer.devices` names; `config` has checked it."""
+    return len(devices) if isinstance(devices, list) else int(devices)
 
 
 def gpu_names() -> list[str]:

@@ -16,7 +16,7 @@ import torch
 from speechformer import console
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.kernels.compile import compile_blocks
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs.folder import RunFolder
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
@@ -50,7 +50,6 @@ def fit(
     with runtime.threads(config, folder.owner) as threads:
         data = build_data(config, corpus)
         run = Run(config, folder, data)
-        data.limit_length(run.task.model.max_length)
         if rank := int(os.environ.get("LOCAL_RANK", 0)):
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
-from speechformer.kernels.compile import compile_blocks
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import FOREIGN, OccupiedError, RunFolder, lock, result_or_none
 from speechformer.training import devices, runtime
@@ -77,7 +77,6 @@ def train_ensemble(
     with runtime.threads(config, owner) as threads:
         data = build_data(config, load(config))
         runs = [build_member(member_config, folder, data) for member_config, folder in members]
-        data.limit_length(runs[0].task.model.max_length)
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)

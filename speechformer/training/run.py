@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from speechformer.config import as_plain
+from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, own
@@ -48,20 +49,20 @@ def execute(
     """
     start = runtime.Start()
     config = as_plain(cfg)
+    if launcher is not None:
+        check_sweep(config)
     force = config.pop("force")
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-
-    def train(folder: RunFolder) -> dict[str, Any]:
+    if int(os.environ.get("LOCAL_RANK", 0)):  # another process of a run on several devices: the first owns the folder
+        owned: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))
+    else:
+        owned = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
+    with owned as folder:
+        if folder.has_ended:
+            return folder.result
+        folder.begin(config, devices.share_of_threads())
         with environment():
             from speechformer.training.fit import fit
 
-            return fit(config, corpus, folder, launcher, start)
-
-    if int(os.environ.get("LOCAL_RANK", 0)):  # another process of a run on several devices: the first owns the folder
-        return train(RunFolder(directory, fingerprint, overrides))
-    with own(directory, config, fingerprint, overrides, force=force, wait=launcher is None) as folder:
-        if folder.result is not None and folder.has_ended:
-            return folder.result
-        folder.begin(config, devices.share_of_threads())
-        return folder.finish(train(folder))
+            return folder.finish(fit(config, corpus, folder, launcher, start))

@@ -1,0 +1,90 @@
+"""Follow the pages' instructions for a new position, pattern and task to the letter, in a copy of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import IS_CHECKOUT, ROOT, Block, blocks
+
+PAGES = (ROOT / "speechformer" / "README.md", ROOT / "speechformer" / "tasks" / "README.md")
+HEADINGS = ("Adding a position", "Adding a pattern", "Adding a task")
+
+
+def tracked_files() -> list[str]:
+    """Return the files of the checkout that git tracks or would track."""
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def apply(block: Block, root: Path) -> None:
+    """Do what the page says of a block: append it to the file that its first line names, or create that file.
+
+    A row of a page goes below the last row of the table under the heading in quotes. The lines of a registry go where
+    the alphabet puts them.
+    """
+    assert block.target is not None
+    first, _, rest = block.content.partition("\n")
+    path = root / block.target
+    if "in alphabetical order" in first:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for line in filter(None, rest.splitlines()):
+            insert_sorted(lines, line)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    elif block.language == "markdown":
+        heading = re.search('"(.+)"', first)
+        assert heading
+        before, title, after = path.read_text(encoding="utf-8").partition(f"# {heading.group(1)}\n")
+        rows = list(re.finditer(r"^\|.*\n", after.partition("\n#")[0] + "\n", re.MULTILINE))
+        end = rows[-1].end()
+        path.write_text(before + title + after[:end] + rest + after[end:], encoding="utf-8")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8").rstrip("\n") + "\n\n\n" if path.exists() else ""
+        path.write_text(text + rest.strip("\n") + "\n", encoding="utf-8")
+
+
+def insert_sorted(lines: list[str], line: str) -> None:
+    """Insert an import among the imports, or a row of a dict among its rows."""
+    alike = [k for k, other in enumerate(lines) if other[:5] == line[:5]]
+    greater = [k for k in alike if lines[k] > line]
+    lines.insert(greater[0] if greater else alike[-1] + 1, line)
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), reason="not a checkout with git")
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) -> None:
+    own = [block for block in blocks(*PAGES) if block.heading == heading]
+    for name in tracked_files():
+        if (ROOT / name).is_file() and not name.startswith(("outputs/", "notebooks/")):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tmp_path / name)
+    targets = [block for block in own if block.target]
+    assert len(targets) >= 4
+    for block in targets:
+        apply(block, tmp_path)
+    (command,) = [line for block in own if block.language == "bash" for line in block.content.splitlines()]
+    assert command.startswith("python -m pytest -k ")
+    done = run([sys.executable, *command.split()[1:]], tmp_path)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert int(re.search(r"(\d+) passed", done.stdout + " 0 passed").group(1)) >= 0  # type: ignore[union-attr]
+    python = [block.target for block in targets if block.language == "python"]
+    for check in (["check"], ["format", "--check"]):
+        done = run([sys.executable, "-m", "ruff", *check, *python], tmp_path)
+        assert done.returncode == 0, done.stdout
+    # without its formula it fails, and says what is missing
+    formula = next(block for block in targets if block.language == "python" and "tests/" in block.target)
+    shutil.copy2(ROOT / formula.target, tmp_path / formula.target)
+    done = run([sys.executable, *command.split()[1:], formula.target], tmp_path)
+    assert done.returncode == 1 and re.search(r"no (formula|definition): add \w+\[", done.stdout), done.stdout[-3000:]

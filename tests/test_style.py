@@ -1,0 +1,51 @@
+"""User-facing text uses the terms of the field, not the project's former private vocabulary."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import IS_CHECKOUT, PAGES, ROOT, name_of
+
+pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
+
+FORMER = {  # regular expression: the term to use instead
+    r"refus(e[sd]?|als?|ing)": "reject, error",
+    r"screens?": "console",
+    r"core\.\w+|cores/|(the|a|each|this) core": "model; architecture.* for the config keys",
+    r"quality": "metrics",
+    r"packed|packs?|runs_in_one": "ensemble",
+    r"nought": "zero",
+    r"stands? (word for word )?in train|stood in train": "appears in the training set",
+    r"told apart|cannot be told": "significant, inconclusive",
+    r"(un)?seen": "in train, not in train, mask",
+    r"claims?|claimed": "lock, conclusion",
+    r"luck": "seed",
+    r"whoever": "name the person or the program",
+    r"task\.size|task\.average(?!_)|corpus\.longest": "vocab_size, average_checkpoints, max_length",
+}
+ALLOWED = {  # former names where they are the subject
+    "CHANGELOG.md": {"core.", "packed", "task.size", "task.average", "corpus.longest", "runs_in_one"},
+    "conf/README.md": {"core.", "task.size", "task.average", "corpus.longest"},
+    "speechformer/config.py": {"core.", "task.size", "task.average", "corpus.longest", "packed"},
+}
+HISTORY = {"outputs/reference/LOG.md", "outputs/reference/report.md", "outputs/reference/translation/report.md"}
+LEGACY = {"speechformer/runs/legacy.py", "speechformer/report/legacy.py"}
+FILES = [
+    path
+    for path in [*PAGES, *(ROOT / "conf").rglob("*.yaml"), *(ROOT / "speechformer").rglob("*.py"), ROOT / "Makefile"]
+    if name_of(path) not in HISTORY | LEGACY
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_text_uses_the_terms_of_the_field(path: Path) -> None:
+    allowed = ALLOWED.get(name_of(path), set())
+    hits = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for former, term in FORMER.items():
+            for match in re.finditer(rf"(?<![\w.])({former})(?!\w)", line, re.IGNORECASE):
+                if not any(match.group().lower().startswith(word) for word in allowed):
+                    hits.append(f"{name_of(path)}:{number}: {match.group()!r}: use {term}.")
+    assert not hits, "\n".join(hits)
