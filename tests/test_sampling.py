@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
-from test_cores import decoder
+from test_models import decoder
 
 from speechformer.errors import UserError
 from speechformer.generation.sampling import sample, sampling_probabilities
