@@ -26,7 +26,7 @@ from torch import Tensor
 from speechformer.errors import UserError, run_command
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
-from speechformer.layers.positions import ALiBi, Learned, Positions, Relative, RoPE, build_positions, sinusoid
+from speechformer.layers.positions import Learned, Positions, build_positions, sinusoid
 
 T, WIDTH, HEADS = 32, 64, 2
 INK, MUTED, BLUE, PAPER, MASKED = "#1f2933", "#66727f", "#2a6f97", "#ffffff", "#eef1f4"
@@ -37,20 +37,14 @@ SHADES = matplotlib.colormaps["viridis"]
 def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     """Return for each encoding a caption (where it acts, the axes) and a table [32, columns] of its values."""
 
-    def make(name: str) -> Any:
-        return build_positions({"name": name}, width=WIDTH, heads=HEADS, length=T, causal=True)
-
     embeddings = torch.zeros(1, T, WIDTH)
-    sinusoidal = make("sinusoidal").embed(embeddings)[0]
+    sinusoidal = encoding("sinusoidal").embed(embeddings)[0]
     torch.manual_seed(0)
-    learned = make("learned").embed(embeddings)[0]
-    future = torch.ones(T, T).triu(1) == 1
-    alibi = make("alibi").bias(T, T)[0].masked_fill(future, float("nan"))
-    relative: Relative = make("relative")
+    learned = encoding("learned").embed(embeddings)[0]
+    alibi = without_future(encoding("alibi").bias(T, T)[0])
     index = torch.arange(T)
-    buckets = relative.bucket(index[:, None] - index[None, :]).float().masked_fill(future, float("nan"))
-    unit = unit_pairs(HEADS, T, WIDTH // HEADS)
-    rope = make("rope").rotate(unit, unit)[0][0, 0, :, 0::2]
+    buckets = without_future(encoding("relative").bucket(index[:, None] - index[None, :]).float())
+    rope = rotated_pairs(HEADS, T, WIDTH)[:, 0::2]
     return {
         "sinusoidal": ("added to embeddings\nposition × dimension", sinusoidal),
         "learned": ("learned, added to embeddings\nhere: initial values", learned),
@@ -61,11 +55,21 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     }
 
 
-def unit_pairs(heads: int, length: int, width: int) -> Tensor:
-    """Return vectors [1, heads, length, width] whose pairs are all (1, 0), so that RoPE turns them to (cos, sin)."""
-    unit = torch.zeros(1, heads, length, width)
+def encoding(name: str, width: int = WIDTH, heads: int = HEADS, length: int = T) -> Any:
+    """Return the position encoding of `model=name` in a decoder."""
+    return build_positions({"name": name}, width=width, heads=heads, length=length, causal=True)
+
+
+def without_future(values_TT: Tensor) -> Tensor:
+    """Return a table of query and key with NaN for later keys, which are not drawn."""
+    return values_TT.masked_fill(torch.ones_like(values_TT).triu(1) == 1, float("nan"))
+
+
+def rotated_pairs(heads: int, length: int, width: int) -> Tensor:
+    """Rotate vectors of pairs (1, 0) with RoPE, to (cos, sin) of each pair's angle, [length, width / heads]."""
+    unit = torch.zeros(1, heads, length, width // heads)
     unit[..., 0::2] = 1
-    return unit
+    return encoding("rope", width, heads, length).rotate(unit, unit)[0][0, 0]
 
 
 def new_figure(columns: int, rows: int = 1, size: tuple[float, float] = (13, 4.2)) -> tuple[Any, Any]:
@@ -103,8 +107,7 @@ def draw_pattern(axis: Any, name: str, causal: bool) -> None:
 
 def remove_frame(axis: Any) -> None:
     """Remove ticks and frame."""
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(False)
 
 
@@ -154,15 +157,14 @@ def draw_sinusoidal(length: int = 128) -> Any:
 
 def draw_alibi(heads: int = 8) -> Any:
     """Draw the bias of ALiBi (Press et al. 2022): some heads as maps, all heads by distance."""
-    positions = build_positions({"name": "alibi"}, width=8 * heads, heads=heads, length=T, causal=True)
-    assert isinstance(positions, ALiBi)
+    positions = encoding("alibi", 8 * heads, heads)
     bias, slopes = positions.bias(T, T), positions.slopes().tolist()
-    future = torch.ones(T, T).triu(1) == 1
     figure, axes = new_figure(4, 1, (13, 3.6))
     for axis, head in zip(axes[0], (0, 2, 4)):
         axis.set_facecolor(MASKED)
-        values = bias[head].masked_fill(future, float("nan"))
-        image = axis.imshow(values.numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest")
+        image = axis.imshow(
+            without_future(bias[head]).numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest"
+        )
         label(axis, f"head {head + 1}: slope 1/{1 / slopes[head]:.0f}", "key", "query")
     bar = figure.colorbar(image, ax=axes[0, :3], shrink=0.8, extend="min")
     bar.ax.set_title("added to\nthe score", fontsize=8, color=MUTED)
@@ -180,10 +182,7 @@ def draw_alibi(heads: int = 8) -> Any:
 
 def draw_rope(width: int = 32, length: int = 64) -> Any:
     """Draw RoPE (Su et al. 2021): rotated pairs of a query, and its product with an equal key by distance."""
-    positions = build_positions({"name": "rope"}, width=width, heads=1, length=length, causal=True)
-    assert isinstance(positions, RoPE)
-    unit = unit_pairs(1, length, width)
-    rotated = positions.rotate(unit, unit)[0][0, 0]
+    rotated = rotated_pairs(1, length, width)
     figure, axes = new_figure(4, 1, (13, 3.6))
     for axis, pair in zip(axes[0], (0, 2, 4)):
         for i in range(12):
@@ -216,7 +215,7 @@ def draw_patterns() -> Any:
 def learned_positions(model: Any) -> list[tuple[str, Positions]]:
     """Return the encodings of a model that have parameters, with the name of their stack."""
     stacks = [(name, getattr(getattr(model, name, None), "positions", None)) for name in ("encoder", "decoder")]
-    return [(name, positions) for name, positions in stacks if positions is not None and any(positions.parameters())]
+    return [(name, positions) for name, positions in stacks if positions is not None and [*positions.parameters()]]
 
 
 def draw_learned(stacks: Sequence[tuple[str, Positions]], length: int) -> Any:
@@ -262,14 +261,9 @@ def save_figures(folder: Path, run: Path | None) -> None:
     """Write the pictures to a folder: all encodings and patterns, or what `run` has learned."""
     if folder.is_file():
         raise UserError(f"{folder} is a file; name a folder.")
-    drawings = {
-        "overview": draw_overview,
-        "sinusoidal": draw_sinusoidal,
-        "alibi": draw_alibi,
-        "rope": draw_rope,
-        "patterns": draw_patterns,
-    }
-    figures = {name: drawing() for name, drawing in drawings.items()} if run is None else {"learned": draw_run(run)}
+    drawings = [draw_overview, draw_sinusoidal, draw_alibi, draw_rope, draw_patterns]
+    figures = {drawing.__name__.removeprefix("draw_"): drawing() for drawing in drawings if run is None}
+    figures |= {"learned": draw_run(run)} if run is not None else {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         path = folder / f"{name}.png"

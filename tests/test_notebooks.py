@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, as it is committed: with its outputs, small."""
+"""Every notebook runs from top to bottom, and is committed with its outputs, small."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from speechformer.config import CONF
 NOTEBOOKS = sorted((CONF.parent / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_three() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["1_attention", "2_compare", "3_sweep"]
+def test_there_are_four() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["1_attention", "2_compare", "3_sweep", "4_python_api"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any corpus, in under two minutes; its cells give back what they gave when it was committed: as many
-    tables, pictures and values."""
+    """Without any corpus, in under two minutes; its cells return as many tables, pictures and values as committed."""
     monkeypatch.delenv("SPEECHFORMER_DATA", raising=False)
     notebook = nbformat.read(path, as_version=4)
     committed = [kinds(cell) for cell in notebook.cells]
@@ -44,5 +43,5 @@ def test_it_is_committed_with_its_outputs_and_small(path: Path) -> None:
 
 
 def kinds(cell: nbformat.NotebookNode) -> list[set[str]]:
-    """Of what kind each thing is that a cell gave back."""
+    """Return the media types of each output of a cell."""
     return [set(output.data) - {"image/jpeg"} for output in cell.get("outputs", []) if "data" in output]
