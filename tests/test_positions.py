@@ -48,7 +48,7 @@ def test_sinusoidal_grows_beyond_the_trained_length() -> None:
     assert torch.equal(make(Sinusoidal).embed(x)[0], sinusoid(40, 16))
 
 
-def test_learned_adds_its_rows_and_refuses_to_go_on() -> None:
+def test_learned_adds_its_rows_and_ends_with_them() -> None:
     positions = make(Learned)
     x = torch.randn(3, 4, 16)
     assert torch.equal(positions.embed(x, offset=5), x + positions.table.weight[5:9])
@@ -92,7 +92,7 @@ def test_alibi_learned_slopes_start_geometric_and_train() -> None:
 
 
 @pytest.mark.parametrize("slopes", ["flat", [0.5], [0.5, 0.25, 0.1]])
-def test_alibi_refuses_slopes_that_do_not_fit_the_heads(slopes: object) -> None:
+def test_alibi_slopes_that_do_not_fit_the_heads_are_an_error(slopes: object) -> None:
     with pytest.raises(UserError, match="list of 2 numbers"):
         make(ALiBi, slopes=slopes)
 
@@ -177,7 +177,7 @@ def test_the_places_where_an_encoding_does_not_act(model: str) -> None:
     assert (positions.embed(x) is x) == (model == "nope")
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     with pytest.raises(UserError, match="must be even"):
         make(RoPE, width=6)
     with pytest.raises(UserError, match="even number of at least 4 buckets"):
@@ -210,10 +210,10 @@ def test_the_pictures_show_what_the_classes_compute(
 def test_how_alike_two_positions_are() -> None:
     """Oracle: sin a sin b + cos a cos b = cos(a - b), so the cosine of two positions k apart is the mean over the
     pairs of cos(k w), for every two of them."""
-    found = likeness(sinusoid(50, 16), 20)
+    similarity = likeness(sinusoid(50, 16), 20)
     for k in range(21):
         expected = sum(math.cos(k * 10000 ** (-2 * pair / 16)) for pair in range(8)) / 8
-        assert found[k].item() == pytest.approx(expected, abs=1e-5)
+        assert similarity[k].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
