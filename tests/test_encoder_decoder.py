@@ -76,7 +76,7 @@ def copy_rest(ours: Any, theirs: Any, norms: dict[str, nn.Module]) -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
-    """Oracle: torch.nn.Transformer with the same weights, in double precision, its masks made by itself; logits, and
+    """Oracle: torch.nn.Transformer with the same weights and its own masks, in double precision; logits, and
     the gradient of every weight that both have."""
     model = translator(norm=norm, dropout=0.0).double()
     with torch.no_grad():  # so that biases and norms count too
@@ -168,7 +168,7 @@ def test_padding_of_the_source_left_out_in_training_changes_nothing(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle: the gradients over padded sentences, under the same dropout."""
-    model, found = translator(model, dropout=0.3).double().train(), []
+    model, results = translator(model, dropout=0.3).double().train(), []
     source, target = pairs()
     source[1, 3:] = 0
     for padded in (False, True):
@@ -177,8 +177,8 @@ def test_padding_of_the_source_left_out_in_training_changes_nothing(
         model.zero_grad()
         logits = model(source, target)
         logits.square().sum().backward()
-        found.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
 
 

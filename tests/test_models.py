@@ -63,7 +63,7 @@ every_model_and_pattern = pytest.mark.parametrize(
 @every_model_and_pattern
 def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_a_decoder(model: str, pattern: str) -> None:
     model = decoder(model=group("model", model), pattern=group("pattern", pattern), layers=1)
-    seen = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=True)[0, 0]
+    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=True)[0, 0]
     ids = sentences(1)
     before = model(ids)[0]
     for j in range(T):
@@ -71,7 +71,7 @@ def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_a_decoder(mod
         changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
         after = model(changed)[0]
         same = torch.tensor([torch.equal(a, b) for a, b in zip(before, after)])
-        assert torch.equal(same, ~seen[:, j]), j  # all that may not see it stay equal, all that may see it differ
+        assert torch.equal(same, ~mask[:, j]), j  # equal where the mask hides j, different where it does not
 
 
 @every_model_and_pattern
@@ -87,7 +87,7 @@ def test_the_future_changes_nothing_in_a_decoder(model: str, pattern: str) -> No
 @every_model_and_pattern
 def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_an_encoder(model: str, pattern: str) -> None:
     model = classifier(model=group("model", model), pattern=group("pattern", pattern), layers=1)
-    seen = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=False)[0, 0]
+    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=False)[0, 0]
     ids = sentences(1)
     before = model.encoder(ids, ids != 0)[0][0]
     for j in range(0, T, 3):
@@ -95,7 +95,7 @@ def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_an_encoder(mo
         changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
         after = model.encoder(changed, ids != 0)[0][0]
         same = torch.tensor([torch.equal(a, b) for a, b in zip(before, after)])
-        assert torch.equal(same, ~seen[:, j]), j
+        assert torch.equal(same, ~mask[:, j]), j
 
 
 @every_model_and_pattern
@@ -151,10 +151,10 @@ def test_weights_of_every_layer_are_returned_and_sum_to_one(model: str, pattern:
     decoder_weights = decoder(**arguments).attention(ids)["decoder"]
     for weights, causal in ((encoder_weights, False), (decoder_weights, True)):
         assert len(weights) == 2
-        seen = attention_mask(build_pattern(arguments["pattern"]), T, T, causal, ids != 0 if not causal else None)
+        mask = attention_mask(build_pattern(arguments["pattern"]), T, T, causal, ids != 0 if not causal else None)
         for layer in weights:
             torch.testing.assert_close(layer.sum(dim=-1), torch.ones(3, 2, T))
-            assert (layer[~seen.expand_as(layer)] == 0).all()
+            assert (layer[~mask.expand_as(layer)] == 0).all()
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -86,7 +86,7 @@ def test_members_never_affect_each_other() -> None:
     """Oracle: a member whose weights are NaN leaves the others' outputs and gradients as they were, to the bit."""
     torch.manual_seed(0)
     models = [build("lm", "learned", "full") for _ in range(K)]
-    ids, found = torch.randint(0, V, (K * B, T)), []
+    ids, results = torch.randint(0, V, (K * B, T)), []
     for broken in (False, True):
         ensemble = stack_models(models, DropoutGenerators([torch.Generator().manual_seed(k) for k in range(K)]))
         if broken:
@@ -95,11 +95,11 @@ def test_members_never_affect_each_other() -> None:
                     parameter[1] = float("nan")
         outputs = ensemble(ids)
         outputs.square().sum().backward()
-        found.append([outputs.chunk(K), [parameter.grad for parameter in ensemble.parameters()]])
+        results.append([outputs.chunk(K), [parameter.grad for parameter in ensemble.parameters()]])
     for k in (0, 2):
-        assert torch.equal(found[0][0][k], found[1][0][k])
-        assert all(torch.equal(a[k], b[k]) for a, b in zip(found[0][1], found[1][1]))
-    assert found[1][0][1].isnan().all()
+        assert torch.equal(results[0][0][k], results[1][0][k])
+        assert all(torch.equal(a[k], b[k]) for a, b in zip(results[0][1], results[1][1]))
+    assert results[1][0][1].isnan().all()
 
 
 def test_evaluation_drops_nothing_out() -> None:
@@ -108,9 +108,9 @@ def test_evaluation_drops_nothing_out() -> None:
     ensemble = stack_models(models, DropoutGenerators([torch.Generator() for _ in range(K)]))
     ids = torch.randint(0, V, (K, B, T))
     with torch.no_grad():
-        found = ensemble(ids.flatten(0, 1)).unflatten(0, (K, B))
+        results = ensemble(ids.flatten(0, 1)).unflatten(0, (K, B))
         torch.testing.assert_close(
-            found, torch.stack([model(rows) for model, rows in zip(models, ids)]), atol=1e-12, rtol=0
+            results, torch.stack([model(rows) for model, rows in zip(models, ids)]), atol=1e-12, rtol=0
         )
 
 

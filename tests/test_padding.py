@@ -27,7 +27,7 @@ def test_head_rows_are_a_permutation() -> None:
     B, T, N, H = 2, 3, 2, 4
     for tokens in (unpadder_for(TOKEN_MASK), without_padding(B, T)):
         assert isinstance(tokens, Unpadder)
-        qkv_RE = torch.randn(len(tokens.places_R), 3 * N * H)
+        qkv_RE = torch.randn(len(tokens.index_R), 3 * N * H)
         to, back, mixed = tokens.head_rows(N)
         rows = qkv_RE.view(-1, H).index_select(0, back).view(3, B, N, T, H)
         oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)

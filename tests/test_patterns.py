@@ -103,13 +103,13 @@ def test_one_as_long_as_the_sequence_equals_full(name: str, causal: bool) -> Non
 
 
 def test_causality_and_padding_join_the_pattern() -> None:
-    real = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
-    seen = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, real)
+    token_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    mask = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, token_mask)
     for b in range(2):
         for i in range(6):
             for j in range(6):
-                expected = (i - 2 < j <= i) and (bool(real[b, j]) or i == j)
-                assert seen[b, 0, i, j].item() == expected
+                expected = (i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j)
+                assert mask[b, 0, i, j].item() == expected
 
 
 @pytest.mark.parametrize(
