@@ -238,14 +238,14 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["model=rope", "model.base=0"], "model.base must be above 0, not 0"),
         (
             ["model=alibi", "model.slopes=[a,b]"],
-            "model.slopes is ['a', 'b']; it must be geometric, learned or a list",
+            "model.slopes must be geometric, learned or a list of 2 numbers",
         ),
         (["recipe.betas=5"], "recipe.betas must be a list, not 5"),
         (["recipe.betas=[2,3]"], "recipe.betas must be two numbers in [0, 1), not [2, 3]"),
         (["seed=4294967296"], "seed must be less than 2^32"),
         (["corpus.classes=abc"], "corpus.classes must be a list of names"),
         (["corpus.classes=[a,b]"], "test_CLS.tsv:3: label '2' is not one of 0 (a), 1 (b)"),
-        (["model=3"], "model is a group of keys (norm, final_norm"),
+        (["architecture=3"], "architecture is a group of keys (norm, final_norm"),
         (["~architecture.norm"], "architecture.norm is missing"),
         (
             ["task=lm", "architecture.pool=maxx"],

@@ -17,7 +17,7 @@ RENAMED_KEYS = {
 }
 RENAMED_CHOICES = {"hydra/launcher=packed": "hydra/launcher=ensemble"}
 # Lightning stores a callback's state under the name of its class.
-RENAMED_CALLBACKS = {"Record": "ReplayLogger", "Stopwatch": "PhaseTimer"}
+RENAMED_CALLBACKS = {"Record": "ReplayLogger", "Stopwatch": "PhaseTimer", "Dashboard": "TensorBoardCallback"}
 OLD_METRIC = re.compile(r"_accuracy_(un)?seen$")
 
 
