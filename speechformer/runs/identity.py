@@ -1,7 +1,7 @@
 """Identity of a run: its fingerprint, the name of its folder, and the versions behind its result.
 
-A fingerprint holds the config, the corpus and `NUMERICS_VERSION`, which stands for what the code computes. The version
-is a number and not a hash of the code: renaming a module or editing a docstring leaves every finished run valid.
+A fingerprint holds the config, the corpus and `NUMERICS_VERSION`, which stands for what the code computes. It is a
+number and not a hash of the code: renaming a module or editing a docstring leaves every finished run valid.
 """
 
 from __future__ import annotations
