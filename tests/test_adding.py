@@ -16,10 +16,16 @@ PAGES = (ROOT / "speechformer" / "README.md", ROOT / "speechformer" / "tasks" / 
 HEADINGS = ("Adding a position", "Adding a pattern", "Adding a task")
 
 
-def tracked_files() -> list[str]:
-    """Return the files of the checkout that git tracks or would track."""
+pytestmark = pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), reason="not a checkout with git")
+
+
+def copy_repository(folder: Path) -> None:
+    """Copy the files that git tracks or would track, without outputs and notebooks."""
     git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("outputs/", "notebooks/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
 
 
 def apply(block: Block, root: Path) -> None:
@@ -62,14 +68,10 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), reason="not a checkout with git")
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) -> None:
     own = [block for block in blocks(*PAGES) if block.heading == heading]
-    for name in tracked_files():
-        if (ROOT / name).is_file() and not name.startswith(("outputs/", "notebooks/")):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tmp_path / name)
+    copy_repository(tmp_path)
     targets = [block for block in own if block.target]
     assert len(targets) >= 4
     for block in targets:
@@ -78,13 +80,27 @@ def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) ->
     assert command.startswith("python -m pytest -k ")
     done = run([sys.executable, *command.split()[1:]], tmp_path)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert int(re.search(r"(\d+) passed", done.stdout + " 0 passed").group(1)) >= 0  # type: ignore[union-attr]
+    assert int(re.search(r"(\d+) passed", done.stdout).group(1)) >= 5  # type: ignore[union-attr]
     python = [block.target for block in targets if block.language == "python"]
     for check in (["check"], ["format", "--check"]):
         done = run([sys.executable, "-m", "ruff", *check, *python], tmp_path)
         assert done.returncode == 0, done.stdout
-    # without its formula it fails, and says what is missing
-    formula = next(block for block in targets if block.language == "python" and "tests/" in block.target)
-    shutil.copy2(ROOT / formula.target, tmp_path / formula.target)
-    done = run([sys.executable, *command.split()[1:], formula.target], tmp_path)
-    assert done.returncode == 1 and re.search(r"no (formula|definition): add \w+\[", done.stdout), done.stdout[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("heading", "message"),
+    [
+        ("Adding a position", r"no formula: add FORMULAS\['kerple'\]"),
+        ("Adding a pattern", r"no definition: add DEFINITIONS\['sinks'\]"),
+    ],
+)
+def test_a_missing_formula_is_named(heading: str, message: str, tmp_path: Path) -> None:
+    targets = [block for block in blocks(*PAGES) if block.heading == heading and block.target]
+    (formula,) = [block for block in targets if block.target and block.target.startswith("tests/")]
+    copy_repository(tmp_path)
+    for block in targets:
+        if block != formula:
+            apply(block, tmp_path)
+    name = "kerple" if "kerple" in message else "sinks"
+    done = run([sys.executable, "-m", "pytest", formula.target or "", "-k", f"is_its and {name}"], tmp_path)
+    assert done.returncode == 1 and re.search(message, done.stdout), done.stdout[-3000:]
