@@ -208,5 +208,5 @@ def test_python_works_as_shown(block, a_classifier: Path, tmp_path: Path, monkey
     train = speechformer.fit
     monkeypatch.setattr(speechformer, "fit", fit)
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(a_classifier, tmp_path / "RUN")
+    shutil.copytree(a_classifier, tmp_path / "outputs" / "runs" / "...")
     exec(compile(block.content, name_of(block.page), "exec"), {})
