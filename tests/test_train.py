@@ -274,19 +274,19 @@ def test_help_is_quick_and_names_the_choices() -> None:
             ["corpus=speeches", "corpus.root=nowhere"],
             "No speech files .* in corpus.root (nowhere); correct corpus.root, or omit it",
         ),
-        (["model.name=rope"], "model.name=rope: a choice is made with model=rope"),
+        (["model.name=rope"], "model.name=rope: make a choice with model=rope"),
         (
             ["task=lm", "task.lengths=[16]"],
             "task.lengths must be a list of whole numbers above block_size=32, not [16]",
         ),
         (["task=lm", "task.lengths=64"], "task.lengths must be a list, not 64"),
         (["study=3"], "study must be a name or null, not 3"),
-        (["task.name=lm"], "task.name=lm: a choice is made with task=lm"),
+        (["task.name=lm"], "task.name=lm: make a choice with task=lm"),
         (["trainer.accelerator=tpu"], "trainer: "),
         (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar is not free here"),
         (["corpus.speeches.classes=[a]"], "corpus has no key 'speeches'; the valid ones are: name, seed, classes"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
-        (["experiment=null"], "for no experiment, leave experiment= away"),
+        (["experiment=null"], "For no experiment, leave experiment= out"),
         (["model=rope,nope"], "model=rope,nope: several values are a sweep, so put -m before the first setting"),
         (["task=translate", "corpus.clean.words=abc"], "corpus.clean.words must be a number of at least 1, or null"),
         (["task=translate", "corpus.clean=3"], "corpus.clean must be the rules markup, words, ratio, duplicates"),
@@ -435,7 +435,7 @@ def test_a_warm_up_longer_than_the_run_is_said(
     ]
     result = execute(compose(*TINY[1:], *own), tmp_path / "run")
     said = capsys.readouterr().out
-    assert "The warm-up takes 400 steps and the run has 2" in said
+    assert "recipe.warmup_steps=400 is at least the run's 2" in said
     assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs, en to fr (")
 
 
