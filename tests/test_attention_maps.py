@@ -83,8 +83,8 @@ class Wrong(torch.nn.Module):
         self.encoder, self.max_length = model.encoder, None
 
     def attention(self, ids: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-        found = self.model.attention(ids)
-        for layers in found.values():
+        weights = self.model.attention(ids)
+        for layers in weights.values():
             if self.how == "sum":
                 layers[1] *= 1.01
             elif self.how == "hidden":
@@ -95,7 +95,7 @@ class Wrong(torch.nn.Module):
                 layers[0][0, 1, 2, -1] = 1e-6
             elif self.how == "moved" and (ids == 0).any():
                 layers[0][0, 1, 2, 1] += 1e-3
-        return found
+        return weights
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_check_finds_what_is_wrong(how: str, failed: list[str]) -> None:
 
 
 def test_the_picture_has_the_colour_of_each_weight() -> None:
-    """The middle of each cell, found from the grey of masked pairs."""
+    """The middle of each cell, located by the grey of masked pairs."""
     weights = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     part = a_map(weights)
     part.mask[0, 3] = False
@@ -135,9 +135,9 @@ def test_the_picture_has_the_colour_of_each_weight() -> None:
         for head, right in enumerate(rights):
             for i in range(4):
                 for j in range(4):
-                    found = pixels[top + i * cell + cell // 2, right + (j - 3) * cell + cell // 2]
+                    pixel = pixels[top + i * cell + cell // 2, right + (j - 3) * cell + cell // 2]
                     expected = colours((weights[layer, head, i, j] / scale).numpy())
-                    assert found.tolist() == (list(MASKED) if (i, j) == (0, 3) else expected.tolist())
+                    assert pixel.tolist() == (list(MASKED) if (i, j) == (0, 3) else expected.tolist())
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 128])

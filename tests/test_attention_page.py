@@ -31,9 +31,9 @@ HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror
 
 def content_of(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
-    found = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    element = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.DOTALL)
+    assert element
+    return json.loads(element[1])
 
 
 def test_pictures_and_page_of_each_task(
@@ -91,7 +91,7 @@ def test_every_word_is_escaped(a_classifier: Path, tmp_path: Path) -> None:
 def test_a_failed_check_ends_the_command_with_an_error(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(attention, "check_maps", lambda *given: [Check("it holds", float("nan"), 0.0)])
+    monkeypatch.setattr(attention, "check_maps", lambda *arguments: [Check("it holds", float("nan"), 0.0)])
     monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="the weights are not valid attention weights"):
         main()

@@ -55,8 +55,8 @@ def test_torch_export_gives_equal_logits_for_any_size(
         torch.save(run.task.model(*inputs), tmp_path / "expected.pt")
     code = (
         f"import sys, torch; inputs = torch.load('{tmp_path}/inputs.pt'); "
-        f"found = torch.export.load('{path}').module()(*inputs); "
-        f"torch.testing.assert_close(found, torch.load('{tmp_path}/expected.pt'), atol=1e-5, rtol=1e-5); "
+        f"output = torch.export.load('{path}').module()(*inputs); "
+        f"torch.testing.assert_close(output, torch.load('{tmp_path}/expected.pt'), atol=1e-5, rtol=1e-5); "
         "assert 'speechformer' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -35,14 +35,14 @@ def test_the_importance_of_a_word_is_the_drop_of_ln_p_without_it(a_classifier: P
 
 def test_a_prediction_names_what_was_read(a_classifier: Path) -> None:
     run = load(a_classifier)
-    found = run.predict(SENTENCE + " Zyzzyva 😀 שלום.")
-    assert set(found.probabilities) == {"ann", "bob", "cy"}
-    assert sum(found.probabilities.values()) == pytest.approx(1)
-    assert found.probabilities[found.speaker] == max(found.probabilities.values())
-    known = dict(zip(found.words, found.known))
+    prediction = run.predict(SENTENCE + " Zyzzyva 😀 שלום.")
+    assert set(prediction.probabilities) == {"ann", "bob", "cy"}
+    assert sum(prediction.probabilities.values()) == pytest.approx(1)
+    assert prediction.probabilities[prediction.speaker] == max(prediction.probabilities.values())
+    known = dict(zip(prediction.words, prediction.known))
     assert not known["Zyzzyva"] and not known["😀"] and not known["שלום"] and known["the"]
     assert run.predict("harbours").weights is None
-    nothing = dataclasses.replace(found, weights=[0.001] * len(found.words))
+    nothing = dataclasses.replace(prediction, weights=[0.001] * len(prediction.words))
     assert "no single word changes ln P by 0.005 or more" in format_prediction(nothing)
     assert run.predict("harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
 
@@ -60,18 +60,18 @@ def test_a_long_text_is_cut_as_in_training_and_a_note_says_so(
 
 
 def test_the_command_line(a_classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    found = load(a_classifier).predict(SENTENCE)
+    prediction = load(a_classifier).predict(SENTENCE)
     monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), SENTENCE, "--json", "the people"])
     main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == [SENTENCE, "the people"]
-    assert lines[0]["probabilities"] == pytest.approx(found.probabilities)
-    assert [entry["word"] for entry in lines[0]["words"]] == found.words
+    assert lines[0]["probabilities"] == pytest.approx(prediction.probabilities)
+    assert [entry["word"] for entry in lines[0]["words"]] == prediction.words
     monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), SENTENCE])
     main()
     shown = capsys.readouterr().out
-    strongest = max(zip(found.weights or [], found.words), key=lambda entry: abs(entry[0]))
-    assert f"{found.speaker} " in shown.splitlines()[1] and f"{strongest[1]} {strongest[0]:+.2f}" in shown
+    strongest = max(zip(prediction.weights or [], prediction.words), key=lambda entry: abs(entry[0]))
+    assert f"{prediction.speaker} " in shown.splitlines()[1] and f"{strongest[1]} {strongest[0]:+.2f}" in shown
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def test_the_command_line_takes_texts_and_lines(
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), rows[0][0], "--beam", "3"])
     main()
     assert capsys.readouterr().out.splitlines() == [rows[0][2]]
-    given = "".join(f"{row[0]}\n" for row in rows[:3])
+    lines_in = "".join(f"{row[0]}\n" for row in rows[:3])
     command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, encoding="utf-8")
+    done = subprocess.run(command, input=lines_in, capture_output=True, text=True, encoding="utf-8")
     assert done.stdout.splitlines() == [row[2] for row in rows[:3]] and not done.stderr
 
 
@@ -114,9 +114,9 @@ def test_a_line_is_a_line_whatever_it_holds(
 ) -> None:
     """U+2028 and a form feed are no ends of lines; a byte order mark is no word; an empty line stays empty."""
     row = pairs_of(trained[0])[0]
-    given = f"\ufeff{row[0]}\r\na\u2028b\x0cc\n\n{row[0]}".encode()
+    lines_in = f"\ufeff{row[0]}\r\na\u2028b\x0cc\n\n{row[0]}".encode()
     monkeypatch.setattr(sys, "argv", ["translate", str(trained[0])])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines_in)))
     main()
     lines = capsys.readouterr().out.split("\n")
     assert len(lines) == 5 and lines[0] == lines[3] == row[2] and lines[2] == lines[4] == ""

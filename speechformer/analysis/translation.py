@@ -28,34 +28,21 @@ def translate_sources(
     beam: int | None = None,
     length_penalty: float | None = None,
 ) -> list[list[int]]:
-    """Return the translation of each source as ids without <eos>; an empty list for an empty source.
+    """Return the translation of each source (see `encode_sources`) as ids without <eos>; `[]` for an empty source.
 
-    Args:
-        run: a run of task=translate.
-        sources: see `encode_sources`.
-        beam, length_penalty: see `TrainedRun.translate`.
-
-    Raises:
-        UserError: an option is out of range.
+    `beam` and `length_penalty` are those of `TrainedRun.translate`.
     """
     if beam is not None and beam < 1:
         raise UserError(f"beam must be at least 1, not {beam}.")
     if length_penalty is not None and not 0 <= length_penalty <= 10:
         raise UserError(f"length_penalty must be between 0 and 10, not {length_penalty}.")
     model: Any = run.model
-    decoding: dict[str, Any] = run.task.hparams["decoding"]
-    places = [index for index, source in enumerate(sources) if source]
-    translations: list[list[int]] = [[] for _ in sources]
-    found = translate_ids(
-        model,
-        [sources[index] for index in places],
-        beam=decoding["beam"] if beam is None else beam,
-        alpha=decoding["length_penalty"] if length_penalty is None else length_penalty,
-        max_length=run.max_length,
-    )
-    for index, ids in zip(places, found):
-        translations[index] = ids
-    return translations
+    decoding = run.task.hparams["decoding"]
+    beam = decoding["beam"] if beam is None else beam
+    alpha = decoding["length_penalty"] if length_penalty is None else length_penalty
+    texts = [source for source in sources if source]
+    translations = iter(translate_ids(model, texts, beam=beam, alpha=alpha, max_length=run.max_length))
+    return [next(translations) if source else [] for source in sources]
 
 
 def align(run: TrainedRun, source: Sequence[int], translation: Sequence[int]) -> AttentionMap:
