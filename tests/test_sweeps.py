@@ -99,7 +99,7 @@ def test_a_sweep_says_at_its_end_what_failed_and_runs_only_that_again(sweep: Swe
     assert failed.startswith("Failed: width=9: width must be a multiple of heads") and failed.endswith(
         f"(sweep/{folder.name}/result.json)"  # type: ignore[union-attr]
     )
-    assert advice.startswith("The same command runs only what is missing")
+    assert advice.startswith("Run the same command again")
     assert "UserError" in results(tmp_path / "sweep")["width=9"]["traceback"]
     page = (tmp_path / "sweep" / "report" / "report.html").read_text()
     assert "width must be a multiple of heads" in page
@@ -122,7 +122,7 @@ def test_the_same_sweep_has_the_same_folder(sweep: Sweep, tmp_path: Path, monkey
     assert out.count("Already finished") == 2
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert folder.name.startswith("width-8-16_")
-    monkeypatch.setattr(runs, "code_version", lambda: "another")
+    monkeypatch.setattr(identity, "NUMERICS_VERSION", 2)
     assert sweep(*LM, "width=8,16")[1].count("Already finished") == 0
     assert len(list((tmp_path / "outputs" / "sweeps").iterdir())) == 2
 
@@ -228,14 +228,13 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
         "import os, signal, threading, time\n"
         "def deadly():\n"
         "    import sys\n"
-        "    while 'speechformer.training.fit' not in sys.modules: time.sleep(0.01)\n"
-        "    import speechformer.training.fit as module\n"
-        "    while not hasattr(module, 'add_last_evaluation'): time.sleep(0.01)\n"
-        "    fit = module.fit\n"
-        "    def kill(config, *rest):\n"
+        "    while not hasattr(sys.modules.get('speechformer.runs.folder'), 'own'): time.sleep(0.005)\n"
+        "    folder = sys.modules['speechformer.runs.folder'].RunFolder\n"
+        "    begin = folder.begin\n"
+        "    def kill(self, config, threads):\n"
+        "        begin(self, config, threads)\n"
         "        if config['seed'] == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return fit(config, *rest)\n"
-        "    module.fit = kill\n"
+        "    folder.begin = kill\n"
         "threading.Thread(target=deadly, daemon=True).start()\n"
     )
     done = subprocess.run(
