@@ -17,6 +17,7 @@ import torch
 from conftest import compose
 from golden_runs import FAST, GOLDEN, ROOT, figures, overrides, write_corpus
 
+from speechformer.runs.identity import NUMERICS_VERSION
 from speechformer.training.run import execute
 
 CHANGED = (
@@ -65,3 +66,7 @@ def test_numerics_are_unchanged(
 
 def test_every_fast_case_is_recorded() -> None:
     assert sorted(json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]) == sorted(FAST)
+
+
+def test_the_golden_figures_are_of_this_version_of_the_numerics() -> None:
+    assert json.loads(GOLDEN.read_text(encoding="utf-8"))["numerics_version"] == NUMERICS_VERSION, CHANGED

