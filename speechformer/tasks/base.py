@@ -1,6 +1,6 @@
 """What a task is: a network with its loss, its metrics, and the way in which its results are presented.
 
-A task is a LightningModule. Nothing outside this folder depends on which task it is; `speechformer/README.md`
+A task is a LightningModule. Nothing outside this folder depends on which task it is; `speechformer/tasks/README.md`
 explains how to add one. A checkpoint holds the constructor's arguments as plain data, so `load_task(path)` rebuilds a
 task from the checkpoint alone.
 """
