@@ -165,9 +165,9 @@ def test_a_command_does_what_it_says(
             shutil.copytree(request.getfixturevalue(fixture), word)
         elif word == "RUN":
             execute(compose(*TINY, "task=lm", "model=relative", "trainer.max_steps=1"), Path(word))
-        corpus = "little_pairs" if "task=translate" in command else "little"
-        words[k] = word.replace("FOLDER", str(request.getfixturevalue(corpus)))
     words = [word for word in words if word not in ("corpus.source=de", "corpus.target=nl")]
+    # copies, for a command may write there
+    shutil.copytree(request.getfixturevalue("little_pairs" if "task=translate" in command else "little"), "FOLDER")
     shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
     if words[0] == "speechformer.corpora.sample":
