@@ -19,6 +19,7 @@ from conftest import MODELS, RECURRENT, TINY, compose
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from speechformer import train
 from speechformer.corpora.speeches import load_corpus
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
@@ -304,14 +305,29 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["model==alibi"], "Error parsing override 'model==alibi'"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = command("corpus=sample", *arguments, cwd=tmp_path)
-    assert done.returncode == 1
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("Error: "), done.stderr
+def test_bad_input_is_answered_in_one_sentence(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """In this process; `sys.exit` with a text prints it to stderr and exits with 1."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "corpus=sample", *arguments])
+    with pytest.raises(SystemExit) as end:
+        train.main()
+    answer = str(end.value.code)
+    assert answer.startswith("Error: ") and "\n" not in answer and capsys.readouterr().err == ""
     for part in message.split(".*"):
-        assert part in lines[0]
+        assert part in answer
     assert not list(tmp_path.rglob("result.json"))
+
+
+def test_an_error_is_one_line_of_stderr_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    done = command("corpus=sample", "widht=3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: the config has no key 'widht'") and done.stderr.count("\n") == 1
 
 
 def test_a_clear_refusal_reaches_a_caller_of_fit(tmp_path: Path) -> None:
