@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,11 @@ def compose(*overrides: str) -> DictConfig:
 
 def group(kind: str, name: str) -> dict:
     """One choice of a config group as plain data, for example group("model", "alibi")."""
+    return copy.deepcopy(composed_group(kind, name))
+
+
+@functools.cache
+def composed_group(kind: str, name: str) -> dict:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]

@@ -29,6 +29,8 @@ from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
 from speechformer.layers.positions import Positions, build_positions
 
+# each position with a window, each pattern with ALiBi: the kernels treat the two apart
+KINDS = [*((model, "window") for model in MODELS), *(("alibi", name) for name in PATTERNS if name != "window")]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 cuda = pytest.mark.cuda
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -191,8 +193,7 @@ def skip_without_score_mod(positions: Positions) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "pattern"), KINDS)
 def test_flex_attention_is_the_reference(model: str, pattern: str, causal: bool, padded: bool) -> None:
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length=150)  # not a multiple of a block
@@ -220,10 +221,7 @@ def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
 
 @cuda
 @needs_cuda
-@pytest.mark.parametrize(
-    ("model", "pattern"),
-    [*((model, "window") for model in MODELS), *(("alibi", pattern) for pattern in PATTERNS if pattern != "window")],
-)
+@pytest.mark.parametrize(("model", "pattern"), KINDS)
 def test_flex_attention_on_cuda_has_the_gradients_of_the_reference(model: str, pattern: str) -> None:
     torch.manual_seed(0)
     bias = bias_of(model, pattern, length=FLEX_MIN_LENGTH, device=CUDA)
@@ -276,8 +274,7 @@ def test_masks_drawn_at_once_or_one_by_one_are_the_same_to_the_bit(changes: Any,
     assert not any(module.ahead for module in model.modules() if isinstance(module, FastDropout))
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "pattern"), KINDS)
 @pytest.mark.parametrize("changes", [{}, {"pool": "cls", "norm": "post"}, {"dropout": 0.0}], ids=str)
 def test_unpadding_changes_nothing(model: str, pattern: str, changes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: the gradients of the same model over padded sentences, under the same dropout."""

@@ -257,10 +257,10 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
 
 
 def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(little: Path, tmp_path: Path) -> None:
-    """12 jobs; workers and the whole command are killed at random times until it is done. Oracle: 12 runs alone."""
+    """8 jobs; workers and the whole command are killed at random times until it is done. Oracle: 8 runs alone."""
     options = [*own(little), "threads=1", "checkpoint_every=20", "task=lm", "trainer.max_steps=200"]
     options += ["eval_interval=100"]
-    swept = ["seed=0,1,2", "model=alibi,learned", "dropout=0.1,0.3"]
+    swept = ["seed=0,1", "model=alibi,learned", "dropout=0.1,0.3"]
     arguments = [*options, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
     chance, kills, code, end = random.Random(0), 0, -1, time.monotonic() + 240
     while code != 0:
@@ -277,7 +277,7 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
         code = process.wait()
     assert kills == 5
     found = results(tmp_path / "sweep")
-    assert len(found) == 12 and sum(result["attempts"] > 1 for result in found.values()) >= 1
+    assert len(found) == 8 and sum(result["attempts"] > 1 for result in found.values()) >= 1
     for job in sweeps.jobs_of(tmp_path / "sweep"):
         result = read_result(job.folder)  # type: ignore[arg-type]
         alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
