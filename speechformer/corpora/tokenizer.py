@@ -89,11 +89,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer that `save` wrote.
-
-        Raises:
-            UserError: the file is no such tokenizer.
-        """
+        """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
         try:
             return cls(json.loads(path.read_text(encoding="utf-8"))["vocabulary"])
         except (OSError, ValueError, KeyError, TypeError) as error:
