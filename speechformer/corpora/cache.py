@@ -29,10 +29,9 @@ def texts_of(corpus: Corpus) -> list[str]:
 
 
 def remember_words(corpus: Corpus) -> bool:
-    """Fill the memory of `split_words` with all texts of a corpus, from the cache or by tokenising them.
+    """Fill the memory of `split_words` with all texts of a corpus; return whether their words were cached.
 
-    Returns:
-        Whether the words were cached. If the cache cannot be written, it is skipped.
+    If the cache cannot be written, it is skipped.
     """
     texts, path = texts_of(corpus), cache_file(corpus)
     if all(text in tokenizer.WORDS for text in texts):

@@ -25,13 +25,9 @@ def plain(text: str) -> str:
 
 
 def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -> np.ndarray:
-    """Compute for each text the highest Jaccard index with any other.
+    """Compute for each text the highest Jaccard index with any other, [texts]; 0 if there is nothing to compare with.
 
-    Args:
-        before: `others` are the texts themselves, and each text is compared only with those before it.
-
-    Returns:
-        Indices in [0, 1], [texts]; 0 if there is nothing to compare with.
+    With `before`, `others` are the texts themselves, and each text is compared only with those before it.
     """
     from scipy.sparse import csr_array
 

@@ -132,11 +132,7 @@ def read_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
 def parse(
     files: Mapping[str, bytes], name: str, where: str, *, source: str, target: str, clean: Mapping[str, Any]
 ) -> Pairs:
-    """Parse the six files of a parallel corpus, {name: content}.
-
-    Raises:
-        UserError: with `where`/file:line, if a line has not the format above.
-    """
+    """Parse the six files of a parallel corpus, {name: content}; a `UserError` has `where`/file:line."""
     parts: dict[str, list[Pair]] = {}
     for part in PARTS:
         fix = f"remove it from {part}.{source} and {part}.{target} both"
@@ -161,15 +157,11 @@ def parse(
 
 
 def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pair], dict[str, int]]:
-    """Remove bad pairs; a pair counts for the first rule that matches it.
+    """Return the good pairs, and the number of bad ones that each rule removed; the first rule that matches counts.
 
-    Args:
-        rules: `markup` removes pairs with a side that begins with "<" (a tag, not a sentence); `words`, with a side
-            of more words; `ratio`, with one side more than so many times as long as the other; `duplicates`, repeated
-            pairs. false or null disables a rule.
-
-    Returns:
-        The other pairs; the number of pairs that each rule removed.
+    `markup` removes pairs with a side that begins with "<" (a tag, not a sentence); `words`, with a side of more
+    words; `ratio`, with one side more than so many times as long as the other; `duplicates`, repeated pairs. false or
+    null disables a rule.
     """
     remaining: list[Pair] = []
     cleaned = dict.fromkeys(RULES, 0)

@@ -142,14 +142,13 @@ def object_of(verb: Verb, negated: bool, rng: random.Random) -> tuple[str, str, 
         The English object; the French object after the verb, or ""; the French pronoun before the verb, or ""; the
         participle, which agrees with that pronoun; whether the object is negated ("no horse") instead of the verb.
     """
-    none = negated and rng.random() < 0.35
-    if not none and rng.random() < 0.25:
-        en, pronoun, feminine, plural = rng.choice(words()["objects"])
-        return en, "", pronoun, verb.participle + "e" * feminine + "s" * plural, False
-    if none:  # sees no horse: ne voit pas de cheval
+    if negated and rng.random() < 0.35:  # sees no horse: ne voit pas de cheval
         word, plural = rng.choice(words()["nouns"]), rng.random() < 0.5
         en, fr = with_adjectives(word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3))
         return f"no {en}", elide("de", fr), "", verb.participle, True
+    if rng.random() < 0.25:
+        en, pronoun, feminine, plural = rng.choice(words()["objects"])
+        return en, "", pronoun, verb.participle + "e" * feminine + "s" * plural, False
     thing = noun_phrase(rng, negated=negated)
     return thing.en, thing.fr, "", verb.participle, False
 
@@ -208,10 +207,9 @@ def pair(rng: random.Random) -> tuple[str, str]:
         fr = f"{who.fr} {forms[who.person]} {elide('que', fr)}"
     elif kind < 0.5:
         en_second, fr_second = clause(rng)
-        if rng.random() < 0.5:
-            en, fr = f"{en} because {en_second}", f"{fr} {elide('parce que', fr_second)}"
-        else:
-            en, fr = f"{en}, and {en_second}", f"{fr}, et {fr_second}"
+        because = rng.random() < 0.5
+        en += f" because {en_second}" if because else f", and {en_second}"
+        fr += f" {elide('parce que', fr_second)}" if because else f", et {fr_second}"
     return finished(en, "."), finished(fr, ".")
 
 

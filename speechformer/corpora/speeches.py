@@ -88,11 +88,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
-    """Parse the files of a corpus, {name: content}; other files are ignored.
-
-    Raises:
-        UserError: with `where`/file:line, if a line has not the format above.
-    """
+    """Parse the files of a corpus, {name: content}, and ignore others; a `UserError` has `where`/file:line."""
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
     files = {file: content for file, content in sorted(files.items()) if SPEECH_FILE.fullmatch(file)}

@@ -66,9 +66,7 @@ class Tokenizer:
     def fit(cls, texts: Iterable[str]) -> Tokenizer:
         """Fit the vocabulary on all words of `texts`; ties in frequency are sorted by code point."""
         counts = Counter(word for text in texts for word in split_words(text))
-        for special in (PAD_TOKEN, UNKNOWN_TOKEN):
-            counts.pop(special, None)
-        words = sorted(counts, key=lambda word: (-counts[word], word))
+        words = sorted(counts.keys() - {PAD_TOKEN, UNKNOWN_TOKEN}, key=lambda word: (-counts[word], word))
         return cls([PAD_TOKEN, UNKNOWN_TOKEN, *words])
 
     def __len__(self) -> int:

@@ -147,10 +147,7 @@ class SentenceData(SpeechData):
         return examples
 
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return the test accuracy of the majority class of train.
-
-        The accuracies of leaked and other test sentences are None; they stay None if there are no such sentences.
-        """
+        """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""
         majority_class = self.train["labels"].bincount().argmax()
         accuracy = (self.tested["test", ""]["labels"] == majority_class).float().mean().item()
         return {"majority_accuracy": accuracy, "test_accuracy_in_train": None, "test_accuracy_not_in_train": None}
