@@ -151,7 +151,7 @@ class PairData(TaskData):
     def encode(self) -> None:
         source, target = self.encode_pairs(self.training_pairs)
         self.fits = [max(len(a), len(b) - 1) <= self.block_size for a, b in zip(source, target)]
-        self.train = [list(itertools.compress(side, self.fits)) for side in (source, target)]
+        self.train = list(itertools.compress(source, self.fits)), list(itertools.compress(target, self.fits))
         if not self.train[0]:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}

@@ -82,10 +82,11 @@ def score_by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Return `score` of the sentences of each bucket of source lengths that has any."""
-    members: dict[str, list[tuple[str, str]]] = {name: [] for name in LENGTHS}
-    for source, hypothesis, reference in zip(sources, hypotheses, references):
-        members[length_bucket(source)].append((hypothesis, reference))
-    return {name: score(*zip(*pairs)) for name, pairs in members.items() if pairs}
+    members: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in LENGTHS}
+    for source, *pair in zip(sources, hypotheses, references):
+        for texts, text in zip(members[length_bucket(source)], pair):
+            texts.append(text)
+    return {name: score(*texts) for name, texts in members.items() if texts[0]}
 
 
 def score_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:

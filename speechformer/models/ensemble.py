@@ -193,7 +193,7 @@ def stacked_leaf(
     if isinstance(leaf, nn.Linear):
         return EnsembleLinear(*own)
     if isinstance(leaf, nn.LayerNorm):
-        return EnsembleLayerNorm(*own, leaf.eps)
+        return EnsembleLayerNorm(own[0], own[1], leaf.eps)
     if isinstance(leaf, nn.Embedding):
         return EnsembleEmbedding(*own)
     if isinstance(leaf, Dropout):
