@@ -65,7 +65,7 @@ def split(
         labelled: whether it reads the labelled sentences or the running text.
         remove_test_sentences: remove every row of train whose text appears in the task's test files.
         validation: share of train to hold out, in [0, 1).
-        vocabulary: "corpus" fits the tokenizer on the training files of both tasks, as the reports did; "task", on
+        vocabulary: "corpus" fits the tokenizer on the training files of both kinds, as the reports did; "task", on
             the training set of this task.
 
     Raises:

@@ -34,12 +34,7 @@ class Subwords:
 
     @classmethod
     def fit(cls, texts: Iterable[str], kind: str, size: int) -> Subwords:
-        """Fit a vocabulary.
-
-        Args:
-            kind: "bpe" or "words".
-            size: number of merges ("bpe") or of words ("words").
-        """
+        """Fit a vocabulary of `size` merges (`kind` "bpe") or words ("words")."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
         pick(dict.fromkeys(("bpe", "words")), kind, "task.tokens")

@@ -205,10 +205,7 @@ class StreamData(SpeechData):
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        beginnings = []
-        for (part, _), rows in (self.monitored | self.tested).items():
-            if part == self.chosen_on:
-                ids = rows["ids"][0][:16]
-                ids = ids[ids != PAD]
-                beginnings.append(Example([ids], [self.tokenizer.decode(ids.tolist())]))
-        return beginnings
+        parts = (self.monitored | self.tested).items()
+        rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
+        beginnings = [ids[ids != PAD] for ids in rows]
+        return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in beginnings]
