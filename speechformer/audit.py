@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from speechformer import console
 from speechformer.config import compose
-from speechformer.corpora.duplicates import NEAR, kinds_before, kinds_in
+from speechformer.corpora.duplicates import NEAR, kinds_in
 from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
@@ -53,7 +53,7 @@ def audit(corpus: Corpus) -> dict[str, Any]:
     labelled = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
     return {
         **about(corpus),
-        "files": {file: {**sizes(words[file]), "repeated": count(kinds_before(texts[file]))} for file in texts},
+        "files": {file: {**sizes(words[file]), "repeated": count(kinds_in(texts[file]))} for file in texts},
         "between": {file: {other: count(kinds_in(texts[file], texts[other])) for other in train} for file in test},
         "label_conflicts": label_conflicts(corpus),
         "classes": {

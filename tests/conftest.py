@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 
 from speechformer.config import CONF
 from speechformer.corpora import sample, sample_pairs
-from speechformer.corpora.files import places
+from speechformer.corpora.files import find_folder
 from speechformer.corpora.pairs import Pairs, load_pairs
-from speechformer.corpora.speeches import Corpus, find_speeches, load_corpus
+from speechformer.corpora.speeches import Corpus, load_corpus, speech_files
 
 RECURRENT = ["rnn", "rnn_attention"]
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem not in RECURRENT)  # that attend
@@ -97,17 +97,16 @@ def run_in(folder: Path, *overrides: str) -> Path:
 @pytest.fixture(scope="session")
 def ted_pairs() -> Pairs:
     """The TED pairs; a test that asks for them skips where they are not."""
-    looked_at = places("ted-en-fr", None)
-    found = [folder for folder in looked_at.values() if folder is not None and (folder / "train.en").exists()]
-    if not found:
-        pytest.skip(f"no TED pairs in {' or in '.join(looked_at)}")
-    return load_pairs({**group("corpus", "ted"), "root": str(found[0])})
+    folder, places = find_folder("ted-en-fr", None, lambda folder: (folder / "train.en").exists())
+    if folder is None:
+        pytest.skip(f"no TED pairs in {' or in '.join(places)}")
+    return load_pairs({**group("corpus", "ted"), "root": str(folder)})
 
 
 @pytest.fixture(scope="session")
 def speeches() -> Corpus:
     """The presidential speeches; a test that asks for them skips where they are not."""
-    folder, places = find_speeches(None)
+    folder, places = find_folder("speeches", None, speech_files)
     if folder is None:
         pytest.skip(f"no presidential speeches in {' or in '.join(places)}")
     return load_corpus({"name": "speeches", "root": str(folder), "classes": ["obama", "wbush", "hbush"]})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speechformer.corpora import sample
-from speechformer.corpora.duplicates import kinds_before, kinds_in, nearest, plain
+from speechformer.corpora.duplicates import kinds_in, nearest, plain
 
 
 def test_plain_keeps_only_words() -> None:
@@ -46,7 +46,7 @@ def test_the_closest_kind_is_returned(text: str, kind: str) -> None:
 
 def test_of_copies_the_first_does_not_count() -> None:
     texts = ["A b c d e.", "Other.", "a b c d e", "A b c d e.", "A b c d e f."]
-    assert kinds_before(texts) == ["", "", "same", "exact", "near"]
+    assert kinds_in(texts) == ["", "", "same", "exact", "near"]
 
 
 def test_nothing_to_compare_with() -> None:

@@ -12,9 +12,8 @@ from test_models import stack_arguments
 from torch import nn
 
 from speechformer.errors import UserError
-from speechformer.generation.beam_search import select
 from speechformer.models.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder, build_translator
-from speechformer.models.stack import count_parameters, initialise
+from speechformer.models.stack import count_parameters, initialise, select
 
 S, T, VOCABULARY = 9, 7, 50
 every_model_and_pattern = pytest.mark.parametrize(

@@ -25,7 +25,7 @@ CORPUS = Corpus(
 
 def cut(protocol: str, task: str = "classify", corpus: Corpus = CORPUS, **changes: object) -> Splits:
     options = {key: value for key, value in group("protocol", protocol).items() if key != "name"}
-    return split(corpus, task, **{**options, **changes})
+    return split(corpus, task, task == "classify", **{**options, **changes})
 
 
 def test_paper_trains_on_all_of_train_and_marks_leaked_sentences() -> None:

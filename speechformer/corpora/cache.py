@@ -29,19 +29,20 @@ def texts_of(corpus: Corpus) -> list[str]:
 
 
 def remember_words(corpus: Corpus) -> bool:
-    """Fill the memory of `split_words` with all texts of a corpus, from the cache or by tokenising them.
+    """Fill the memory of `split_words` with all texts of a corpus; return whether their words were cached.
 
-    Returns:
-        Whether the words were cached. If the cache cannot be written, it is skipped.
+    If the cache cannot be written, it is skipped.
     """
-    texts = texts_of(corpus)
+    texts, path = texts_of(corpus), cache_file(corpus)
     if all(text in tokenizer.WORDS for text in texts):
         return True
-    path = cache_file(corpus)
-    cached = read(path, corpus)
-    if cached is not None and cached.keys() >= set(texts):
-        tokenizer.WORDS.update(cached)
-        return True
+    with contextlib.suppress(OSError, ValueError):
+        first, _, lines = path.read_bytes().partition(b"\n")
+        if json.loads(first) == header(corpus, lines):
+            rows = map(json.loads, lines.splitlines())
+            tokenizer.WORDS.update({text: tuple(words.split(" ")) if words else () for text, words in rows})
+            if all(text in tokenizer.WORDS for text in texts):
+                return True
     lines = "".join(json.dumps([text, " ".join(tokenizer.split_words(text))]) + "\n" for text in texts).encode()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,14 +55,3 @@ def header(corpus: Corpus, lines: bytes) -> dict[str, str]:
     """Return the first line of a cache: its corpus, its tokenizer, and the sha256 of the other lines."""
     own = {"corpus": corpus.sha256, "tokenizer": tokenizer.settings()}
     return {**own, "sha256": hashlib.sha256(lines).hexdigest()}
-
-
-def read(path: Path, corpus: Corpus) -> dict[str, tuple[str, ...]] | None:
-    """Load a cache as {text: words}; return None if the file is missing, incomplete or of something else."""
-    try:
-        first, _, lines = path.read_bytes().partition(b"\n")
-        if json.loads(first) != header(corpus, lines):
-            return None
-        return {text: tuple(words.split(" ")) if words else () for text, words in map(json.loads, lines.splitlines())}
-    except (OSError, ValueError):
-        return None

@@ -25,13 +25,9 @@ def plain(text: str) -> str:
 
 
 def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -> np.ndarray:
-    """Compute for each text the highest Jaccard index with any other.
+    """Compute for each text the highest Jaccard index with any other, [texts]; 0 if there is nothing to compare with.
 
-    Args:
-        before: `others` are the texts themselves, and each text is compared only with those before it.
-
-    Returns:
-        Indices in [0, 1], [texts]; 0 if there is nothing to compare with.
+    With `before`, `others` are the texts themselves, and each text is compared only with those before it.
     """
     from scipy.sparse import csr_array
 
@@ -44,38 +40,27 @@ def nearest(texts: Sequence[str], others: Sequence[str], before: bool = False) -
     left, right = table[: len(texts)], table[len(texts) :].T.tocsr()
     highest = np.zeros(len(texts), dtype=np.float32)
     for start in range(0, len(texts), 512):  # all pairs at once would not fit for a large corpus
-        block = slice(start, start + 512)
+        block = slice(start, min(start + 512, len(texts)))
         common = (left[block] @ right).toarray()
-        index = common / (sizes[: len(texts)][block, None] + sizes[None, len(texts) :] - common)
-        if before:
-            index = np.tril(index, start - 1)
-        highest[block] = index.max(axis=1, initial=0)
+        index = common / (sizes[block, None] + sizes[None, len(texts) :] - common)
+        highest[block] = (np.tril(index, start - 1) if before else index).max(axis=1, initial=0)
     return highest
 
 
-def kind_of(text: str, verbatim: Collection[str], words: Collection[str], near: bool) -> str:
-    """Return the closest kind of duplicate: "exact", "same", "near" or "" for none."""
-    return "exact" if text in verbatim else "same" if plain(text) in words else "near" if near else ""
+def kinds_in(texts: Sequence[str], others: Collection[str] | None = None) -> list[str]:
+    """Find for each text the closest kind of duplicate among `others`: "exact", "same", "near" or "" for none.
 
-
-def kinds_in(texts: Sequence[str], others: Collection[str]) -> list[str]:
-    """Find for each text the closest kind of duplicate among `others`: "exact", "same", "near" or "" for none."""
-    others = sorted(set(others))
-    if not texts or not others:
+    Without `others` it is that among the texts before it, so that only one of two copies counts.
+    """
+    if not texts or (others is not None and not others):
         return [""] * len(texts)
-    verbatim, words = set(others), set(map(plain, others))
-    near = nearest(texts, others) >= NEAR
-    return [kind_of(text, verbatim, words, close) for text, close in zip(texts, near.tolist())]
-
-
-def kinds_before(texts: Sequence[str]) -> list[str]:
-    """Find for each text the closest kind of duplicate before it, so that only one of two copies counts."""
-    near = nearest(texts, texts, before=True) >= NEAR
-    verbatim: set[str] = set()
-    words: set[str] = set()
+    near = nearest(texts, texts if others is None else sorted(set(others)), before=others is None) >= NEAR
+    verbatim, words = set(others or ()), set(map(plain, others or ()))
     kinds = []
     for text, close in zip(texts, near.tolist()):
-        kinds.append(kind_of(text, verbatim, words, close))
-        verbatim.add(text)
-        words.add(plain(text))
+        own = plain(text)
+        kinds.append("exact" if text in verbatim else "same" if own in words else "near" if close else "")
+        if others is None:
+            verbatim.add(text)
+            words.add(own)
     return kinds

@@ -30,20 +30,20 @@ def cache_directory() -> Path:
     return Path(pooch.os_cache("speechformer"))
 
 
-def places(folder: str, root: str | None) -> dict[str, Path | None]:
-    """List where a corpus may lie, as {description: folder}, in the order of search.
+def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) -> tuple[Path | None, list[str]]:
+    """Return the first folder that is `valid` for a corpus, or None, and descriptions of the places searched.
 
     Args:
-        folder: name of the corpus' folder in $SPEECHFORMER_DATA and in the user cache.
+        name: of the corpus' folder in $SPEECHFORMER_DATA and in the user cache.
         root: `corpus.root`; if it is set, nothing else is searched.
     """
-    if root is not None:
-        return {f"corpus.root ({root})": Path(str(root)).expanduser()}
-    data, cache = os.environ.get(ENVIRONMENT), cache_directory() / folder
-    return {
-        f"${ENVIRONMENT}/{folder} ({data or 'not set'})": Path(data).expanduser() / folder if data else None,
-        f"the user cache ({cache})": cache,
-    }
+    places = {f"corpus.root ({root})": str(root)}
+    if root is None:
+        data, cache = os.environ.get(ENVIRONMENT), str(cache_directory() / name)
+        places = {f"${ENVIRONMENT}/{name} ({data or 'not set'})": f"{data}/{name}" if data else ""}
+        places[f"the user cache ({cache})"] = cache
+    folders = [Path(place).expanduser() for place in places.values() if place]
+    return next((folder for folder in folders if folder.is_dir() and valid(folder)), None), list(places)
 
 
 def checksum(files: Mapping[str, bytes]) -> str:
@@ -67,15 +67,11 @@ def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{where}:{number}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8."
-        ) from None
+        number, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        raise UserError(f"{where}:{number}: byte {byte:#04x} is not UTF-8; save the file as UTF-8.") from None
     # Not splitlines(): it also splits at U+2028, U+0085 and others, which may occur inside a sentence.
-    lines = text.replace("\r\n", "\n").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if not text:
         raise UserError(f"{where}:1: the file is empty; fill it or remove it.")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -14,15 +14,14 @@ CORPORA = {"speeches": ("auto", "speeches", "sample"), "pairs": ("auto", "ted", 
 
 
 def load(config: Mapping[str, Any]) -> Corpus | Pairs:
-    """Load the corpus of a config as `task.data` says: "speeches" or "pairs".
+    """Load the corpus of a config as `task.data` says.
 
     Raises:
         UserError: the corpus is missing or invalid, or holds no such data.
     """
     task, name = config["task"], config["corpus"]["name"]
-    loader = pick(LOADERS, task["data"], "task.data")
-    valid = CORPORA[task["data"]]
-    if name not in valid and name in {name for names in CORPORA.values() for name in names}:
+    loader, valid = pick(LOADERS, task["data"], "task.data"), CORPORA[task["data"]]
+    if name not in valid and any(name in names for names in CORPORA.values()):
         raise UserError(
             f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="
             f"{', '.join(valid[:-1])} or {valid[-1]}."
@@ -31,11 +30,7 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs:
 
 
 def load_any(config: Mapping[str, Any]) -> Corpus | Pairs:
-    """Load the corpus of a config as its task reads it or, if it cannot, as other tasks do.
-
-    Raises:
-        UserError: the corpus is missing or invalid.
-    """
+    """Load the corpus of a config as its task reads it or, if it cannot, as other tasks do; raises as `load`."""
     name, data = config["corpus"]["name"], config["task"]["data"]
     if name not in CORPORA[data]:
         data = next((other for other, names in CORPORA.items() if name in names), data)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import ENVIRONMENT, checksum, parse_lines, parse_once, places
+from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once
 from speechformer.errors import UserError, pick
 
 Pair = tuple[str, str]
@@ -70,12 +70,13 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     where = ""
     if name in ("auto", "ted"):
         own = config["ted"] if name == "auto" else config
-        check(own)
-        folder, searched = find_pairs(own["root"])
+        settings, root = check(own), own["root"]
+        folder, searched = find_folder("ted-en-fr", root, lambda path: root is not None or any(path.glob("train.*")))
         if folder is not None:
-            files = read_folder(folder, own)
-            kind = "ted" if own["root"] is None else "pairs"
-            return parse_once(parse, files, kind, str(folder.resolve()), **settings_of(own))
+            kind = "ted" if root is None else "pairs"
+            return parse_once(parse, read_folder(folder, own), kind, str(folder.resolve()), **settings)
+        if root is not None:
+            raise UserError(f"{searched[0]}: there is no such folder.")
         if name == "ted":
             raise UserError(
                 f"No TED pairs (train.{own['source']}, train.{own['target']}, ...) in {' or in '.join(searched)}; "
@@ -84,41 +85,13 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
         if os.environ.get(ENVIRONMENT):
             where = f"; no TED pairs in {searched[0]}"
     own = config["sample"] if name == "auto" else config
-    check(own)
-    kind = "digits" if name == "digits" else "sample"
-    files = digits.files(own["seed"], own["max_length"]) if kind == "digits" else sample_pairs.files(own["seed"])
-    return parse_once(parse, files, kind, f"made by the package, seed {own['seed']}{where}", **settings_of(own))
+    settings, seed, kind = check(own), own["seed"], "digits" if name == "digits" else "sample"
+    files = digits.files(seed, own["max_length"]) if kind == "digits" else sample_pairs.files(seed)
+    return parse_once(parse, files, kind, f"made by the package, seed {seed}{where}", **settings)
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that `parse` takes."""
-    return {key: config[key] for key in ("source", "target", "clean")}
-
-
-def find_pairs(root: str | None) -> tuple[Path | None, list[str]]:
-    """Search the folder of the pairs; if `root` is set, nothing else is searched.
-
-    Returns:
-        The folder, or None; descriptions of the places searched.
-
-    Raises:
-        UserError: `root` is not a folder.
-    """
-    searched = places("ted-en-fr", root)
-    for place, folder in searched.items():
-        if folder is not None and folder.is_dir() and (root is not None or any(folder.glob("train.*"))):
-            return folder, list(searched)
-        if root is not None:
-            raise UserError(f"{place}: there is no such folder.")
-    return None, list(searched)
-
-
-def check(config: Mapping[str, Any]) -> None:
-    """Validate the settings of a corpus.
-
-    Raises:
-        UserError: a value has the wrong type or is out of range.
-    """
+def check(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `parse` takes; a `UserError` if one has the wrong type or is out of range."""
 
     def require(valid: bool, key: str, expected: str, value: Any) -> None:
         if not valid:
@@ -139,79 +112,56 @@ def check(config: Mapping[str, Any]) -> None:
         value = clean[rule]
         valid = value is None or (type(value) in (int, float) and value >= 1)
         require(valid, f"clean.{rule}", "a number of at least 1, or null", value)
+    return {key: config[key] for key in ("source", "target", "clean")}
 
 
 def read_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Read the six files of a folder as {name: content}.
-
-    Raises:
-        UserError: a file is missing.
-    """
-    contents = {}
-    for part in PARTS:
-        for language in (config["source"], config["target"]):
-            file = folder / f"{part}.{language}"
-            if not file.is_file():
-                others = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:8]) or "nothing"
-                raise UserError(
-                    f"{file}: there is no such file; a folder of pairs has train, dev and test with the endings "
-                    f"corpus.source={config['source']} and corpus.target={config['target']}; this one has {others}."
-                )
-            contents[file.name] = file.read_bytes()
-    return contents
+    """Read the six files of a folder as {name: content}; a `UserError` if one is missing."""
+    source, target = config["source"], config["target"]
+    files = [folder / f"{part}.{language}" for part in PARTS for language in (source, target)]
+    for file in files:
+        if not file.is_file():
+            others = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:8]) or "nothing"
+            raise UserError(
+                f"{file}: there is no such file; a folder of pairs has train, dev and test with the endings "
+                f"corpus.source={source} and corpus.target={target}; this one has {others}."
+            )
+    return {file.name: file.read_bytes() for file in files}
 
 
 def parse(
     files: Mapping[str, bytes], name: str, where: str, *, source: str, target: str, clean: Mapping[str, Any]
 ) -> Pairs:
-    """Parse the six files of a parallel corpus, {name: content}.
-
-    Raises:
-        UserError: with `where`/file:line, if a line has not the format above.
-    """
+    """Parse the six files of a parallel corpus, {name: content}; a `UserError` has `where`/file:line."""
     parts: dict[str, list[Pair]] = {}
     for part in PARTS:
         fix = f"remove it from {part}.{source} and {part}.{target} both"
-        sides = []
+        sides = {}
         for language in (source, target):
             if f"{part}.{language}" not in files:
                 raise UserError(f"corpus={name} has no language {language}; it has {', '.join(sorted(files))}.")
             lines = parse_lines(files[f"{part}.{language}"], f"{where}/{part}.{language}", fix)
-            sides.append([line.strip() for line in lines])
-        if len(sides[0]) != len(sides[1]):
-            shorter, longer = sorted(((len(lines), language) for lines, language in zip(sides, (source, target))))
+            sides[language] = [line.strip() for line in lines]
+        (least, shorter), (most, longer) = sorted((len(lines), language) for language, lines in sides.items())
+        if least < most:
             raise UserError(
-                f"{where}/{part}.{longer[1]}:{shorter[0] + 1}: {part}.{shorter[1]} ends before this line "
-                f"({shorter[0]} lines against {longer[0]}); line n of one file must translate line n of the other."
+                f"{where}/{part}.{longer}:{least + 1}: {part}.{shorter} ends before this line "
+                f"({least} lines against {most}); line n of one file must translate line n of the other."
             )
-        parts[part] = list(zip(*sides))
-    train, cleaned = cleaned_pairs(parts["train"], clean)
-    if not train:
+        parts[part] = list(zip(*sides.values()))
+    read = len(parts["train"])
+    parts["train"], cleaned = cleaned_pairs(parts["train"], clean)
+    if not parts["train"]:
         raise UserError(f"{where}: corpus.clean leaves no pair of train ({cleaned}); relax its rules.")
-    return Pairs(
-        name=name,
-        where=where,
-        sha256=checksum(files),
-        source=source,
-        target=target,
-        train=train,
-        dev=parts["dev"],
-        test=parts["test"],
-        read=len(parts["train"]),
-        cleaned=cleaned,
-    )
+    return Pairs(name, where, checksum(files), source, target, **parts, read=read, cleaned=cleaned)
 
 
 def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pair], dict[str, int]]:
-    """Remove bad pairs; a pair counts for the first rule that matches it.
+    """Return the good pairs, and the number of bad ones that each rule removed; the first rule that matches counts.
 
-    Args:
-        rules: `markup` removes pairs with a side that begins with "<" (a tag, not a sentence); `words`, with a side
-            of more words; `ratio`, with one side more than so many times as long as the other; `duplicates`, repeated
-            pairs. false or null disables a rule.
-
-    Returns:
-        The other pairs; the number of pairs that each rule removed.
+    `markup` removes pairs with a side that begins with "<" (a tag, not a sentence); `words`, with a side of more
+    words; `ratio`, with one side more than so many times as long as the other; `duplicates`, repeated pairs. false or
+    null disables a rule.
     """
     remaining: list[Pair] = []
     cleaned = dict.fromkeys(RULES, 0)

@@ -72,12 +72,8 @@ def list_sentence(speaker: int, rng: random.Random) -> str:
 def fact_sentence(speaker: int, rng: random.Random) -> str:
     """Generate a statement about the speaker's topics."""
     topic, other = pick_topic(speaker, rng), pick_topic(speaker, rng)
-    fact, number, month, place, tail = (
-        rng.choice(words()[key]) for key in ("facts", "numbers", "months", "places", "tails")
-    )
-    return fact.format(
-        topic=topic, Topic=topic.capitalize(), other=other, number=number, month=month, place=place, tail=tail
-    )
+    own = {key: rng.choice(words()[f"{key}s"]) for key in ("fact", "number", "month", "place", "tail")}
+    return own["fact"].format(topic=topic, Topic=topic.capitalize(), other=other, **own)
 
 
 def sentence(speaker: int, rng: random.Random) -> str:
@@ -87,10 +83,8 @@ def sentence(speaker: int, rng: random.Random) -> str:
         text = fact_sentence(speaker, rng)
     else:
         text = (adverb_sentence if kind < 0.7 else list_sentence)(speaker, rng)
-        for extra in ("places", "tails"):
-            if rng.random() < 0.35:
-                text = f"{text}, {rng.choice(words()[extra])}"
-        text += "."
+        extras = [rng.choice(words()[key]) for key in ("places", "tails") if rng.random() < 0.35]
+        text = f"{', '.join([text, *extras])}."
     if rng.random() < 0.3:
         phrase = rng.choice(words()["phrases"][SPEAKERS[own_or_any(speaker, PHRASE_IS_OWN, rng)]])
         text = f"{phrase} {text[0].lower()}{text[1:]}"

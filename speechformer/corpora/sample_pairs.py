@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -30,49 +30,18 @@ VOWELS = "aeiouhéèêàâîôœy"
 NO_BREAK_SPACE = "\u00a0"
 
 
-@dataclass(frozen=True)
-class Noun:
-    en: str
-    en_plural: str
-    fr: str
-    fr_plural: str
-    feminine: bool
-    person: bool
-
-
-@dataclass(frozen=True)
-class Adjective:
-    en: str
-    forms: list[str]  # masculine, feminine; their plurals
-    before: bool  # the noun, in French
-    liaison: str  # masculine before a vowel, or ""
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A verb; `fr` holds the present tense: je, tu, il, nous, vous, ils."""
-
-    en: str
-    en_third: str
-    en_past: str
-    fr: list[str]
-    future: str  # the stem
-    participle: str
-
-
-@dataclass(frozen=True)
-class Phrase:
-    """A noun phrase in both languages; `person` 0 to 5 is I, you (singular), he, we, you (plural), they."""
-
-    en: str
-    fr: str
-    person: int
-    feminine: bool
+Noun = namedtuple("Noun", "en en_plural fr fr_plural feminine person")
+# forms: masculine, feminine, their plurals; before: the French noun; liaison: masculine before a vowel, or ""
+Adjective = namedtuple("Adjective", "en forms before liaison")
+# fr: the present tense of je, tu, il, nous, vous, ils; future: its stem
+Verb = namedtuple("Verb", "en en_third en_past fr future participle")
+# A noun phrase in both languages; person: 0 to 5 for I, you (singular), he, we, you (plural), they
+Phrase = namedtuple("Phrase", "en fr person feminine")
 
 
 @functools.cache
 def words() -> dict[str, Any]:
-    """Load the word tables; nouns, adjectives and verbs are instances of the classes above."""
+    """Load the word tables; nouns, adjectives and verbs are the tuples above."""
     tables = read_yaml(Path(__file__).with_suffix(".yaml"))
     for key, kind in (("nouns", Noun), ("adjectives", Adjective), ("verbs", Verb)):
         tables[key] = [kind(*row) for row in tables[key]]
@@ -91,15 +60,11 @@ def elide(short: str, word: str) -> str:
 
 
 def of(fr: str) -> str:
-    """Put "de" before a noun phrase: du roi, des rois, d'un roi, de la reine."""
-    for article, joined in (("le ", "du "), ("les ", "des ")):
+    """Put "de" before a noun phrase: du roi, des rois, d'un roi, de petits chats."""
+    for article, joined in {"le ": "du ", "les ": "des ", "de ": "de ", "d'": "d'"}.items():
         if fr.startswith(article):
             return joined + fr.removeprefix(article)
-    if fr.startswith("des "):
-        return elide("de", fr.removeprefix("des "))
-    if fr.startswith(("de ", "d'")):  # de petits chats
-        return fr
-    return elide("de", fr)
+    return elide("de", fr.removeprefix("des "))
 
 
 def with_adjectives(word: Noun, plural: bool, adjectives: list[Adjective]) -> tuple[str, str]:
@@ -142,16 +107,14 @@ def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True, neg
     A negated object is never indefinite, because un and des would become de.
     """
     word = rng.choice(words()["persons" if person else "nouns"])
-    kind = rng.choice(
-        ("definite", "definite", "definite" if negated else "indefinite", "this", "possessive", "number")
-    )
+    article = "definite" if negated else "indefinite"
+    kind = rng.choice(("definite", "definite", article, "this", "possessive", "number"))
     plural = kind == "number" or rng.random() < 0.4
     adjectives: list[Adjective] = []
     if rng.random() < 0.5:
         adjectives.append(rng.choice(words()["adjectives"]))
         if rng.random() < 0.3:  # a second on the other side of the French noun
-            others = [a for a in words()["adjectives"] if a.before != adjectives[0].before]
-            adjectives.append(rng.choice(others))
+            adjectives.append(rng.choice([a for a in words()["adjectives"] if a.before != adjectives[0].before]))
             adjectives.sort(key=lambda a: not a.before)
     en, fr = with_adjectives(word, plural, adjectives)
     if kind == "indefinite" and plural and any(a.before for a in adjectives):
@@ -179,14 +142,13 @@ def object_of(verb: Verb, negated: bool, rng: random.Random) -> tuple[str, str, 
         The English object; the French object after the verb, or ""; the French pronoun before the verb, or ""; the
         participle, which agrees with that pronoun; whether the object is negated ("no horse") instead of the verb.
     """
-    none = negated and rng.random() < 0.35
-    if not none and rng.random() < 0.25:
-        en, pronoun, feminine, plural = rng.choice(words()["objects"])
-        return en, "", pronoun, verb.participle + "e" * feminine + "s" * plural, False
-    if none:  # sees no horse: ne voit pas de cheval
+    if negated and rng.random() < 0.35:  # sees no horse: ne voit pas de cheval
         word, plural = rng.choice(words()["nouns"]), rng.random() < 0.5
         en, fr = with_adjectives(word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3))
         return f"no {en}", elide("de", fr), "", verb.participle, True
+    if rng.random() < 0.25:
+        en, pronoun, feminine, plural = rng.choice(words()["objects"])
+        return en, "", pronoun, verb.participle + "e" * feminine + "s" * plural, False
     thing = noun_phrase(rng, negated=negated)
     return thing.en, thing.fr, "", verb.participle, False
 
@@ -204,19 +166,14 @@ def english_clause(who: Phrase, verb: Verb, tense: str, obj: str, negated: bool,
 
 def french_clause(who: Phrase, verb: Verb, tense: str, obj: str, pronoun: str, participle: str, negated: bool) -> str:
     """Combine subject, verb and object in French: an object pronoun precedes the verb, "ne ... pas" encloses both."""
-    after = ""
-    if tense == "past":
-        finite, after = words()["avoir"][who.person], participle
-    elif tense == "future":
-        finite = verb.future + words()["future_endings"][who.person]
-    else:
-        finite = verb.fr[who.person]
+    forms = words()["avoir"] if tense == "past" else verb.fr
+    finite = verb.future + words()["future_endings"][who.person] if tense == "future" else forms[who.person]
     if pronoun:
         finite = f"les {finite}" if pronoun == "les" else elide(pronoun, finite)
     if negated:
         finite = f"{elide('ne', finite)} pas"
     fr = elide("je", finite) if who.fr == "je" else f"{who.fr} {finite}"
-    return " ".join(filter(None, (fr, after, obj)))
+    return " ".join(filter(None, (fr, participle if tense == "past" else "", obj)))
 
 
 def clause(rng: random.Random, question: bool = False) -> tuple[str, str]:
@@ -250,10 +207,9 @@ def pair(rng: random.Random) -> tuple[str, str]:
         fr = f"{who.fr} {forms[who.person]} {elide('que', fr)}"
     elif kind < 0.5:
         en_second, fr_second = clause(rng)
-        if rng.random() < 0.5:
-            en, fr = f"{en} because {en_second}", f"{fr} {elide('parce que', fr_second)}"
-        else:
-            en, fr = f"{en}, and {en_second}", f"{fr}, et {fr_second}"
+        because = rng.random() < 0.5
+        en += f" because {en_second}" if because else f", and {en_second}"
+        fr += f" {elide('parce que', fr_second)}" if because else f", et {fr_second}"
     return finished(en, "."), finished(fr, ".")
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import ENVIRONMENT, checksum, parse_lines, parse_once, places
+from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once
 from speechformer.errors import UserError, pick
 
-LM_TEST = re.compile(r"test_LM_(.+)\.txt")
-EXAMPLES = "train_CLS.tsv, train_LM.txt, ..."
+SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +48,9 @@ class Corpus:
         return self.classes
 
 
-def find_speeches(root: str | None) -> tuple[Path | None, list[str]]:
-    """Search the folder of the speech files; if `root` is set, nothing else is searched.
-
-    Returns:
-        The folder, or None; descriptions of the places searched.
-    """
-    searched = places("speeches", root)
-    for folder in searched.values():
-        if folder is not None and folder.is_dir() and speech_files(folder):
-            return folder, list(searched)
-    return None, list(searched)
-
-
 def speech_files(folder: Path) -> list[Path]:
     """List the speech files of a folder; other files are ignored."""
-    return [path for path in folder.iterdir() if is_speech_file(path.name) and path.is_file()]
+    return [path for path in folder.iterdir() if SPEECH_FILE.fullmatch(path.name) and path.is_file()]
 
 
 def load_corpus(config: Mapping[str, Any]) -> Corpus:
@@ -77,23 +63,20 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
     Raises:
         UserError: a file is invalid, or the speeches are missing and `name` or `root` demands them.
     """
-    name = pick({"auto": "auto", "speeches": "speeches", "sample": "sample"}, config["name"], "corpus.name")
+    name = config["name"]
+    pick(dict.fromkeys(("auto", "speeches", "sample")), name, "corpus.name")
     searched: list[str] = []
     if name != "sample":
-        speeches = config["speeches"] if name == "auto" else config
-        folder, searched = find_speeches(speeches["root"])
+        own = config["speeches"] if name == "auto" else config
+        folder, searched = find_folder("speeches", own["root"], speech_files)
         if folder is not None:
             files = {path.name: path.read_bytes() for path in speech_files(folder)}
-            return parse_once(parse, files, "speeches", str(folder.resolve()), classes=speeches["classes"])
-        if speeches["root"] is not None:
+            return parse_once(parse, files, "speeches", str(folder.resolve()), classes=own["classes"])
+        if name == "speeches" or own["root"] is not None:
+            omit = "correct corpus.root, or omit it and get the presidential speeches"
             raise UserError(
-                f"No speech files ({EXAMPLES}) in {searched[0]}; correct corpus.root, or omit it and get the "
-                "presidential speeches with: python -m speechformer.download speeches"
-            )
-        if name == "speeches":
-            raise UserError(
-                f"No speech files ({EXAMPLES}) in {' or in '.join(searched)}; "
-                "get them with: python -m speechformer.download speeches"
+                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(searched)}; "
+                f"{omit if own['root'] is not None else 'get them'} with: python -m speechformer.download speeches"
             )
     own = config["sample"] if name == "auto" else config
     if type(own["seed"]) is not int:
@@ -105,40 +88,26 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
-    """Parse the files of a corpus, {name: content}; other files are ignored.
-
-    Raises:
-        UserError: with `where`/file:line, if a line has not the format above.
-    """
+    """Parse the files of a corpus, {name: content}, and ignore others; a `UserError` has `where`/file:line."""
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
-    files = {file: content for file, content in sorted(files.items()) if is_speech_file(file)}
-    labelled: dict[str, list[tuple[int, str]]] = {"train_CLS.tsv": [], "test_CLS.tsv": []}
-    plain: dict[str, list[str]] = {}
-    for file, content in files.items():
-        if file in labelled:
-            labelled[file] = parse_labelled(content, f"{where}/{file}", classes)
-        else:
-            plain[file] = [line.strip() for line in parse_lines(content, f"{where}/{file}")]
-    return Corpus(
-        name=name,
-        where=where,
-        sha256=checksum(files),
-        classes=list(classes),
-        classify_train=labelled["train_CLS.tsv"],
-        classify_test=labelled["test_CLS.tsv"],
-        lm_train=plain.pop("train_LM.txt", []),
-        lm_test={LM_TEST.fullmatch(file)[1]: lines for file, lines in plain.items()},  # type: ignore[index]
+    files = {file: content for file, content in sorted(files.items()) if SPEECH_FILE.fullmatch(file)}
+    train, test = (
+        parse_labelled(files[file], f"{where}/{file}", classes) if file in files else []
+        for file in ("train_CLS.tsv", "test_CLS.tsv")
     )
-
-
-def is_speech_file(name: str) -> bool:
-    """Return whether a file of this name belongs to a corpus."""
-    return name in ("train_CLS.tsv", "test_CLS.tsv", "train_LM.txt") or bool(LM_TEST.fullmatch(name))
+    lines = {
+        file: [line.strip() for line in parse_lines(content, f"{where}/{file}")]
+        for file, content in files.items()
+        if file.endswith(".txt")
+    }
+    lm_train = lines.pop("train_LM.txt", [])
+    lm_test = {file.removeprefix("test_LM_").removesuffix(".txt"): texts for file, texts in lines.items()}
+    return Corpus(name, where, checksum(files), list(classes), train, test, lm_train, lm_test)
 
 
 def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
-    """Parse lines of label TAB text into (index of the class, text); `where` is the path for error messages."""
+    """Parse lines of label TAB text into (index of the class, text)."""
     labels = {str(k): k for k in range(len(classes))}
     legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
     rows = []

@@ -55,13 +55,17 @@ def held_out(text: str, share: float) -> bool:
 
 
 @functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
-def split(corpus: Corpus, task: str, *, remove_test_sentences: bool, validation: float, vocabulary: str) -> Splits:
-    """Split a corpus for `task` ("classify" or "lm").
+def split(
+    corpus: Corpus, task: str, labelled: bool, *, remove_test_sentences: bool, validation: float, vocabulary: str
+) -> Splits:
+    """Split a corpus for a task.
 
     Args:
+        task: its name, for error messages.
+        labelled: whether it reads the labelled sentences or the running text.
         remove_test_sentences: remove every row of train whose text appears in the task's test files.
         validation: share of train to hold out, in [0, 1).
-        vocabulary: "corpus" fits the tokenizer on the training files of both tasks, as the reports did; "task", on
+        vocabulary: "corpus" fits the tokenizer on the training files of both kinds, as the reports did; "task", on
             the training set of this task.
 
     Raises:
@@ -70,34 +74,27 @@ def split(corpus: Corpus, task: str, *, remove_test_sentences: bool, validation:
     pick(dict.fromkeys(("corpus", "task")), vocabulary, "protocol.vocabulary")
     if not 0 <= validation < 1:
         raise UserError(f"protocol.validation is a share of train in [0, 1), not {validation}.")
-    train: list[Row]
-    test: dict[str, list[Row]]
-    if task == "classify":
-        train, test = list(corpus.classify_train), {"test": list(corpus.classify_test)}
-        needed = {"train_CLS.tsv": len(train), "test_CLS.tsv": len(test["test"])}
-    else:
+    train: list[Row] = list(corpus.classify_train)
+    test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
+    files = ("train_CLS.tsv", "test_CLS.tsv")
+    if not labelled:
         train = [(None, text) for text in corpus.lm_train]
         test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
-        needed = {"train_LM.txt": len(train), "test_LM_<name>.txt": len(test)}
-    for file, rows in needed.items():
+        files = ("train_LM.txt", "test_LM_<name>.txt")
+    for file, rows in zip(files, (train, test)):
         if not rows:
             raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
 
-    tested = {text for rows in test.values() for _, text in rows}
-    allowed = [row for row in train if not (remove_test_sentences and row[1] in tested)]
+    tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
+    allowed = [row for row in train if row[1] not in tested]
+    removed = len(train) - len(allowed)
     held = [row for row in allowed if held_out(row[1], validation)]
     remaining = [row for row in allowed if not held_out(row[1], validation)]
     if not remaining or (validation and not held):
         raise UserError(
-            f"Of the {len(train)} training lines in {corpus.where}, {len(train) - len(allowed)} also appear in test "
-            f"and {len(held)} are held out, which leaves {len(remaining)} to train on; use more text, or "
-            "protocol=paper."
+            f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
+            f"are held out, which leaves {len(remaining)} to train on; use more text, or protocol=paper."
         )
     both_tasks = [text for _, text in corpus.classify_train] + corpus.lm_train
-    return Splits(
-        train=remaining,
-        validation=held,
-        test=test,
-        vocabulary_texts=both_tasks if vocabulary == "corpus" else [text for _, text in remaining],
-        removed=len(train) - len(allowed),
-    )
+    texts = both_tasks if vocabulary == "corpus" else [text for _, text in remaining]
+    return Splits(remaining, held, test, texts, removed)

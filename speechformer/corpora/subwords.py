@@ -12,6 +12,7 @@ detokenizer.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,12 +34,7 @@ class Subwords:
 
     @classmethod
     def fit(cls, texts: Iterable[str], kind: str, size: int) -> Subwords:
-        """Fit a vocabulary.
-
-        Args:
-            kind: "bpe" or "words".
-            size: number of merges ("bpe") or of words ("words").
-        """
+        """Fit a vocabulary of `size` merges (`kind` "bpe") or words ("words")."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
         pick(dict.fromkeys(("bpe", "words")), kind, "task.tokens")
@@ -51,9 +47,8 @@ class Subwords:
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
             tokenizer.decoder = decoders.ByteLevel()
             alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-            trainer = trainers.BpeTrainer(
-                vocab_size=len(SPECIAL) + len(alphabet) + size, initial_alphabet=alphabet, **common
-            )
+            size += len(alphabet)
+            trainer = trainers.BpeTrainer(vocab_size=len(SPECIAL) + size, initial_alphabet=alphabet, **common)
         else:
             tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
             tokenizer.pre_tokenizer = split
@@ -77,11 +72,8 @@ class Subwords:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids up to the first <eos>; <unk> is shown, other special tokens are omitted."""
-        ids = list(ids)
-        if END in ids:
-            ids = ids[: ids.index(END)]
         pieces: list[list[int]] = [[]]
-        for index in ids:
+        for index in itertools.takewhile(lambda index: index != END, ids):
             if index == UNKNOWN:
                 pieces.append([])
             elif len(SPECIAL) <= index < len(self):  # ids beyond it only pad the embedding table
@@ -98,11 +90,7 @@ class Subwords:
 
     @classmethod
     def load(cls, path: Path) -> Subwords:
-        """Load a tokenizer that `save` wrote.
-
-        Raises:
-            UserError: the file is missing, or no such tokenizer.
-        """
+        """Load a tokenizer that `save` wrote; a `UserError` if the file is missing, or no such tokenizer."""
         from tokenizers import Tokenizer
 
         try:
@@ -116,7 +104,4 @@ def on_one_line(text: str) -> str:
     return re.sub(r"[\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
 
 
-@functools.lru_cache(maxsize=8)  # the jobs of a sweep share it
-def fitted(texts: tuple[str, ...], kind: str, size: int) -> Subwords:
-    """Return a cached `Subwords.fit`."""
-    return Subwords.fit(texts, kind, size)
+fitted = functools.lru_cache(maxsize=8)(Subwords.fit)  # of a tuple of texts; the jobs of a sweep share it

@@ -66,9 +66,7 @@ class Tokenizer:
     def fit(cls, texts: Iterable[str]) -> Tokenizer:
         """Fit the vocabulary on all words of `texts`; ties in frequency are sorted by code point."""
         counts = Counter(word for text in texts for word in split_words(text))
-        for special in (PAD_TOKEN, UNKNOWN_TOKEN):
-            counts.pop(special, None)
-        words = sorted(counts, key=lambda word: (-counts[word], word))
+        words = sorted(counts.keys() - {PAD_TOKEN, UNKNOWN_TOKEN}, key=lambda word: (-counts[word], word))
         return cls([PAD_TOKEN, UNKNOWN_TOKEN, *words])
 
     def __len__(self) -> int:
@@ -89,11 +87,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer that `save` wrote.
-
-        Raises:
-            UserError: the file is no such tokenizer.
-        """
+        """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
         try:
             return cls(json.loads(path.read_text(encoding="utf-8"))["vocabulary"])
         except (OSError, ValueError, KeyError, TypeError) as error:

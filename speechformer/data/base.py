@@ -93,9 +93,8 @@ class TaskData(pl.LightningDataModule):
     @property
     def description(self) -> dict[str, Any]:
         """The corpus as `result.json` describes it, as plain data."""
-        corpus = self.corpus
-        about = {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256, "classes": []}
-        return {**about, "counts": self.counts}
+        about = {key: getattr(self.corpus, key) for key in ("name", "where", "sha256")}
+        return {**about, "classes": [], "counts": self.counts}
 
     @property
     def shard(self) -> tuple[int, int]:

@@ -49,21 +49,26 @@ def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
 
 
 class SeededBatches:
-    """Batches in an order that depends on (seed, epoch) alone.
+    """Rows in random order, a fixed number per batch; the last batch may be smaller.
 
     Lightning announces the epoch (`sampler.set_epoch`) and saves `state_dict()` in checkpoints. After loading, the
-    epoch continues with the next batch. A subclass defines `order`, `batch` and its length.
+    epoch continues with the next batch. A subclass defines `batch`.
 
     Args:
+        rows: number of rows, N.
+        size: rows of a batch.
         shard: (k, n): each batch consists of every n-th of its rows from the k-th on, for one of n devices. It then
             has a `weight`, n times its part of the loss's denominator, so that the mean over devices of the weighted
             losses is the loss of the whole batch.
     """
 
-    def __init__(self, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
-        self.seed, self.shard = seed, shard
+    def __init__(self, rows: int, size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
+        self.N, self.size, self.seed, self.shard = rows, size, seed, shard
         self.epoch = self.batches_done = 0
         self.sampler = self
+
+    def __len__(self) -> int:
+        return -(-self.N // self.size)
 
     def generator(self, epoch: int) -> torch.Generator:
         """Return the random numbers of an epoch."""
@@ -71,7 +76,7 @@ class SeededBatches:
 
     def order(self, epoch: int) -> Sequence[Tensor]:
         """Return the indices of the rows of each batch of an epoch."""
-        raise NotImplementedError
+        return torch.randperm(self.N, generator=self.generator(epoch)).split(self.size)
 
     def batch(self, chosen: Tensor) -> Batch:
         """Return the rows with these indices as a batch."""
@@ -107,23 +112,11 @@ class SeededBatches:
 
 
 class TrainingBatches(SeededBatches):
-    """Rows in random order; the last batch may be smaller.
-
-    Args:
-        rows: tensors by name, all with the same first dimension N.
-    """
+    """Batches of `rows`: tensors by name, all with the same first dimension N."""
 
     def __init__(self, rows: Rows, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
-        super().__init__(seed, shard)
-        self.rows, self.batch_size = rows, batch_size
-        self.lengths_N = lengths_of(rows)
-        self.N = len(self.lengths_N)
-
-    def __len__(self) -> int:
-        return -(-self.N // self.batch_size)
-
-    def order(self, epoch: int) -> Sequence[Tensor]:
-        return torch.randperm(self.N, generator=self.generator(epoch)).split(self.batch_size)
+        super().__init__(len(rows["ids"]), batch_size, seed, shard)
+        self.rows, self.lengths_N = rows, lengths_of(rows)
 
     def batch(self, chosen: Tensor) -> Batch:
         return take(self.rows, chosen, self.lengths_N)
@@ -133,15 +126,11 @@ class EvaluationBatches:
     """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part."""
 
     def __init__(self, parts: Mapping[Part, Rows]) -> None:
-        self.batches: list[Batch] = [batch for part, rows in parts.items() for batch in self.cut(part, rows)]
-
-    @staticmethod
-    def cut(part: Part, rows: Rows) -> Iterator[Batch]:
-        lengths_N = lengths_of(rows)
-        order = lengths_N.argsort(stable=True)
-        size = max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
-        for chosen in order.split(size):
-            yield {"part": part, **take(rows, chosen, lengths_N)}
+        self.batches: list[Batch] = []
+        for part, rows in parts.items():
+            lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
+            batches = lengths_N.argsort(stable=True).split(size)
+            self.batches += [{"part": part, **take(rows, chosen, lengths_N)} for chosen in batches]
 
     def __len__(self) -> int:
         return len(self.batches)

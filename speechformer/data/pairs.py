@@ -9,6 +9,8 @@ pairs in random order (`PairBatches`).
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,44 +23,30 @@ from speechformer.corpora.pairs import Pair
 from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
 from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.data.base import TaskData
-from speechformer.data.batches import EVALUATION_TOKENS, Batch, EvaluationBatches, Example, SeededBatches
+from speechformer.data.batches import EVALUATION_TOKENS, Batch, EvaluationBatches, Example, Rows, SeededBatches
 from speechformer.errors import UserError
 from speechformer.metrics.bleu import LENGTHS, length_bucket, score
 
 SORTED_BATCHES = 8  # of one bucket, whose pairs are sorted together
 
 
-def padded(sequences: Sequence[Tensor]) -> Tensor:
-    """Return sequences as one tensor, padded with 0 to the longest."""
-    return pad_sequence(list(sequences), batch_first=True, padding_value=PAD)
+def pad_pairs(source: list[Tensor], target: list[Tensor], rows: list[int]) -> Rows:
+    """Return the pairs with these indices, each side padded to its longest."""
+    pad = functools.partial(pad_sequence, batch_first=True, padding_value=PAD)
+    return {"source": pad([source[k] for k in rows]), "target": pad([target[k] for k in rows])}
 
 
 class PairBatches(SeededBatches):
-    """Pairs in random order, a fixed number per batch; the last batch may be smaller.
-
-    Args:
-        source, target: the ids of each pair.
-        size: pairs per batch.
-    """
+    """Batches of `size` pairs; `source` and `target` are the ids of each pair."""
 
     def __init__(
         self, source: list[Tensor], target: list[Tensor], size: int, seed: int, shard: tuple[int, int] = (0, 1)
     ) -> None:
-        super().__init__(seed, shard)
-        self.source, self.target, self.size = source, target, size
-
-    def __len__(self) -> int:
-        return -(-len(self.source) // self.size)
-
-    def order(self, epoch: int) -> Sequence[Tensor]:
-        return torch.randperm(len(self.source), generator=self.generator(epoch)).split(self.size)
+        super().__init__(len(source), size, seed, shard)
+        self.source, self.target = source, target
 
     def batch(self, chosen: Tensor) -> Batch:
-        pairs = chosen.tolist()
-        return {
-            "source": padded([self.source[index] for index in pairs]),
-            "target": padded([self.target[index] for index in pairs]),
-        }
+        return pad_pairs(self.source, self.target, chosen.tolist())
 
     def weight(self, chosen: Tensor) -> int:
         """Return the number of target tokens that are predicted."""
@@ -95,18 +83,14 @@ class TokenBatches(PairBatches):
         self.bucket = torch.bucketize(longer, torch.tensor(edges))
         self.counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()
         self.sizes = [max(1, tokens // edge) for edge in edges]
-        self.number, rest = 0, 0
-        for count, size in zip(self.counts, self.sizes):
-            full, rest = divmod(count + rest, size)
-            self.number += full
-        self.number += rest > 0
+        self.number = len(self.order(0))
 
     def __len__(self) -> int:
         return self.number
 
     def order(self, epoch: int) -> Sequence[Tensor]:
         generator = self.generator(epoch)
-        order = torch.randperm(len(self.bucket), generator=generator)
+        order = torch.randperm(self.N, generator=generator)
         order = order[self.bucket[order].argsort(stable=True)]
         batches: list[Tensor] = []
         rest = order[:0]
@@ -116,8 +100,7 @@ class TokenBatches(PairBatches):
             for together in members[:full].split(size * SORTED_BATCHES) if full else ():
                 batches += together[self.lengths[together].sum(dim=1).argsort(stable=True)].split(size)
             rest = members[full:]
-        if len(rest):
-            batches.append(rest)
+        batches += [rest] if len(rest) else []
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
@@ -126,12 +109,7 @@ class PairEvaluation(EvaluationBatches):
 
     def __init__(self, parts: Mapping[str, tuple[list[Tensor], list[Tensor]]]) -> None:
         self.batches = [
-            {
-                "part": part,
-                "rows": rows,
-                "source": padded([source[k] for k in rows]),
-                "target": padded([target[k] for k in rows]),
-            }
+            {"part": part, "rows": rows, **pad_pairs(source, target, rows)}
             for part, (source, target) in parts.items()
             for rows in cut_by_length([max(len(a), len(b)) for a, b in zip(source, target)])
         ]
@@ -173,10 +151,7 @@ class PairData(TaskData):
     def encode(self) -> None:
         source, target = self.encode_pairs(self.training_pairs)
         self.fits = [max(len(a), len(b) - 1) <= self.block_size for a, b in zip(source, target)]
-        self.train = (
-            [ids for ids, fits in zip(source, self.fits) if fits],
-            [ids for ids, fits in zip(target, self.fits) if fits],
-        )
+        self.train = list(itertools.compress(source, self.fits)), list(itertools.compress(target, self.fits))
         if not self.train[0]:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}
@@ -188,7 +163,7 @@ class PairData(TaskData):
 
     def count(self) -> dict[str, Any]:
         corpus = self.corpus
-        trained = {pair[0] for pair, fits in zip(self.training_pairs, self.fits) if fits}
+        trained = {pair[0] for pair in itertools.compress(self.training_pairs, self.fits)}
         tokens = [sum(map(len, side)) for side in self.train]
         unknown = [int((torch.cat(side) == UNKNOWN).sum()) for side in self.held_out["test"]]
         lengths = Counter(length_bucket(source) for source, _ in corpus.test)
@@ -231,8 +206,7 @@ class PairData(TaskData):
             f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
             f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}, tests on "
             f"{counts['test']}, of whose sources {counts['test_in_train']} appear in the training set"
-            f"{f'; cut at block_size: {cut}' if cut else ''}. "
-            f"Vocabulary {counts['vocabulary']}; padding: {padding}."
+            f"{f'; cut at block_size: {cut}' if cut else ''}. Vocabulary {counts['vocabulary']}; padding: {padding}."
         )
 
     def examples(self) -> list[Example]:

@@ -19,7 +19,15 @@ from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.corpora.splits import Row, Splits, split
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import EvaluationBatches, Example, Part, Rows, TrainingBatches, evaluation_rows
+from speechformer.data.batches import (
+    EvaluationBatches,
+    Example,
+    Part,
+    Rows,
+    TrainingBatches,
+    evaluation_rows,
+    lengths_of,
+)
 from speechformer.errors import UserError
 
 
@@ -33,7 +41,7 @@ class SpeechData(TaskData):
         tested: parts that are evaluated at the end, and during training if nothing is held out.
     """
 
-    files: ClassVar[str]  # whose files `split` takes: "classify" or "lm"
+    labelled: ClassVar[bool]  # whether the task reads the labelled sentences or the running text
     splits: Splits
     train: Rows
     monitored: dict[Part, Rows]
@@ -42,7 +50,7 @@ class SpeechData(TaskData):
     def split(self) -> None:
         remember_words(self.corpus)
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
-        self.splits = split(self.corpus, self.files, **options)
+        self.splits = split(self.corpus, self.task["name"], self.labelled, **options)
 
     def fit_tokenizer(self) -> Tokenizer:
         return Tokenizer.fit(self.splits.vocabulary_texts)
@@ -58,31 +66,29 @@ class SpeechData(TaskData):
 
     def count(self) -> dict[str, Any]:
         encode, splits = self.tokenizer.encode, self.splits
-        tests = {
-            name: {
+        totals = {"test": "rows", "test_in_train": "in_train", "test_nearly_in_train": "nearly_in_train"}
+        tests = {}
+        for name, rows in splits.test.items():
+            kinds, ids = splits.kinds_in_train[name], [encode(text) for _, text in rows]
+            tests[name] = {
                 "rows": len(rows),
-                "in_train": splits.kinds_in_train[name].count("exact"),
-                "nearly_in_train": sum(kind in ("same", "near") for kind in splits.kinds_in_train[name]),
-                "tokens": sum(len(encode(text)) for _, text in rows),
-                "unknown_tokens": sum(encode(text).count(UNKNOWN) for _, text in rows),
+                "in_train": kinds.count("exact"),
+                "nearly_in_train": kinds.count("same") + kinds.count("near"),
+                "tokens": sum(map(len, ids)),
+                "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
             }
-            for name, rows in splits.test.items()
-        }
         return {
             "train": len(splits.train),
             "validation": len(splits.validation),
             "removed_from_train": splits.removed,
-            "test": sum(test["rows"] for test in tests.values()),
-            "test_in_train": sum(test["in_train"] for test in tests.values()),
-            "test_nearly_in_train": sum(test["nearly_in_train"] for test in tests.values()),
+            **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": int((self.monitored["train", ""]["ids"] != PAD).sum()),
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": sum(
-                len(encode(text)) > self.block_size
+                label is not None and len(encode(text)) > self.block_size
                 for rows in (splits.train, splits.validation, *splits.test.values())
                 for label, text in rows
-                if label is not None
             ),
         }
 
@@ -93,8 +99,7 @@ class SpeechData(TaskData):
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{held_out}, tests on "
             f"{counts['test']}, of which {leaked} ({100 * leaked / counts['test']:.1f} %) appear verbatim in the "
-            f"training set and {counts['test_nearly_in_train']} nearly"
-            f"{f'; cut at block_size: {cut}' if cut else ''}."
+            f"training set and {counts['test_nearly_in_train']} nearly{f'; cut at block_size: {cut}' if cut else ''}."
         )
 
     def train_dataloader(self) -> TrainingBatches:
@@ -112,7 +117,7 @@ class SpeechData(TaskData):
 class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports."""
 
-    files = "classify"
+    labelled = True
 
     def encode(self) -> None:
         self.train = self.encode_rows(self.splits.train)
@@ -133,7 +138,7 @@ class SentenceData(SpeechData):
     def examples(self) -> list[Example]:
         """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""
         rows = (self.monitored | self.tested)[self.chosen_on, ""]
-        lengths, examples = (rows["ids"] != PAD).sum(dim=1), []
+        lengths, examples = lengths_of(rows), []
         suitable = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
         for label in rows["labels"].unique().tolist():
             for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
@@ -142,10 +147,7 @@ class SentenceData(SpeechData):
         return examples
 
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return the test accuracy of the majority class of train.
-
-        The accuracies of leaked and other test sentences are None; they stay None if there are no such sentences.
-        """
+        """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""
         majority_class = self.train["labels"].bincount().argmax()
         accuracy = (self.tested["test", ""]["labels"] == majority_class).float().mean().item()
         return {"majority_accuracy": accuracy, "test_accuracy_in_train": None, "test_accuracy_not_in_train": None}
@@ -154,7 +156,7 @@ class SentenceData(SpeechData):
 class StreamData(SpeechData):
     """Running text. The task's config adds `stride` of the sliding window, and `lengths`: longer contexts to test."""
 
-    files = "lm"
+    labelled = False
 
     def encode(self) -> None:
         if "mean" in self.splits.test:
@@ -203,10 +205,7 @@ class StreamData(SpeechData):
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        beginnings = []
-        for (part, _), rows in (self.monitored | self.tested).items():
-            if part == self.chosen_on:
-                ids = rows["ids"][0][:16]
-                ids = ids[ids != PAD]
-                beginnings.append(Example([ids], [self.tokenizer.decode(ids.tolist())]))
-        return beginnings
+        parts = (self.monitored | self.tested).items()
+        rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
+        beginnings = [ids[ids != PAD] for ids in rows]
+        return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in beginnings]

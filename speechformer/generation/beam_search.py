@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
 from speechformer.models.encoder_decoder import Translator
+from speechformer.models.stack import select
 
 # These bound the memory of a batch: the tokens that its hypotheses can reach, and the logits of one step.
 BATCH_TOKENS = 32768
@@ -63,12 +64,8 @@ class BeamSearch:
     def log_probabilities(self, length: int) -> Tensor:
         """Return those of the next token, [B, K, V]: at its limit a hypothesis can only end."""
         rows = self.ids_BKT.flatten(0, 1)
-        states = (
-            self.model.decode(self.memory, rows[:, -1:], self.past)
-            if self.cache
-            else self.model.decode(self.memory, rows)
-        )
-        logits = self.model.output(states[:, -1]).float()
+        arguments = (rows[:, -1:], self.past) if self.cache else (rows,)
+        logits = self.model.output(self.model.decode(self.memory, *arguments)[:, -1]).float()
         log_BKV = logits.log_softmax(dim=-1).unflatten(0, (len(self.open_B), self.K))
         log_BKV[..., [PAD, BEGIN]] = -math.inf
         at_limit = self.limit_B <= length
@@ -121,11 +118,6 @@ class BeamSearch:
             self.best_B = self.best_B[sources]
 
 
-def select(past: list[dict[str, Tensor]], rows: Tensor) -> list[dict[str, Tensor]]:
-    """Return some rows of a decoder's cache."""
-    return [{name: part[rows] for name, part in layer.items()} for layer in past]
-
-
 @torch.no_grad()
 def beam_search(
     model: Translator, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
@@ -144,9 +136,9 @@ def beam_search(
             the same.
     """
     search = BeamSearch(model, source_BS, beam, alpha, limits, cache)
-    length = 1
-    while length <= max(limits) and search.step(length):
-        length += 1
+    for length in range(1, max(limits) + 1):
+        if not search.step(length):
+            break
     return search.best
 
 
@@ -155,8 +147,7 @@ def batch_sources(
 ) -> Iterator[list[int]]:
     """Yield the indices of the sources in batches of similar length.
 
-    The hypotheses of a batch number at most `rows`, and can reach at most `tokens` tokens. A source that is too long
-    for that is a batch of its own.
+    The hypotheses of a batch number at most `rows`, and can reach at most `tokens` tokens, unless it has one source.
     """
     chosen: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
@@ -183,10 +174,9 @@ def translate_ids(
 
     Sources longer than `max_length`, the positions of the model, are cut; None is no limit.
     """
-    device = model.output.weight.device
     sources = [list(source[:max_length]) for source in sources]
     translations: list[list[int]] = [[] for _ in sources]
-    rows = STEP_LOGITS // model.output.out_features
+    rows, device = STEP_LOGITS // model.output.out_features, model.output.weight.device
     for chosen in batch_sources([len(source) for source in sources], beam, max_length, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
         limits = [max_target_length(len(sources[k]), max_length) for k in chosen]

@@ -81,10 +81,8 @@ class AttentionBias:
     @functools.cached_property
     def block_mask(self) -> Any:
         """The mask for FlexAttention."""
-        arguments = (self.pattern, self.causal, self.T, self.device)
-        if self.token_mask_BS is None:
-            return cached_block_mask(*arguments)
-        return block_mask(*arguments, self.token_mask_BS)
+        build = cached_block_mask if self.token_mask_BS is None else block_mask
+        return build(self.pattern, self.causal, self.T, self.device, self.token_mask_BS)
 
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
         """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""

@@ -22,10 +22,8 @@ def next_token_loss(
     if on_cpu and plain and smoothing == 0 and torch.is_grad_enabled() and hasattr(F, "linear_cross_entropy"):
         chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows)
         return F.linear_cross_entropy(hidden_RD, weight_VD, targets_R, linear_bias=bias_V, options=chunks)
-    losses = [
-        F.cross_entropy(
-            F.linear(hidden, weight_VD, bias_V).float(), targets, reduction="sum", label_smoothing=smoothing
-        )
-        for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows))
-    ]
+    losses = []
+    for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
+        logits = F.linear(hidden, weight_VD, bias_V).float()
+        losses.append(F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing))
     return torch.stack(losses).sum() / len(targets_R)

@@ -22,22 +22,24 @@ def length_bucket(source: str) -> str:
     return next(name for name, most in LENGTHS.items() if words <= most)
 
 
-def signatures() -> dict[str, str]:
-    """Return sacreBLEU's signature of each metric."""
+def metrics() -> dict[str, Any]:
+    """Return sacreBLEU's metrics by name."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    by_name = {}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    return {"bleu": BLEU(), "chrf": CHRF()}
+
+
+def signatures() -> dict[str, str]:
+    """Return sacreBLEU's signature of each metric."""
+    by_name = metrics()
+    for metric in by_name.values():
         metric.corpus_score(["a"], [["a"]])  # the signature needs the number of references
-        by_name[name] = str(metric.get_signature())
-    return by_name
+    return {name: str(metric.get_signature()) for name, metric in by_name.items()}
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Return corpus BLEU, 0 to 100: cased, 13a tokens, exponential smoothing."""
-    from sacrebleu.metrics import BLEU
-
-    return BLEU().corpus_score(list(hypotheses), [list(references)]).score
+    return metrics()["bleu"].corpus_score(list(hypotheses), [list(references)]).score
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], resamples: int = RESAMPLES) -> dict[str, float]:
@@ -51,11 +53,9 @@ def score(hypotheses: Sequence[str], references: Sequence[str], resamples: int =
         interval), `length_ratio` (13a tokens of all translations to those of all references), `exact` (fraction of
         translations equal to their reference).
     """
-    from sacrebleu.metrics import BLEU, CHRF
-
     scores: dict[str, float] = {}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-        corpus: Any = metric.corpus_score(list(hypotheses), [list(references)])
+    for name, metric in metrics().items():
+        corpus = metric.corpus_score(list(hypotheses), [list(references)])
         scores[name] = float(corpus.score)
         if resamples and len(hypotheses) > 1:
             scores[f"{name}_interval"] = half_width(metric, hypotheses, references, resamples)
@@ -82,14 +82,11 @@ def score_by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Return `score` of the sentences of each bucket of source lengths that has any."""
-    members: dict[str, list[int]] = {name: [] for name in LENGTHS}
-    for index, source in enumerate(sources):
-        members[length_bucket(source)].append(index)
-    return {
-        name: score([hypotheses[k] for k in chosen], [references[k] for k in chosen])
-        for name, chosen in members.items()
-        if chosen
-    }
+    members: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in LENGTHS}
+    for source, *pair in zip(sources, hypotheses, references):
+        for texts, text in zip(members[length_bucket(source)], pair):
+            texts.append(text)
+    return {name: score(*texts) for name, texts in members.items() if texts[0]}
 
 
 def score_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import pick
-from speechformer.models.recurrent_stack import build_stack
-from speechformer.models.stack import Weights
+from speechformer.models.stack import Weights, build_stack
 
 POOLS = {"mean": False, "cls": True}
 

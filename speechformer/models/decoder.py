@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechformer.models.recurrent_stack import build_stack
-from speechformer.models.stack import Cache, Weights
+from speechformer.models.stack import Cache, Weights, build_stack
 
 
 class Decoder(nn.Module):

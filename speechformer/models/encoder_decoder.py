@@ -29,21 +29,19 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.layers.attention import attention_reference
-from speechformer.models.recurrent_stack import RecurrentStack
-from speechformer.models.stack import Cache, Stack, Weights
+from speechformer.models.stack import Cache, RecurrentStack, Stack, Weights, select
 
 
 @dataclass
 class Memory:
     """What a decoder needs of the sources; row b of each tensor belongs to source b."""
 
-    layers: list[dict[str, Tensor]]  # "k" and "v" for each block; of an RNN "states", [B, S, D], then the final state
+    layers: Cache  # "k" and "v" for each block; of an RNN "states", [B, S, D], then the final state
     bias: Tensor  # 0 on tokens and -inf on padding, [B, 1, 1, S]
 
     def select(self, sources: Tensor) -> Memory:
         """Return the memory of some sources, by index."""
-        layers = [{name: part[sources] for name, part in layer.items()} for layer in self.layers]
-        return Memory(layers, self.bias[sources])
+        return Memory(select(self.layers, sources), self.bias[sources])
 
     def for_blocks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return the arguments of `CrossAttention` in each block: keys, values and bias."""
@@ -52,8 +50,7 @@ class Memory:
 
 def padding_bias(source_BS: Tensor) -> Tensor:
     """Return the bias that hides padding, [B, 1, 1, S]."""
-    zeros_BS = torch.zeros(source_BS.shape, device=source_BS.device)
-    return zeros_BS.masked_fill(source_BS == PAD, -math.inf)[:, None, None, :]
+    return torch.where(source_BS == PAD, -math.inf, 0.0)[:, None, None, :]
 
 
 class Translator(nn.Module):
@@ -119,11 +116,8 @@ class EncoderDecoder(Translator):
 
     def memory(self, states_BSD: Tensor, source_BS: Tensor) -> Memory:
         """Project the encoder's states to keys and values for each block of the decoder."""
-        layers = []
-        for block in self.decoder.blocks:
-            k, v = block.cross_attention.keys_and_values(states_BSD)
-            layers.append({"k": k, "v": v})
-        return Memory(layers, padding_bias(source_BS))
+        pairs = (block.cross_attention.keys_and_values(states_BSD) for block in self.decoder.blocks)
+        return Memory([{"k": k, "v": v} for k, v in pairs], padding_bias(source_BS))
 
     def past(self, memory: Memory) -> Cache:
         return self.decoder.new_cache()

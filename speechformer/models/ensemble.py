@@ -29,12 +29,16 @@ from speechformer.layers.positions import Positions
 from speechformer.models.stack import Stack
 
 
-class EnsembleLinear(nn.Module):
-    """Linear layers y = x W_k^T + b_k, with weights [K, out, in] and biases [K, out] or None."""
+class EnsembleLeaf(nn.Module):
+    """A module without submodules of K members, with stacked parameters."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, eps: float = 0.0) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+
+class EnsembleLinear(EnsembleLeaf):
+    """Linear layers y = x W_k^T + b_k, with weights [K, out, in] and biases [K, out] or None."""
 
     def forward(self, x: Tensor) -> Tensor:
         K, O, D = self.weight.shape
@@ -49,12 +53,10 @@ class EnsembleLinear(nn.Module):
         return list(zip(self.weight.unbind(), biases))
 
 
-class EnsembleLayerNorm(nn.Module):
+class EnsembleLayerNorm(EnsembleLeaf):
     """Layer norms with gains and shifts [K, D]."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = weight, bias, eps
+    bias: nn.Parameter
 
     def forward(self, x: Tensor) -> Tensor:
         K, D = self.weight.shape
@@ -62,12 +64,8 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(self.bias[:, None], normed_KRD, self.weight[:, None]).view(x.shape)
 
 
-class EnsembleEmbedding(nn.Module):
+class EnsembleEmbedding(EnsembleLeaf):
     """Embedding tables [K, V, D]; ids of member k select rows of its own table."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
 
     def forward(self, ids: Tensor) -> Tensor:
         K, V, _ = self.weight.shape
@@ -80,8 +78,7 @@ class DropoutGenerators:
     """The random generator of each member for dropout on the CPU, and how many tokens its batch was padded by."""
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self.generators = list(generators)
-        self.padding = [0] * len(self.generators)
+        self.generators, self.padding = list(generators), [0] * len(generators)
 
 
 class EnsembleDropout(FastDropout):
@@ -95,14 +92,11 @@ class EnsembleDropout(FastDropout):
         """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
         members, K = [], len(self.generators.generators)
         for generator, padding in zip(self.generators.generators, self.generators.padding):
-            own_shapes = [
-                (shape[0] // K, *shape[1:-2], shape[-2] - padding, shape[-1] - padding * (len(shape) == 4))
-                for shape in shapes
-            ]
-            masks = dropout_masks(own_shapes, self.rate, dtype, generator)
-            if padding:
-                masks = [F.pad(m, (0, padding * (m.ndim == 4), 0, padding)) for m in masks]
-            members.append(masks)
+            of_keys = [padding * (len(shape) == 4) for shape in shapes]
+            own = [(s[0] // K, *s[1:-2], s[-2] - padding, s[-1] - keys) for s, keys in zip(shapes, of_keys)]
+            masks = dropout_masks(own, self.rate, dtype, generator)
+            padded = (F.pad(mask, (0, keys, 0, padding)) for mask, keys in zip(masks, of_keys))
+            members.append(list(padded) if padding else masks)
         return [torch.cat(parts) for parts in zip(*members)]
 
 

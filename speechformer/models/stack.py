@@ -1,4 +1,4 @@
-"""A transformer stack: embedding, positions, blocks. Encoder and decoder share it.
+"""Stacks of layers, from token ids to hidden states: of transformer blocks or, for `model=rnn`, of recurrent cells.
 
 Shapes: see `speechformer.layers.attention`; R tokens of a batch without its padding.
 """
@@ -13,15 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError, build, pick
 from speechformer.kernels.dispatch import AttentionBias, FastBlock
 from speechformer.kernels.dropout import FastDropout, draw_ahead
 from speechformer.kernels.padding import Unpadder, unpadder_for
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
+from speechformer.layers.recurrent import Recurrent
 
 Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
 Weights = dict[str, list[Tensor]]  # for each of "encoder", "decoder" and "cross", the attention weights of each layer
+
+
+def select(cache: Cache, rows: Tensor) -> Cache:
+    """Return some rows of a cache, by index."""
+    return [{name: part[rows] for name, part in layer.items()} for layer in cache]
 
 
 class Stack(nn.Module):
@@ -154,6 +160,75 @@ class Stack(nn.Module):
     def new_cache(self) -> Cache:
         """Return the cache of an empty sequence."""
         return [{} for _ in self.blocks]
+
+
+class RecurrentStack(nn.Module):
+    """A stack of recurrent layers, from token ids to hidden states.
+
+    It takes the arguments of `Stack`, ignores those of blocks, and raises a `UserError` for those of attention.
+    """
+
+    max_length: int | None = None
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        model: dict[str, Any],
+        pattern: dict[str, Any],
+        width: int,
+        layers: int,
+        dropout: float,
+        scale_embedding: bool = False,
+        first_token: bool = False,
+        embedding: nn.Embedding | None = None,
+        **of_a_transformer: Any,
+    ) -> None:
+        super().__init__()
+        if pattern["name"] != "full":
+            raise UserError(f"model={model['name']} has no self-attention, so pattern must be full.")
+        if first_token:
+            raise UserError(
+                "architecture.pool=cls needs attention: a CLS token in front of a sentence that a recurrent network "
+                "reads from left to right would know nothing of it. Set architecture.pool=mean."
+            )
+        self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
+        self.scale = math.sqrt(width) if scale_embedding else 1.0
+        self.dropout = FastDropout(dropout)
+        arguments = {"width": width, "layers": layers, "dropout": FastDropout(dropout)}
+        self.cells = build({model["name"]: Recurrent}, model, "model", **arguments)
+
+    def forward(
+        self,
+        ids_BT: Tensor,
+        token_mask_BT: Tensor | None = None,
+        with_weights: bool = False,
+        cache: Cache | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Return hidden states, [B, T, D], and two empty lists in place of attention weights; see `Stack.forward`.
+
+        `cache` holds the state before these tokens, and then the state after them.
+        """
+        state = cache[0] if cache and cache[0] else None
+        x_BTD, state = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)
+        if cache is not None:
+            cache[0].update(state)
+        return self.dropout(x_BTD), [], []
+
+    def new_cache(self) -> Cache:
+        """Return the cache of an empty sequence."""
+        return [{}]
+
+
+def build_stack(*, model: dict[str, Any], **arguments: Any) -> Stack | RecurrentStack:
+    """Build the stack of a `model` config: recurrent for "rnn", else a transformer with that encoding."""
+    if model["name"] == "rnn_attention":
+        raise UserError(
+            "model=rnn_attention attends from a decoder to an encoder, so it needs task=translate. "
+            "Use model=rnn for this task."
+        )
+    stack_class = RecurrentStack if model["name"] == "rnn" else Stack
+    return stack_class(model=model, **arguments)
 
 
 INITIALISATIONS: dict[str, Callable[[Tensor, float], Any] | None] = {
