@@ -31,12 +31,10 @@ class TextInputs:
 
 def read_words(text: str, tokenizer: Tokenizer, limit: int, why: str = "") -> TextInputs:
     """Read the first `limit` words of a text; `why` explains the limit to the user."""
-    words, ids, notes = list(split_words(text)), tokenizer.encode(text), []
-    if len(ids) > limit:
-        notes.append(f"the first {limit} of its {len(ids)} words are read{why}")
+    words, ids = list(split_words(text)), tokenizer.encode(text)
+    cut = f"the first {limit} of its {len(ids)} words are read{why}" if len(ids) > limit else None
     words, ids = words[:limit], ids[:limit]
-    if note := note_unknown(words, ids):
-        notes.append(note)
+    notes = [note for note in (cut, note_unknown(words, ids)) if note]
     tokens = [word if index != UNKNOWN else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
     return TextInputs([torch.tensor(ids)], [tokens], notes)
 

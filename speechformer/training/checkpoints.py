@@ -61,7 +61,8 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # every device uses the first one's metric, because the last bits of theirs may differ
         metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])  # type: ignore[operator]
-        if math.isfinite(metric) and (self.best is None or pl_module.is_better(metric, self.best)):  # type: ignore
+        better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
+        if math.isfinite(metric) and better:
             self.best, self.best_step = metric, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
         if self.keep:

@@ -26,6 +26,7 @@ from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, TrainingBatches
 from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks.base import Task
+from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.trainable import is_logged
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
@@ -113,7 +114,8 @@ class Ensemble(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         self.tie()
         parameters = list(self.model.parameters())
-        configured = self.first.build_optimizer(parameters)
+        width = self.first.hparams["architecture"]["width"]
+        configured = build_optimizer(parameters, self.recipe, width, self.trainer)
         if set(self.rates) != {1.0}:
             optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
             scale_steps(optimizer, parameters, self.rates)
