@@ -31,8 +31,7 @@ from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps.folder import names
 from speechformer.training import runtime
-
-Job = tuple[DictConfig, Path, list[str]]  # a run's config, folder and overrides
+from speechformer.training.run import Job, execute_ensemble
 
 
 class EnsembleLauncher(Launcher):
@@ -86,9 +85,7 @@ class EnsembleLauncher(Launcher):
         console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
         try:
             with runtime.process_set_up():
-                from speechformer.training.fit_ensemble import fit_ensemble
-
-                fit_ensemble(jobs, "ensemble")
+                execute_ensemble(jobs)
         except Exception as error:
             reason = one_sentence(error) or type(error).__name__
             console.say(f"The ensemble failed ({reason}); its runs run one after another.")

@@ -133,8 +133,8 @@ class LanguageModel(Task):
         for name in metrics:
             if name.endswith("_perplexity"):
                 rows.append((name.removesuffix("_perplexity"), format_metric(name, metrics[name]), "", ""))
-        tests = {name: str(test["tokens"]) for name, test in result["corpus"]["counts"]["tests"].items()}
-        for name, tokens in {**tests, "mean": ""}.items():
+        tests = [(name, str(test["tokens"])) for name, test in result["corpus"]["counts"]["tests"].items()]
+        for name, tokens in [*tests, ("mean", "")]:
             cells = (format_metric("", metrics.get(f"{how}_perplexity_{name}")) for how in ("test", "test_sliding"))
             rows.append((f"test {name}", *cells, tokens))
         for length in result["config"]["task"]["lengths"]:
