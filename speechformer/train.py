@@ -28,7 +28,6 @@ from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
-from speechformer.sweeps.callback import sweep_name
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
@@ -49,7 +48,7 @@ def run_name(*, _root_: DictConfig) -> str:
 
 launcher.register()
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)
-OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True)
+OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from speechformer.config import count_devices
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
@@ -22,8 +23,7 @@ from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler, PhaseTimer, Progress
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
-from speechformer.training.loggers import ReplayLogger
-from speechformer.training.tensorboard import TensorBoardCallback
+from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
@@ -118,7 +118,7 @@ def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None)
             if wanted in (1, "1"):
                 wanted = [leases.enter_context(devices.lease(names))]
             elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process locks them for all
-                several = wanted if isinstance(wanted, list) else range(devices.count(wanted))
+                several = wanted if isinstance(wanted, list) else range(count_devices(wanted))
                 for index in sorted(several):  # in order, so that no two runs wait for each other
                     leases.enter_context(devices.lease(names[index : index + 1] or names))
         elif launcher == "submitit_local":  # it starts all jobs at once

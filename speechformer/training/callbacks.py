@@ -79,6 +79,7 @@ class Progress(pl.Callback):
         self.folders = list(folders)
         self.reported_at = 0.0
         self.bar: tqdm | None = None
+        self.steps: int | None = None  # of the whole run
         self.columns: list[str] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -89,9 +90,10 @@ class Progress(pl.Callback):
                 f"recipe.warmup_steps={warmup} is at least the run's {int(total)} steps, so the learning rate never "
                 "reaches its peak. Set recipe.warmup_steps lower or trainer.max_epochs higher."
             )
+        self.steps = int(total) if math.isfinite(total) else None
         # disable=None: no bar where stderr is a file, in which it would be a thousand lines
         self.bar = tqdm(
-            total=int(total) if math.isfinite(total) else None,
+            total=self.steps,
             initial=trainer.global_step,
             desc="Training",
             bar_format=BAR,
@@ -104,11 +106,10 @@ class Progress(pl.Callback):
     ) -> None:
         now = time.monotonic()
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
-            self.reported_at, total = now, trainer.estimated_stepping_batches
+            self.reported_at = now
             with contextlib.suppress(OSError):  # a lost update does not matter
                 for folder in self.folders:
-                    steps = int(total) if math.isfinite(total) else None
-                    folder.report_progress(step=trainer.global_step, steps=steps)
+                    folder.report_progress(step=trainer.global_step, steps=self.steps)
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -119,16 +120,12 @@ class Progress(pl.Callback):
         if not trainer.is_global_zero:
             return
         metrics = pl_module.progress_columns(pl_module.compute_metrics())  # type: ignore[operator]
-        if list(metrics) != self.columns:
-            self.columns = list(metrics)
-            self.say("   step  " + "  ".join(self.columns))
         cells = (console.format_metric(name, value).rjust(len(name)) for name, value in metrics.items())
-        self.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
-
-    @staticmethod
-    def say(line: str) -> None:
         with tqdm.external_write_mode():  # above the bar
-            console.say(line)
+            if list(metrics) != self.columns:
+                self.columns = list(metrics)
+                console.say("   step  " + "  ".join(self.columns))
+            console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.bar is not None:
@@ -137,7 +134,6 @@ class Progress(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            directory = self.folders[0].path
-            has_checkpoint = (directory / "last.ckpt").exists()
-            then = f"resumes from {directory / 'last.ckpt'}" if has_checkpoint else "starts again: no checkpoint yet"
+            last = self.folders[0].path / "last.ckpt"
+            then = f"resumes from {last}" if last.exists() else "starts again: no checkpoint yet"
             console.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, TrainingBatches
+from speechformer.data.batches import Batch
 from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.trainable import is_logged
@@ -88,6 +87,15 @@ class Ensemble(pl.LightningModule):
             for parameter, stacked in zip(task.model.parameters(), self.model.parameters()):
                 parameter.data = stacked.detach()[k]
             task.tokens = self.tokens[k]
+
+    def train_dataloader(self) -> EnsembleBatches:
+        return EnsembleBatches(self.members)
+
+    def val_dataloader(self) -> Any:
+        return self.members[0].data.val_dataloader()
+
+    def test_dataloader(self) -> Any:
+        return self.members[0].data.test_dataloader()
 
     def configure_optimizers(self) -> Any:
         self.tie()
@@ -253,13 +261,16 @@ def member_optimizer(state: dict[str, Any], k: int, rate: float) -> dict[str, An
 
 
 class EnsembleBatches:
-    """The training batches of all members, concatenated; shorter ones are padded.
+    """The training batches of all members, which differ only in their order, concatenated; shorter ones are padded.
 
     `batch["padding"]` holds the number of tokens that each member's batch was padded by.
     """
 
-    def __init__(self, loaders: Sequence[TrainingBatches]) -> None:
-        self.loaders = list(loaders)
+    def __init__(self, members: Sequence[Run]) -> None:
+        data = [copy.copy(member.data) for member in members]
+        for own, member in zip(data, members):
+            own.seed = member.config["seed"]
+        self.loaders = [own.train_dataloader() for own in data]
         self.sampler = self
 
     def __len__(self) -> int:
@@ -285,25 +296,3 @@ class EnsembleBatches:
     def load_state_dict(self, state: dict[str, int]) -> None:
         for loader in self.loaders:
             loader.load_state_dict(state)
-
-
-class EnsembleData(pl.LightningDataModule):
-    """The data of all members, which differ only in the order of training."""
-
-    def __init__(self, data: TaskData, seeds: Sequence[int]) -> None:
-        super().__init__()
-        self.data, self.seeds = data, list(seeds)
-
-    def train_dataloader(self) -> EnsembleBatches:
-        loaders = []
-        for seed in self.seeds:
-            data: Any = copy.copy(self.data)
-            data.seed = seed
-            loaders.append(data.train_dataloader())
-        return EnsembleBatches(loaders)
-
-    def val_dataloader(self) -> Any:
-        return self.data.val_dataloader()
-
-    def test_dataloader(self) -> Any:
-        return self.data.test_dataloader()

@@ -14,44 +14,32 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer import console
-from speechformer.corpora.pairs import Pairs
-from speechformer.corpora.speeches import Corpus
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs.folder import RunFolder
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights, resumable
-from speechformer.training.ensemble import Ensemble, EnsembleData
+from speechformer.training.ensemble import Ensemble
 from speechformer.training.result import describe_machine, make_result
 
 
 def fit(
-    config: dict[str, Any], corpus: Corpus | Pairs, folder: RunFolder, launcher: str | None, start: runtime.Start
-) -> dict[str, Any]:
-    """Train, evaluate and test one run. It resumes from the folder's `last.ckpt`, if there is one.
+    jobs: Sequence[tuple[dict[str, Any], RunFolder]], corpus: Any, launcher: str | None, start: runtime.Start
+) -> list[dict[str, Any]]:
+    """Train, evaluate and test one run, or several as an ensemble. A run resumes from its folder's `last.ckpt`.
 
     Args:
-        config: the resolved config as plain data.
-        folder: the run's folder, which this process owns.
-        launcher: of the sweep that this run belongs to, or None.
+        jobs: the resolved config of each run as plain data, and its folder, which this process owns.
+        corpus: of all of them.
+        launcher: of the sweep that they belong to, or None.
 
     Returns:
-        The content of `result.json`.
+        The content of each `result.json`.
 
     Raises:
-        UserError: the config or the corpus asks for something impossible.
+        UserError: a config or the corpus asks for something impossible.
     """
-    return fit_together([(config, folder)], corpus, launcher, start)[0]
-
-
-def fit_together(
-    jobs: Sequence[tuple[dict[str, Any], RunFolder]],
-    corpus: Corpus | Pairs,
-    launcher: str | None,
-    start: runtime.Start,
-) -> list[dict[str, Any]]:
-    """Do what `fit` does for runs that can be an ensemble; return the result of each."""
     (config, folder), rank = jobs[0], int(os.environ.get("LOCAL_RANK", 0))
     with runtime.threads(config, folder.owner) as threads:
         data = build_data(config, corpus)
@@ -106,7 +94,7 @@ def train_and_evaluate(
 ) -> None:
     """Train, evaluate the last step, and test the chosen weights; the metrics go into `run.metrics`."""
     module, data = ensemble or runs[0].task, runs[0].data
-    loaders = EnsembleData(data, [run.config["seed"] for run in runs]) if ensemble else data
+    loaders = None if ensemble else data  # an ensemble has its own
     trainer.fit(module, datamodule=loaders, ckpt_path=checkpoint)
     timer.enter("evaluation")
     sound = [run for run in runs if not run.task.diverged()]

@@ -18,7 +18,7 @@ from speechformer.training.build import Run
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
 
 
-def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int = 1) -> dict[str, Any]:
+def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
     return {
@@ -32,26 +32,17 @@ def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int = 1) 
 
 
 def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a run that came to its end, and write its hyperparameters and artifacts.
-
-    Args:
-        seconds: by phase.
-        machine: what `describe_machine` returned.
-    """
-    config, task, metrics, owner = run.config, run.task, run.metrics, run.folder.owner
+    """Return the result of a run that came to its end, and write its hyperparameters and artifacts."""
+    config, task, metrics, owner, saved = run.config, run.task, run.metrics, run.folder.owner, run.checkpoints
     diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
+    best = {"metric": saved.monitor, "value": saved.best, "step": saved.best_step, "chosen_on": run.data.chosen_on}
     log_hyperparameters(run)
     result = {
         "status": "diverged" if diverged else "finished",
         "task": task.name,
         "metrics": metrics,
         "report": task.report(metrics),
-        "best": {
-            "metric": run.checkpoints.monitor,
-            "value": run.checkpoints.best,
-            "step": run.checkpoints.best_step,
-            "chosen_on": run.data.chosen_on,
-        },
+        "best": best,
         "curve": task.curve,
         "parameters": run.parameters,
         "corpus": run.data.description,
@@ -68,7 +59,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
-    if not int(os.environ.get("LOCAL_RANK", 0)):
+    if run.folder.writes:
         result |= task.write_artifacts(run.folder.path)
     if metrics:
         result["summary"] = [list(row) for row in task.summary(result)]
@@ -83,8 +74,7 @@ def log_hyperparameters(run: Run) -> None:
     """Write TensorBoard's table of hyperparameters and final metrics, and close the loggers."""
     constant = run.data.reference_metrics()
     final = {f"final/{name}": value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
-    shown = hyperparameters(run.config, run.folder.owner["overrides"] or ())
-    run.logger.loggers[0].log_hyperparams(shown, final)
+    run.logger.loggers[0].log_hyperparams(hyperparameters(run.config, run.folder.owner["overrides"] or ()), final)
     run.logger.finalize("success")
 
 

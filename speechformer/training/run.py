@@ -67,7 +67,8 @@ def execute(
         with environment():
             from speechformer.training.fit import fit
 
-            return folder.finish(fit(config, corpus, folder, launcher, start))
+            (result,) = fit([(config, folder)], corpus, launcher, start)
+            return folder.finish(result)
 
 
 def execute_ensemble(jobs: Sequence[Job]) -> list[Path]:
@@ -84,11 +85,11 @@ def execute_ensemble(jobs: Sequence[Job]) -> list[Path]:
         members = [member for job in jobs if (member := own_if_new(locks, *job)) is not None]
         if len(members) < 2:
             return []
-        from speechformer.training.fit import fit_together
+        from speechformer.training.fit import fit
 
         for config, folder in members:
             folder.begin(config, devices.share_of_threads())
-        for (_, folder), result in zip(members, fit_together(members, load(members[0][0]), None, start)):
+        for (_, folder), result in zip(members, fit(members, load(members[0][0]), None, start)):
             folder.finish(result)
     return [folder.path for _, folder in members]
 
