@@ -37,7 +37,7 @@ from speechformer.training.run import execute
 def run_name(*, _root_: DictConfig) -> str:
     """Return `${run_name:}` in the config: the name of the run's folder."""
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     try:
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)

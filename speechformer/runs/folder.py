@@ -248,11 +248,7 @@ def own(
     """Own a run's folder: lock it, check it, and account for whatever happens inside.
 
     An exception becomes the run's result ("failed"), unless it is a `UserError`; then a new folder is removed again.
-
-    Args:
-        config: the resolved config, for the result of a run that fails.
-        force: discard the run that is in the folder.
-        wait: whether to wait for a process that works in the folder.
+    `force` discards the run that is in the folder; `wait` waits for a process that works in it.
 
     Yields:
         The folder. The caller returns its `result` if the run `has_ended`; else it calls `begin` and `finish`.

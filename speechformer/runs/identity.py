@@ -47,13 +47,7 @@ def identity_settings(value: Any, key: str = "") -> Any:
 
 
 def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any) -> str:
-    """Return the fingerprint of a run: the first 12 hexadecimal digits of a sha256.
-
-    Args:
-        config: the resolved config.
-        corpus_sha256: of the corpus' files.
-        corpus_settings: how the files are read, as plain data.
-    """
+    """Return a run's fingerprint, 12 digits of a sha256; `corpus_settings` says how the files are read."""
     corpus = [corpus_sha256, corpus_settings]
     content = {"config": identity_settings(config), "corpus": corpus, "numerics": NUMERICS_VERSION}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

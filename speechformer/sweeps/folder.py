@@ -36,11 +36,7 @@ COMMAND = SweepCommand()
 
 
 def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | None, launcher: str) -> None:
-    """Write `sweep.json`, and remove the job files of another command in the same folder.
-
-    Args:
-        jobs: the overrides of each job; None if the sweeper chooses them one by one.
-    """
+    """Write `sweep.json`, and remove another command's job files; no `jobs`: the sweeper chooses them one by one."""
     if plan(folder).get("jobs") != jobs:
         for pointer in (folder / JOBS).glob("*.json"):
             pointer.unlink(missing_ok=True)

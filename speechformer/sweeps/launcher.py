@@ -83,11 +83,7 @@ def expand(config: DictConfig) -> list[list[str]] | None:
 
 
 class EnsembleLauncher(Launcher):
-    """Hydra's plugin.
-
-    Args:
-        members: the largest number of runs in one ensemble.
-    """
+    """Hydra's plugin; an ensemble has at most `members` runs."""
 
     def __init__(self, members: int = 32) -> None:
         self.members = members
@@ -157,11 +153,7 @@ def group_jobs(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[str, int]]:
 
 
 def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """Return what the runs of an ensemble must have in common, as JSON.
-
-    Raises:
-        UserError: the run cannot be in an ensemble; the message is the reason.
-    """
+    """Return what the runs of an ensemble must have in common, as JSON, or raise why the run cannot be in one."""
     from speechformer.layers.positions import build_positions
     from speechformer.tasks.registry import TASKS
 

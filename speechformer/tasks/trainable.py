@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -93,9 +92,7 @@ class TrainableModule(pl.LightningModule):
         width = self.hparams["architecture"]["width"]
         return build_optimizer(self.model.parameters(), self.recipe, width, self.trainer)
 
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         optimizer.zero_grad()  # here and not after the next forward pass, which can then use the memory
 

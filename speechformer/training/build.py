@@ -34,10 +34,7 @@ def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> Any:
 
 
 class Run:
-    """A run under way: its config, folder, data and task, and what accompanies its training.
-
-    Args:
-        alone: whether it is not a member of an ensemble.
+    """A run under way, `alone` or in an ensemble: config, folder, data, task, and what accompanies its training.
 
     Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones;
     `ended_at`, the step at which a member of an ensemble diverged, or None.
@@ -67,9 +64,6 @@ class Run:
 
 def build_trainer(runs: Sequence[Run], device: Any, timer: PhaseTimer) -> pl.Trainer:
     """Return Lightning's Trainer for a run, or for an ensemble, which calls the callbacks of its runs itself.
-
-    Args:
-        device: Lightning's `devices`.
 
     Raises:
         UserError: Lightning does not accept an argument or value of `trainer.*`.
@@ -101,12 +95,7 @@ def build_trainer(runs: Sequence[Run], device: Any, timer: PhaseTimer) -> pl.Tra
 
 @contextlib.contextmanager
 def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None) -> Iterator[Any]:
-    """Lock the devices that a run uses, for as long as it uses them.
-
-    Args:
-        arguments: the config's `trainer`.
-        threads: of the run.
-        launcher: of the sweep that it belongs to, or None.
+    """Lock the devices that a run with `trainer.*` arguments uses, for as long as it uses them.
 
     Yields:
         Lightning's `devices`: one free GPU where any one is asked for, otherwise what the config names.

@@ -45,14 +45,14 @@ class PhaseTimer(pl.Callback):
         self.seconds[self.phase] += now - self.since
         self.phase, self.since = phase, now
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter("training")
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.interrupted = self.phase
         self.enter("evaluation")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter(self.interrupted)
 
     on_test_start, on_test_end = on_validation_start, on_validation_end
@@ -67,13 +67,7 @@ class PhaseTimer(pl.Callback):
 
 
 class Progress(pl.Callback):
-    """A progress bar on stderr, and a line on stdout for each evaluation.
-
-    Every few seconds it writes the step into `run.json`, for `python -m speechformer.status`.
-
-    Args:
-        folders: of the runs that are trained: one, or an ensemble's.
-    """
+    """A progress bar on stderr, a line on stdout for each evaluation, and the step in each run's `run.json`."""
 
     def __init__(self, folders: Sequence[RunFolder]) -> None:
         self.folders = list(folders)
@@ -82,9 +76,9 @@ class Progress(pl.Callback):
         self.steps: int | None = None  # of the whole run
         self.columns: list[str] = []
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        warmup = pl_module.recipe["warmup_steps"]  # type: ignore[index]
+        warmup = pl_module.recipe["warmup_steps"]
         if warmup >= total and trainer.is_global_zero:
             console.say(
                 f"recipe.warmup_steps={warmup} is at least the run's {int(total)} steps, so the learning rate never "
@@ -102,7 +96,7 @@ class Progress(pl.Callback):
         )
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.monotonic()
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
@@ -116,10 +110,10 @@ class Progress(pl.Callback):
             self.bar.set_postfix_str(f"loss {float(outputs['loss']) / len(self.folders):.3f}", refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        metrics = pl_module.progress_columns(pl_module.compute_metrics())  # type: ignore[operator]
+        metrics = pl_module.progress_columns(pl_module.compute_metrics())
         cells = (console.format_metric(name, value).rjust(len(name)) for name, value in metrics.items())
         with tqdm.external_write_mode():  # above the bar
             if list(metrics) != self.columns:
@@ -127,11 +121,11 @@ class Progress(pl.Callback):
                 console.say("   step  " + "  ".join(self.columns))
             console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
             last = self.folders[0].path / "last.ckpt"

@@ -44,7 +44,7 @@ class Checkpoints(Checkpoint):
         self.saved_at = 0
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # at the end of an epoch, or before an evaluation, a checkpoint would hold a state between two others
         ends = batch_idx + 1 == trainer.num_training_batches
@@ -53,9 +53,9 @@ class Checkpoints(Checkpoint):
         if not ends:
             self.save_last(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         # every device uses the first one's metric, because the last bits of theirs may differ
-        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])  # type: ignore[operator]
+        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])
         better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
         if math.isfinite(metric) and better:
             self.best, self.best_step = metric, trainer.global_step
@@ -65,10 +65,10 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn == "fit":
             self.save_last(trainer)
 
-    def save_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def save_weights(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write the weights of this evaluation, and remove those that are no longer among the last `keep`."""
         # by the curve, so that a resumed run keeps the same files
-        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])  # type: ignore
+        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])
         (self.directory / WEIGHTS).mkdir(exist_ok=True)
         trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
         if trainer.is_global_zero:

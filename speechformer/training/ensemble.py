@@ -51,10 +51,7 @@ class MemberTrainer:
 
 
 class Ensemble(pl.LightningModule):
-    """The tasks of K runs as one module.
-
-    Args:
-        members: runs whose tasks are of one class, with parameters of the same shapes; their `lr` may differ.
+    """The tasks of K runs as one module; they are of one class, with parameters of the same shapes.
 
     Attributes:
         saved_member: the member whose checkpoint is being saved.

@@ -37,8 +37,7 @@ def execute(
         cfg: the composed config; see `conf/config.yaml`.
         directory: the run's folder; it is created, and must not hold another run.
         overrides: of the command line, for the result to name; None without one.
-        launcher: of the sweep that this run belongs to, or None. A run of a sweep does not wait for another process
-            that works on it.
+        launcher: of the sweep that this run belongs to, which does not wait for another process that works on it.
         environment: what surrounds the training: `runtime.process_set_up` in a command.
 
     Returns:
@@ -72,10 +71,7 @@ def execute(
 
 
 def execute_ensemble(jobs: Sequence[Job]) -> list[Path]:
-    """Train runs of the same shapes as one ensemble: those of them whose folders are new.
-
-    Args:
-        jobs: which can be an ensemble; `sweeps.launcher.group_jobs` decides.
+    """Train runs that `sweeps.launcher.group_jobs` has grouped as one ensemble, those whose folders are new.
 
     Returns:
         The folders of the runs that have a result now; none if fewer than two were new.

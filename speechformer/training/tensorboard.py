@@ -123,12 +123,7 @@ def evaluation_mode(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[No
 
 
 class TensorBoardCallback(pl.Callback):
-    """Writes norms, attention and texts to a `ReplayLogger`.
-
-    Args:
-        examples: the texts; without texts or attention there are no maps.
-        tokenizer: of the run.
-    """
+    """Writes norms, attention and texts to a `ReplayLogger`. Without examples or attention there are no maps."""
 
     def __init__(self, logger: ReplayLogger, examples: Sequence[Example], tokenizer: Any) -> None:
         self.logger, self.examples, self.tokenizer = logger, list(examples), tokenizer
@@ -140,22 +135,20 @@ class TensorBoardCallback(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.evaluations, self.shown_at = state_dict["evaluations"], state_dict["shown_at"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero and isinstance(pl_module, Task):
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero:
             for tensorboard in self.logger.tensorboards:
                 tensorboard.experiment.add_custom_scalars(layout(pl_module.charts))
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
         step = trainer.global_step + 1
         if step % trainer.log_every_n_steps or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         self.logger.log_metrics({"gradient_norm": float(torch.nn.utils.get_total_norm(gradients))}, step)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, Task):
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
             return
         self.evaluations += 1
         if pl_module.diverged():
@@ -165,10 +158,8 @@ class TensorBoardCallback(pl.Callback):
             if self.evaluations & (self.evaluations - 1) == 0:
                 self.show(pl_module, trainer.global_step)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, Task) or pl_module.diverged():
-            return
-        if self.shown_at != trainer.global_step:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and self.shown_at != trainer.global_step and not pl_module.diverged():
             with evaluation_mode(trainer, pl_module):
                 self.show(pl_module, trainer.global_step)
 
