@@ -299,10 +299,10 @@ def worked_here(directory: Path, since: float) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run's folder.
+    """The state of a run's folder: `status`, and the content of `result.json` and `run.json`.
 
-    Attributes: `status`: "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
-    "interrupted" (a process began the run and has gone) or "left" (none has); `result`, `owner`: the files' content.
+    `status` is "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
+    "interrupted" (a process began the run and has gone) or "left" (none has).
     """
 
     status: str

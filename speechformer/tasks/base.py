@@ -31,18 +31,14 @@ CHOICES: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIO
 
 
 class EvaluableModule(TrainableModule):
-    """A LightningModule that is evaluated part by part (train, validation, ...), on batches that name their part.
-
-    Attributes:
-        measured: the metrics of the current evaluation, by name.
-    """
+    """A LightningModule that is evaluated part by part (train, validation, ...), on batches that name their part."""
 
     metric: ClassVar[str]
     mode: ClassVar[str]  # "max" or "min": the direction in which the metric is better
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         super().__init__(recipe)
-        self.measured: dict[str, Metric] = {}
+        self.measured: dict[str, Metric] = {}  # of the current evaluation, by name
 
     def metric_name(self, split: str) -> str:
         """Return the name of the main metric on "train", "validation" or "test"."""
@@ -53,10 +49,7 @@ class EvaluableModule(TrainableModule):
         raise NotImplementedError
 
     def forward_batch(self, model: Any, batch: Batch) -> Tensor:
-        """Return the output of a network, that of the module or of an ensemble, for an evaluation batch.
-
-        The first dimension of the output is that of the batch.
-        """
+        """Return the output of a network, the module's or an ensemble's, for an evaluation batch, [B, ...]."""
         raise NotImplementedError
 
     def update_metrics(self, output: Tensor, batch: Batch) -> None:
@@ -138,12 +131,9 @@ class Task(EvaluableModule):
         """Take from the data what evaluation and reports need besides batches."""
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor | int]:
-        """Return the mean loss of each member of an ensemble, [K], and the tokens that each trains on.
+        """Return the mean loss of each of K `members` of an ensemble, [K], and the tokens that each trains on.
 
-        Args:
-            model: the stacked network of the ensemble.
-            batch: the batches of all members, concatenated along the first dimension.
-            members: K.
+        `model` is their stacked network; `batch` has their batches concatenated along the first dimension.
         """
         raise NotImplementedError
 

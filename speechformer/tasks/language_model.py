@@ -146,6 +146,6 @@ class LanguageModel(Task):
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         main, prefix = self.metric_name("test"), "test_perplexity_"
         tests = [name for name in metrics if name.startswith(prefix) and name != main]
-        ordered = [f"{prefix}{name}" for name in self.speakers]  # as in the classification task
-        tests = [name for name in ordered if name in tests] + [name for name in tests if name not in ordered]
+        order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
+        tests.sort(key=lambda name: order.get(name, len(order)))
         return [main, *tests, "test_sliding_perplexity_mean", "train_perplexity"]

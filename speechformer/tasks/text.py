@@ -16,17 +16,11 @@ MAX_TOKENS = 128  # per side; a picture of more shows nothing
 
 @dataclass
 class TextInputs:
-    """A text as a model reads it.
+    """A text as a model reads it."""
 
-    Attributes:
-        ids: the inputs of the model, [T] each.
-        tokens: the same as text; of a translation also the tokens that the decoder writes.
-        notes: what to tell the user about the text.
-    """
-
-    ids: list[Tensor]
-    tokens: list[list[str]]
-    notes: list[str]
+    ids: list[Tensor]  # the inputs of the model, [T] each
+    tokens: list[list[str]]  # the same as text; of a translation also the tokens that the decoder writes
+    notes: list[str]  # what to tell the user about the text
 
 
 def read_words(text: str, tokenizer: Tokenizer, limit: int, why: str = "") -> TextInputs:

@@ -57,8 +57,6 @@ def gpu_names() -> list[str]:
     """Return a name for each visible GPU, the same in every process of this machine; none without CUDA."""
     import torch
 
-    if not torch.cuda.is_available():
-        return []
     return [f"gpu-{torch.cuda.get_device_properties(k).uuid}" for k in range(torch.cuda.device_count())]
 
 
