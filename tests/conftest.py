@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads gain nothing here
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; read when torch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hydra
 import pytest
