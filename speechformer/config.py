@@ -22,20 +22,14 @@ from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
-WHOLE_NUMBERS = {  # the least value: keys
-    -1: ("trainer.max_epochs", "trainer.max_steps"),
-    0: ("seed", "recipe.warmup_steps"),
-    1: (
-        *("width", "heads", "layers", "ff", "block_size", "batch_size", "vocab_size", "threads", "eval_interval"),
-        *("checkpoint_every", "architecture.classifier_width", "task.vocab_size", "task.beam", "task.stride"),
-        *("task.average_checkpoints", "task.batch_tokens"),
-        *("trainer.log_every_n_steps", "trainer.accumulate_grad_batches"),
-    ),
+WHOLE_NUMBERS = {  # the least value: keys; a key with a question mark may be null
+    -1: "trainer.max_epochs? trainer.max_steps?",
+    0: "seed recipe.warmup_steps",
+    1: "width heads layers ff block_size batch_size vocab_size? threads? eval_interval? checkpoint_every "
+    "architecture.classifier_width task.vocab_size task.beam task.stride? task.average_checkpoints "
+    "task.batch_tokens? trainer.log_every_n_steps? trainer.accumulate_grad_batches?",
 }
-NULLABLE = {  # of the whole numbers
-    *("vocab_size", "threads", "eval_interval", "task.stride", "task.batch_tokens", "trainer.max_epochs"),
-    *("trainer.max_steps", "trainer.log_every_n_steps", "trainer.accumulate_grad_batches"),
-}
+NULLABLE = {key[:-1] for keys in WHOLE_NUMBERS.values() for key in keys.split() if key.endswith("?")}
 NUMBERS = {  # key: least and greatest value
     "dropout": (0.0, 0.999),
     "recipe.lr": (0.0, 1e3),
@@ -85,10 +79,7 @@ OmegaConf.register_new_resolver("by_model", by_model, replace=True)
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Validate a composed config; models and corpora validate their own options.
-
-    Args:
-        config: the resolved config as plain data.
+    """Validate a resolved config as plain data; models and corpora validate their own options.
 
     Raises:
         UserError: with the key, what is wrong and what is valid.
@@ -113,9 +104,8 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
         name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
         file = CONF / group / f"{name}.yaml"
         if file.exists():
-            plain[group] = load_plain(file)
-            if group == "task":  # its file sets keys of other groups too
-                plain[group] = plain[group]["task"]
+            content = load_plain(file)
+            plain[group] = content["task"] if group == "task" else content  # a task sets keys of other groups too
     return plain
 
 
@@ -128,8 +118,7 @@ def load_plain(file: Path) -> dict[str, Any]:
 def check_types(value: Any, default: Any, key: str) -> None:
     """Require that a value has the type of its default: number, word, true or false, list, or group of keys.
 
-    A default of null and an interpolation say nothing about the type. Lightning validates the values of `trainer`,
-    and ALiBi its slopes.
+    Null and an interpolation say nothing about the type. Lightning validates `trainer`, and ALiBi its slopes.
     """
     if isinstance(default, dict):
         if not isinstance(value, dict):
@@ -158,7 +147,7 @@ def value_of(config: Any, key: str) -> Any:
 def check_numbers(config: dict[str, Any]) -> None:
     """Require that numbers are within their range; keys that the task does not have are skipped."""
     for least, keys in WHOLE_NUMBERS.items():
-        for key in keys:
+        for key in keys.replace("?", "").split():
             value = value_of(config, key)
             absent = value is MISSING or (value is None and key in NULLABLE)
             if not absent and (type(value) is not int or value < least):

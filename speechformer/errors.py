@@ -49,11 +49,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def unknown(place: str, kind: str, name: object, valid: Iterable[object]) -> UserError:
-    """Build the error for a name that `place` does not have, with the valid names and the closest of them.
-
-    Args:
-        kind: what `name` is: a choice, a key, an option.
-    """
+    """Build the error for a name that `place` does not have; `kind` says what it is: a choice, a key, an option."""
     names = [str(valid_name) for valid_name in valid]
     closest = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {closest[0]}?" if closest else ""
@@ -61,11 +57,7 @@ def unknown(place: str, kind: str, name: object, valid: Iterable[object]) -> Use
 
 
 def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
-    """Return `kinds[name]`.
-
-    Raises:
-        UserError: there is no such name; the message has the config key and the valid names.
-    """
+    """Return `kinds[name]`, or raise a `UserError` with the config key and the valid names."""
     if name not in kinds:
         raise unknown(key, "choice", name, kinds)
     return kinds[name]

@@ -28,7 +28,6 @@ from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
-from speechformer.sweeps.callback import sweep_name
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
@@ -38,7 +37,7 @@ from speechformer.training.run import execute
 def run_name(*, _root_: DictConfig) -> str:
     """Return `${run_name:}` in the config: the name of the run's folder."""
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     try:
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
@@ -49,7 +48,7 @@ def run_name(*, _root_: DictConfig) -> str:
 
 launcher.register()
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)
-OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True)
+OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

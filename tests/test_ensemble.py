@@ -11,8 +11,7 @@ from conftest import TINY, compose, without_biases_of_keys
 
 from speechformer.analysis.load import load
 from speechformer.runs import folder as runs
-from speechformer.training.fit_ensemble import fit_ensemble
-from speechformer.training.run import execute
+from speechformer.training.run import execute, execute_ensemble
 
 EXACT = ["trainer.precision=64-true"]
 MEASURED = ("seconds", "seconds_by_phase", "tokens_per_second", "machine", "versions")  # differ from run to run
@@ -25,7 +24,7 @@ def own(little: Path) -> list[str]:
 def both(folder: Path, members: list[list[str]]) -> list[tuple[Path, Path]]:
     """The folders of the runs as one, and of the same alone."""
     pairs = [(folder / f"one{k}", folder / f"alone{k}") for k in range(len(members))]
-    done = fit_ensemble([(compose(*words), one, words) for words, (one, _) in zip(members, pairs)], "ensemble")
+    done = execute_ensemble([(compose(*words), one, words) for words, (one, _) in zip(members, pairs)])
     assert done == [one for one, _ in pairs]
     for words, (_, alone) in zip(members, pairs):
         execute(compose(*words), alone, words)
@@ -137,7 +136,7 @@ def test_one_that_diverges_does_not_disturb_the_others(task: str, little: Path, 
 def test_all_that_diverge_end_the_training(little: Path, tmp_path: Path) -> None:
     base = [*own(little), "task=lm", "recipe.optimizer=sgd", "recipe.lr=1000", "trainer.max_steps=5000"]
     folders = [tmp_path / str(seed) for seed in range(2)]
-    fit_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)], "ensemble")
+    execute_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)])
     for folder in folders:
         result = runs.read_result(folder)
         assert result["status"] == "diverged" and result["steps"] < 100
@@ -160,10 +159,10 @@ def test_a_member_that_was_interrupted_goes_on_alone(
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Ensemble, "losses", interrupted)
-        fit_ensemble(jobs, "ensemble")
+        execute_ensemble(jobs)
     assert not (tmp_path / "one0" / runs.RESULT).exists()
     assert torch.load(tmp_path / "one0" / "last.ckpt", weights_only=True)["global_step"] == 10
-    assert fit_ensemble(jobs, "ensemble") == []  # those that have begun are left to go on alone
+    assert execute_ensemble(jobs) == []  # those that have begun are left to go on alone
     cfg, directory, words = jobs[0]
     execute(cfg, directory, words)
     execute(compose(*base, "seed=0"), tmp_path / "alone", words)
@@ -176,7 +175,7 @@ def test_a_member_that_was_interrupted_goes_on_alone(
 def test_what_was_trained_as_one_is_used_like_any_run(little: Path, tmp_path: Path) -> None:
     base = [*own(little), "task=classify", "trainer.max_epochs=1"]
     folders = [tmp_path / str(seed) for seed in range(2)]
-    fit_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)], "ensemble")
+    execute_ensemble([(compose(*base, f"seed={k}"), folder, []) for k, folder in enumerate(folders)])
     first, second = (load(folder).task.model.head[0].weight for folder in folders)
     assert first.isfinite().all() and not torch.equal(first, second)
     assert first.untyped_storage().nbytes() == first.nbytes  # the file holds its own weights and no others'

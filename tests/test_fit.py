@@ -25,7 +25,7 @@ from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices
-from speechformer.training.result import hyperparameters
+from speechformer.training.fit import hyperparameters
 from speechformer.training.run import execute
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter

@@ -25,8 +25,7 @@ from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
-from speechformer.tasks.load import load_task
-from speechformer.tasks.registry import TASKS
+from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.translate import Translate
 from speechformer.training.build import DATA_KEYS
 from speechformer.training.checkpoints import average

@@ -25,8 +25,7 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
 from speechformer.runs.folder import read_result
 from speechformer.tasks.language_model import LanguageModel
-from speechformer.tasks.load import load_task
-from speechformer.tasks.registry import TASKS
+from speechformer.tasks.registry import TASKS, load_task
 from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=6", "eval_interval=3", "trainer.log_every_n_steps=2"]

@@ -18,8 +18,7 @@ from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
-from speechformer.tasks.load import load_task
-from speechformer.tasks.registry import TASKS
+from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.text import TextInputs
 
 CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")

@@ -26,8 +26,7 @@ from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.tasks.registry import TASKS
 from speechformer.training.build import build_data
-from speechformer.training.fit_ensemble import fit_ensemble
-from speechformer.training.run import execute
+from speechformer.training.run import execute, execute_ensemble
 from speechformer.training.runtime import silence_libraries, tune_memory
 
 COMMAND = [sys.executable, "-m", "speechformer.train"]
@@ -159,7 +158,7 @@ def bench_ensemble(members: int, steps: int = 60) -> list[Comparison]:
             folder = Path(temporary)
             quietly(execute, cfgs[0], folder / "first")  # warm-up
             started = time.perf_counter()
-            quietly(fit_ensemble, [(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)], "ensemble")
+            quietly(execute_ensemble, [(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)])
             whole = {"ensemble": (time.perf_counter() - started) / members}
             started = time.perf_counter()
             results = [quietly(execute, cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs)]

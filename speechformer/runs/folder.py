@@ -96,10 +96,9 @@ def failure_result(
     config: Mapping[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
 ) -> dict[str, Any]:
     """Return the result of a run that raised `error`."""
-    reason = one_sentence(error) or type(error).__name__
+    reason, task = one_sentence(error) or type(error).__name__, config.get("task")
     if isinstance(error, OSError) and error.filename:
         reason = f"{error.filename}: {error.strerror}"
-    task = config.get("task")
     return {
         "status": "failed",
         "error": reason,
@@ -116,12 +115,7 @@ def failure_result(
 
 @contextlib.contextmanager
 def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
-    """Make a run's folder if needed, and lock it against other processes.
-
-    The operating system releases `run.lock` when the process ends, however it ends. `run.json` stays.
-
-    Args:
-        wait: whether to wait for a process that holds the lock.
+    """Make a run's folder if needed, and lock it; the operating system releases the lock of a process that ends.
 
     Yields:
         What an earlier process wrote into `run.json`; empty for a new run.
@@ -151,24 +145,20 @@ def is_locked(directory: Path) -> bool:
     """Return whether a process works in this folder."""
     if not (directory / LOCK).exists():
         return False
-    file_lock = FileLock(directory / LOCK)
     try:
-        file_lock.acquire(timeout=0)
+        with FileLock(directory / LOCK, timeout=0):
+            return False
     except Timeout:
         return True
     except OSError:  # a folder that we may only read: a training process rewrites run.json every few seconds
         with contextlib.suppress(OSError):
             return time.time() - (directory / OWNER).stat().st_mtime < 60
         return False
-    file_lock.release()
-    return False
 
 
 @dataclass
 class RunFolder:
-    """A run's folder that this process works in.
-
-    Of a run on several devices only the first process writes.
+    """A run's folder that this process works in. Of a run on several devices only the first process writes.
 
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
     an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`.
@@ -179,21 +169,15 @@ class RunFolder:
     overrides: Sequence[str] | None = None
     previous: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] | None = None
-    owner: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.owner = {
+        self.owner: dict[str, Any] = {
             "identity": self.identity,
             "overrides": None if self.overrides is None else list(self.overrides),
             "attempts": self.previous.get("attempts", 0) + 1,
             "threads": self.previous.get("threads"),
-            **self.owner,
         }
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process is the run's first."""
-        return not int(os.environ.get("LOCAL_RANK", 0))
+        self.writes = not int(os.environ.get("LOCAL_RANK", 0))
 
     @property
     def has_ended(self) -> bool:
@@ -229,11 +213,7 @@ class RunFolder:
         return result
 
     def check(self) -> None:
-        """Check that the folder is empty or holds this very run.
-
-        Raises:
-            ForeignError: it holds another run, or files that no run accounts for.
-        """
+        """Raise a `ForeignError` if the folder holds another run, or files that no run accounts for."""
         for content in filter(None, (self.previous, self.result)):
             failed_early = content.get("identity") is None and content.get("status") == "failed"
             if content.get("identity") != self.identity and not failed_early:
@@ -267,13 +247,8 @@ def own(
 ) -> Iterator[RunFolder]:
     """Own a run's folder: lock it, check it, and account for whatever happens inside.
 
-    An exception becomes the run's result ("failed"), unless it is a `UserError`; then a folder that was new is
-    removed again.
-
-    Args:
-        config: the resolved config, for the result of a run that fails.
-        force: discard the run that is in the folder.
-        wait: whether to wait for a process that works in the folder.
+    An exception becomes the run's result ("failed"), unless it is a `UserError`; then a new folder is removed again.
+    `force` discards the run that is in the folder; `wait` waits for a process that works in it.
 
     Yields:
         The folder. The caller returns its `result` if the run `has_ended`; else it calls `begin` and `finish`.
@@ -324,11 +299,10 @@ def worked_here(directory: Path, since: float) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a run's folder.
+    """The state of a run's folder: `status`, and the content of `result.json` and `run.json`.
 
-    Attributes: `status`: "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
-    "interrupted" (a process began the run and has gone) or "left" (no process has begun it); `result`, `owner`: the
-    content of the files.
+    `status` is "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
+    "interrupted" (a process began the run and has gone) or "left" (none has).
     """
 
     status: str
@@ -339,9 +313,8 @@ class State:
 def state(directory: Path) -> State:
     """Return the state of the run in a folder."""
     owner, result = read_json(directory / OWNER) or {}, result_or_none(directory)
-    if result is not None and result["status"] in TERMINAL_STATES:
-        return State(result["status"], result, owner)
-    if is_locked(directory):
+    has_ended = result is not None and result["status"] in TERMINAL_STATES
+    if not has_ended and is_locked(directory):
         return State("running", None, owner)
     if result is not None:
         return State(result["status"], result, owner)

@@ -21,14 +21,8 @@ NUMERICS_VERSION = 1  # raise it when the golden runs (tests/golden_runs.py) sho
 
 # Keys that do not change the result: the machine, how often checkpoints are written, whether to run again
 NOT_IDENTITY = (
-    "checkpoint_every",
-    "compile",
-    "force",
-    "task.data",
-    "threads",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.strategy",
+    *("checkpoint_every", "compile", "force", "task.data", "threads"),
+    *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
 )
 
 
@@ -42,35 +36,20 @@ def plain_number(value: Any, key: str) -> Any:
 
 
 def identity_settings(value: Any, key: str = "") -> Any:
-    """Return the settings that identify a run.
-
-    The corpus is left out: its files identify it, not the path to them.
-    """
+    """Return the settings that identify a run. The corpus is left out: its files identify it, not their path."""
     if isinstance(value, Mapping):
         paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
-        return {
-            name: identity_settings(value[name], path)
-            for name, path in paths.items()
-            if path not in (*NOT_IDENTITY, "corpus")
-        }
+        kept = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
+        return {name: identity_settings(value[name], path) for name, path in kept.items()}
     if isinstance(value, list | tuple):
         return [identity_settings(item, key) for item in value]
     return plain_number(value, key)
 
 
 def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any) -> str:
-    """Return the fingerprint of a run: the first 12 hexadecimal digits of a sha256.
-
-    Args:
-        config: the resolved config.
-        corpus_sha256: of the corpus' files.
-        corpus_settings: how the files are read, as plain data.
-    """
-    content = {
-        "config": identity_settings(config),
-        "corpus": [corpus_sha256, corpus_settings],
-        "numerics": NUMERICS_VERSION,
-    }
+    """Return a run's fingerprint, 12 digits of a sha256; `corpus_settings` says how the files are read."""
+    corpus = [corpus_sha256, corpus_settings]
+    content = {"config": identity_settings(config), "corpus": corpus, "numerics": NUMERICS_VERSION}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -81,13 +60,10 @@ def safe(name: str) -> str:
 
 def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
     """Return the name of a run's folder: task, model, pattern, seed and fingerprint."""
-
-    def name_of(group: str) -> str:
-        choice = config.get(group)
-        return safe(str(choice.get("name") if isinstance(choice, Mapping) else choice))[:30]
-
+    choices = [config.get(group) for group in ("task", "model", "pattern")]
+    names = [choice.get("name") if isinstance(choice, Mapping) else choice for choice in choices]
     seed = safe(str(config.get("seed")))[:12]
-    return f"{name_of('task')}_{name_of('model')}_{name_of('pattern')}_seed{seed}_{fingerprint}"
+    return "_".join([*(safe(str(name))[:30] for name in names), f"seed{seed}", fingerprint])
 
 
 @functools.cache
@@ -110,15 +86,5 @@ def commit() -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that a result may depend on."""
-    names = (
-        "speechformer",
-        "torch",
-        "lightning",
-        "torchmetrics",
-        "hydra-core",
-        "nltk",
-        "tokenizers",
-        "sacrebleu",
-        "numpy",
-    )
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    names = ["speechformer", "torch", "lightning", "torchmetrics", "hydra-core", "nltk", "tokenizers", "sacrebleu"]
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in [*names, "numpy"]}}

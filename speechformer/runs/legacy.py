@@ -24,7 +24,7 @@ OLD_METRIC = re.compile(r"_accuracy_(un)?seen$")
 def renamed_key(key: str) -> str | None:
     """Return the current name of a dotted config key that was renamed, or None."""
     for old, new in RENAMED_KEYS.items():
-        if key == old or key.startswith(f"{old}."):
+        if f"{key}.".startswith(f"{old}."):
             return new + key.removeprefix(old)
     return None
 
@@ -42,10 +42,9 @@ def upgrade_metric(name: str) -> str:
 
 def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a `result.json`, of any version and status, with current names."""
-    upgraded = dict(result)
-    for name in ("metrics", "curve", "best"):
-        if name in upgraded:
-            upgraded[name] = _rename_metrics(upgraded[name])
+    upgraded = result | {
+        name: _rename_metrics(result[name]) for name in ("metrics", "curve", "best") if name in result
+    }
     if isinstance(upgraded.get("config"), dict):
         upgraded["config"] = _upgrade_config(upgraded["config"])
     if isinstance(upgraded.get("overrides"), list):

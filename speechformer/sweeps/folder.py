@@ -25,27 +25,18 @@ STATES = ("finished", "diverged", "failed", "killed", "interrupted", "running", 
 
 @dataclass
 class SweepCommand:
-    """The sweep that this process started.
+    """The sweep that this process started."""
 
-    Attributes: `folder`, None without a sweep; `started`, in seconds since the epoch; `given_up`, the numbers of jobs
-    that this command does not try again.
-    """
-
-    folder: Path | None = None
-    started: float = 0.0
-    given_up: list[int] = field(default_factory=list)
+    folder: Path | None = None  # None without a sweep
+    started: float = 0.0  # in seconds since the epoch
+    given_up: list[int] = field(default_factory=list)  # the numbers of jobs that this command does not try again
 
 
 COMMAND = SweepCommand()
 
 
 def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | None, launcher: str) -> None:
-    """Write `sweep.json`, and remove the job files of another command in the same folder.
-
-    Args:
-        command: the words of the command line.
-        jobs: the overrides of each job; None if the sweeper chooses them one by one.
-    """
+    """Write `sweep.json`, and remove another command's job files; no `jobs`: the sweeper chooses them one by one."""
     if plan(folder).get("jobs") != jobs:
         for pointer in (folder / JOBS).glob("*.json"):
             pointer.unlink(missing_ok=True)
@@ -75,15 +66,12 @@ def register(folder: Path, number: int, overrides: Sequence[str], directory: Pat
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a sweep.
-
-    Attributes: `name`, the overrides that differ from the other jobs'; `folder` of its run, None before it began.
-    """
+    """A job of a sweep."""
 
     number: int
-    name: str
+    name: str  # the overrides that differ from the other jobs'
     overrides: list[str]
-    folder: Path | None
+    folder: Path | None  # of its run; None before it began
     state: runs.State
 
     @property
@@ -99,23 +87,18 @@ class Job:
 
 def jobs_of(folder: Path) -> list[Job]:
     """Return the jobs of a sweep, by number."""
+    files = [path for path in (folder / JOBS).glob("*.json") if path.stem.isdigit()]
+    pointers = {int(path.stem): runs.read_json(path) or {} for path in files}
     overrides_of = plan(folder).get("jobs")
-    pointers = {
-        int(path.stem): runs.read_json(path) for path in (folder / JOBS).glob("*.json") if path.stem.isdigit()
-    }
     if overrides_of is None:
-        overrides_of = [(pointers.get(k) or {}).get("overrides", []) for k in range(max(pointers, default=-1) + 1)]
+        overrides_of = [pointers.get(k, {}).get("overrides", []) for k in range(max(pointers, default=-1) + 1)]
     jobs = []
     for number, (name, overrides) in enumerate(zip(names(overrides_of), overrides_of)):
-        pointer = pointers.get(number)
-        if not pointer:
-            jobs.append(Job(number, name, overrides, None, runs.State("left", None, {})))
-            continue
-        directory = folder / pointer["folder"]
-        if pointer["error"]:
-            state = runs.State("failed", {"status": "failed", "error": pointer["error"]}, {})
-        else:
-            state = runs.state(directory)
+        directory, state = None, runs.State("left", None, {})
+        if pointer := pointers.get(number):
+            directory, error = folder / pointer["folder"], pointer["error"]
+            failed = {"status": "failed", "error": error}
+            state = runs.State("failed", failed, {}) if error else runs.state(directory)
         jobs.append(Job(number, name, overrides, directory, state))
     return jobs
 

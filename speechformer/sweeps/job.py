@@ -54,7 +54,9 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     except Exception as error:
         print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
         record_failure(cfg, sweep, number, directory, overrides, error)
-        release_memory()
+        gc.collect()  # perhaps it failed for lack of memory
+        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return NO_VALUE
     if line := outcome(result, directory, started, plan.get("begun", started), launcher):
         console.say(f"{line}: {name}")
@@ -91,11 +93,3 @@ def record_failure(
     except OSError:
         with contextlib.suppress(OSError):
             sweeps.register(sweep, number, overrides, directory, one_sentence(error))
-
-
-def release_memory() -> None:
-    """Release the memory of a job that failed, perhaps for lack of it."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

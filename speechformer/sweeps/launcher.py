@@ -1,25 +1,31 @@
-"""Hydra's launcher for ensembles: `hydra/launcher=ensemble`.
+"""Hydra's side of a sweep: its folder's name, the callback that writes down its jobs, and `hydra/launcher=ensemble`.
 
 Runs of a sweep that have the same shapes train as one model (see `training.ensemble`): they may differ in seed,
 `recipe.lr`, pattern, and positions whose parameters have the same shapes. They train first, in one process, and leave
 their folders as if each had run alone. Then Hydra's basic launcher takes all jobs one after another. It passes over
-the runs that have ended, and runs what could not be an ensemble.
-
-A small model leaves a GPU almost idle, so an ensemble is much faster there. On a CPU it saves the overhead of a step.
+the runs that have ended, and runs what could not be an ensemble. A small model leaves a GPU almost idle, so an
+ensemble is much faster there. On a CPU it saves the overhead of a step.
 """
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -29,18 +35,55 @@ from speechformer.config import as_plain, check_overrides, check_sweep, count_de
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
-from speechformer.sweeps.folder import names
+from speechformer.sweeps.folder import COMMAND, names, write_jobs
 from speechformer.training import runtime
+from speechformer.training.run import Job, execute_ensemble
 
-Job = tuple[DictConfig, Path, list[str]]  # a run's config, folder and overrides
+
+def sweep_name(*, _root_: DictConfig) -> str:
+    """Return `${sweep_name:}`: the words of the command, and a hash of them and of the numerics' version.
+
+    The same command has the same folder, and so resumes there.
+    """
+    cache = OmegaConf.get_cache(_root_)["sweep_name"]  # Hydra passes it on to the jobs, whose overrides differ
+    if "name" not in cache:
+        ignored = ("machine", *identity.NOT_IDENTITY)
+        words = [word for word in _root_.hydra.overrides.task if word.lstrip("+").split("=")[0] not in ignored]
+        content = json.dumps([sorted(words), identity.NUMERICS_VERSION])
+        words.sort(key=lambda word: not re.search(r"^experiment=|=\w*\(|=[^\[{(]*,", word))  # swept keys first
+        readable = "_".join(identity.safe(word) for word in words)[:60].rstrip("-_.") or "sweep"
+        cache["name"] = f"{readable}_{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    return cache["name"]
+
+
+class SweepCallback(Callback):
+    """Hydra's callback at the start of a multirun: checks that it can be swept, and writes down the jobs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
+            folder.mkdir(parents=True, exist_ok=True)
+            write_jobs(folder, sys.argv[1:], expand(config), config.hydra.runtime.choices["hydra/launcher"])
+        except UserError as error:  # Hydra would turn errors into warnings
+            sys.exit(f"Error: {error}")
+        except OSError as error:
+            sys.exit(f"Error: {error.filename or folder}: {error.strerror}.")
+        COMMAND.folder = folder
+
+
+def expand(config: DictConfig) -> list[list[str]] | None:
+    """Return the overrides of each job, in order; None for a sweeper that chooses them one by one."""
+    if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
+        return None
+    swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides = parser.parse_overrides([*swept, *config.hydra.overrides.task])
+    return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 
 class EnsembleLauncher(Launcher):
-    """Hydra's plugin.
-
-    Args:
-        members: the largest number of runs in one ensemble.
-    """
+    """Hydra's plugin; an ensemble has at most `members` runs."""
 
     def __init__(self, members: int = 32) -> None:
         self.members = members
@@ -86,9 +129,7 @@ class EnsembleLauncher(Launcher):
         console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
         try:
             with runtime.process_set_up():
-                from speechformer.training.fit_ensemble import fit_ensemble
-
-                fit_ensemble(jobs, "ensemble")
+                execute_ensemble(jobs)
         except Exception as error:
             reason = one_sentence(error) or type(error).__name__
             console.say(f"The ensemble failed ({reason}); its runs run one after another.")
@@ -96,35 +137,31 @@ class EnsembleLauncher(Launcher):
 
 def group_jobs(jobs: Iterable[Job]) -> tuple[list[list[Job]], dict[str, int]]:
     """Return the groups of jobs that can be an ensemble, and how many jobs cannot for which reason."""
-    groups: dict[str, list[Job]] = {}
-    alone: dict[str, int] = {}
+    groups: dict[str, list[Job]] = collections.defaultdict(list)
+    alone: dict[str, int] = collections.Counter()
     for cfg, directory, overrides in jobs:
         try:
             key = common_settings(cfg, overrides)
         except Exception as error:
             reason = one_sentence(error).rstrip(".") or type(error).__name__
-            alone[reason] = alone.get(reason, 0) + 1
+            alone[reason] += 1
         else:
-            groups.setdefault(key, []).append((cfg, directory, overrides))
+            groups[key].append((cfg, directory, overrides))
     if single := sum(len(group) == 1 for group in groups.values()):
         alone["no other run of the sweep has the same shapes and settings"] = single
     return [group for group in groups.values() if len(group) > 1], alone
 
 
 def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """Return what the runs of an ensemble must have in common, as JSON.
-
-    Raises:
-        UserError: the run cannot be in an ensemble; the message is the reason.
-    """
+    """Return what the runs of an ensemble must have in common, as JSON, or raise why the run cannot be in one."""
+    from speechformer.layers.positions import build_positions
     from speechformer.tasks.registry import TASKS
 
     check_overrides(overrides)
     config = as_plain(cfg)
     check_sweep(config)
-    task = TASKS[config["task"]["name"]]
-    if task.no_ensemble:
-        raise UserError(task.no_ensemble)
+    if reason := TASKS[config["task"]["name"]].no_ensemble:
+        raise UserError(reason)
     if config["model"]["name"].startswith("rnn"):
         raise UserError("recurrent layers cannot be stacked")
     if count_devices(config["trainer"]["devices"]) != 1:
@@ -133,16 +170,10 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
         raise UserError("force=true discards each run by itself")
     recipe = {name: value for name, value in config["recipe"].items() if name != "lr"}
     common = {key: value for key, value in config.items() if key not in ("seed", "pattern", *identity.NOT_IDENTITY)}
-    return json.dumps({**common, "recipe": recipe, "model": parameter_shapes(config)}, sort_keys=True)
-
-
-def parameter_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of the parameters of a config's positional encoding, by name."""
-    from speechformer.layers.positions import build_positions
-
     sizes = {"width": config["width"], "heads": config["heads"], "length": config["block_size"]}
     positions = build_positions(config["model"], **sizes, causal=True)  # the shapes are the same for both
-    return {name: list(parameter.shape) for name, parameter in positions.named_parameters()}
+    shapes = {name: list(parameter.shape) for name, parameter in positions.named_parameters()}
+    return json.dumps({**common, "recipe": recipe, "model": shapes}, sort_keys=True)
 
 
 def register() -> None:

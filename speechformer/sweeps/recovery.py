@@ -28,17 +28,11 @@ LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
 
 
 def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None:
-    """Launch a sweep, and again for as long as killed workers break it.
-
-    Args:
-        launch: Hydra's main function.
-        command: how a single run is started, up to its overrides.
-    """
+    """Launch a sweep, and again for as long as killed workers break it; `command` starts a single run."""
     COMMAND.started, unexplained = time.time(), 0
     # Python warns so at the end of a sweep whose workers were killed, when it cleans up what they left
-    os.environ["PYTHONWARNINGS"] = ",".join(
-        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"])
-    )
+    warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     while True:
         lost = ""
         try:
@@ -60,12 +54,7 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
 
 
 def needs_another_round(folder: Path, lost: str, command: Sequence[str]) -> bool:
-    """Settle the jobs of a round; return whether the sweep must be launched again.
-
-    Args:
-        lost: the name of the exception that ended the round; empty if none did.
-        command: as for `run_to_the_end`.
-    """
+    """Settle the jobs of a round, ended by the exception `lost` if any; return whether to launch the sweep again."""
     if lost in KILLED_WORKER:
         for job in dead_jobs(folder):
             run_alone(job, command)

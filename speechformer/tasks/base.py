@@ -7,11 +7,13 @@ task from the checkpoint alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
+from torchmetrics import Metric
 
 from speechformer.console import format_metric
 from speechformer.data.base import TaskData
@@ -19,19 +21,67 @@ from speechformer.data.batches import Batch, Example
 from speechformer.errors import pick
 from speechformer.layers.block import ACTIVATIONS, NORMS
 from speechformer.models.classifier import POOLS
-from speechformer.tasks.evaluable import EvaluableModule
 from speechformer.tasks.text import MAX_TOKENS, TextInputs, read_words
+from speechformer.tasks.trainable import TrainableModule
 
 # What every network takes: keys of the config, and keys of its group `architecture`
 SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern")
 COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
+CHOICES: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}  # checked, even if unused
 
 
-def check_architecture(architecture: dict[str, Any]) -> None:
-    """Raise a `UserError` for an invalid choice in `architecture`, even if the task does not use it."""
-    kinds: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}
-    for key, valid in kinds.items():
-        pick(valid, architecture[key], f"architecture.{key}")
+class EvaluableModule(TrainableModule):
+    """A LightningModule that is evaluated part by part (train, validation, ...), on batches that name their part."""
+
+    metric: ClassVar[str]
+    mode: ClassVar[str]  # "max" or "min": the direction in which the metric is better
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        super().__init__(recipe)
+        self.measured: dict[str, Metric] = {}  # of the current evaluation, by name
+
+    def metric_name(self, split: str) -> str:
+        """Return the name of the main metric on "train", "validation" or "test"."""
+        return f"{split}_{self.metric}"
+
+    def new_metric(self) -> Metric:
+        """Return an empty metric on the device of the module."""
+        raise NotImplementedError
+
+    def forward_batch(self, model: Any, batch: Batch) -> Tensor:
+        """Return the output of a network, the module's or an ensemble's, for an evaluation batch, [B, ...]."""
+        raise NotImplementedError
+
+    def update_metrics(self, output: Tensor, batch: Batch) -> None:
+        """Add what `forward_batch` returned to `measured`."""
+        raise NotImplementedError
+
+    def evaluate_batch(self, batch: Batch) -> None:
+        """Add an evaluation batch to `measured`."""
+        self.update_metrics(self.forward_batch(self.model, batch), batch)
+
+    def compute_metrics(self) -> dict[str, float]:
+        """Return the metrics of the current evaluation."""
+        return {name: metric.compute().item() for name, metric in self.measured.items()}
+
+    def validation_step(self, batch: Batch) -> None:
+        self.evaluate_batch(batch)
+
+    test_step = validation_step
+
+    def on_validation_epoch_start(self) -> None:
+        self.measured = defaultdict(self.new_metric)
+
+    def on_validation_epoch_end(self) -> None:
+        self.curve.append({"step": self.global_step, **self.compute_metrics()})
+        self.on_test_epoch_end()
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def on_test_epoch_end(self) -> None:
+        if self.trainer.logger is not None:
+            self.trainer.logger.log_metrics(self.compute_metrics(), self.global_step)
 
 
 class Task(EvaluableModule):
@@ -42,7 +92,6 @@ class Task(EvaluableModule):
     `update_metrics`; the other methods have defaults.
     """
 
-    name: ClassVar[str]  # as in conf/task/<name>.yaml
     purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
     datamodule: ClassVar[type[TaskData]]
     abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
@@ -68,7 +117,8 @@ class Task(EvaluableModule):
     @classmethod
     def architecture_arguments(cls, config: dict[str, Any], data: TaskData, **more: Any) -> dict[str, Any]:
         """Return the arguments of the network as plain data, `more` included."""
-        check_architecture(config["architecture"])
+        for key, valid in CHOICES.items():
+            pick(valid, config["architecture"][key], f"architecture.{key}")
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
         return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
@@ -81,12 +131,9 @@ class Task(EvaluableModule):
         """Take from the data what evaluation and reports need besides batches."""
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor | int]:
-        """Return the mean loss of each member of an ensemble, [K], and the tokens that each trains on.
+        """Return the mean loss of each of K `members` of an ensemble, [K], and the tokens that each trains on.
 
-        Args:
-            model: the stacked network of the ensemble.
-            batch: the batches of all members, concatenated along the first dimension.
-            members: K.
+        `model` is their stacked network; `batch` has their batches concatenated along the first dimension.
         """
         raise NotImplementedError
 

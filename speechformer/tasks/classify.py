@@ -105,29 +105,22 @@ class Classify(Task):
         for example in examples:
             probabilities = self.model(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
             label = "" if example.label is None else self.classes[example.label]
-            cells = [
-                escape_markdown(" ".join(example.tokens[0])),
-                label,
-                *(f"{100 * p:.0f} %" for p in probabilities),
-            ]
-            rows.append(f"| {' | '.join(cells)} |")
+            sentence = escape_markdown(" ".join(example.tokens[0]))
+            rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
         yield "who said it", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
         metrics, counts = result["metrics"], result["corpus"]["counts"]
-        sizes = {split: counts[split] for split in ("train", "validation", "test")}
-        labels = {split: split for split in sizes}
+        parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
         if leaked := counts["test_in_train"]:
-            sizes |= {"test_in_train": leaked, "test_not_in_train": counts["test"] - leaked}
-            labels |= {"test_in_train": "  in train too", "test_not_in_train": "  not in train"}
+            parts.append(("  in train too", "test_accuracy_in_train", leaked))
+            parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
         rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
-        for key, n in sizes.items():
-            split, _, group = key.partition("_")
-            value = metrics.get(f"{split}_accuracy" + (f"_{group}" if group else ""))
-            if value is not None:
+        for label, name, n in parts:
+            if (value := metrics.get(name)) is not None:
                 low, high = wilson(value, n)
                 interval = f"{100 * low:.1f} - {100 * high:.1f} %"
-                rows.append((labels[key], format_metric("accuracy", value), interval, str(n)))
+                rows.append((label, format_metric("accuracy", value), interval, str(n)))
         return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:

@@ -129,19 +129,14 @@ class LanguageModel(Task):
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
         metrics = result["metrics"]
-
-        def cells(test: str) -> tuple[str, str]:
-            names = (f"{how}_perplexity_{test}" for how in ("test", "test_sliding"))
-            blocks, sliding = (format_metric("", metrics.get(name)) for name in names)
-            return blocks, sliding
-
         rows: list[tuple[str, ...]] = [("perplexity", "in blocks", "sliding window", "tokens")]
         for name in metrics:
             if name.endswith("_perplexity"):
                 rows.append((name.removesuffix("_perplexity"), format_metric(name, metrics[name]), "", ""))
-        for name, test in result["corpus"]["counts"]["tests"].items():
-            rows.append((f"test {name}", *cells(name), str(test["tokens"])))
-        rows.append(("test mean", *cells("mean"), ""))
+        tests = [(name, str(test["tokens"])) for name, test in result["corpus"]["counts"]["tests"].items()]
+        for name, tokens in [*tests, ("mean", "")]:
+            cells = (format_metric("", metrics.get(f"{how}_perplexity_{name}")) for how in ("test", "test_sliding"))
+            rows.append((f"test {name}", *cells, tokens))
         for length in result["config"]["task"]["lengths"]:
             value = metrics.get(f"test_length_{length}_perplexity_mean")
             said = "out of reach" if value is None else format_metric("", value)
@@ -151,6 +146,6 @@ class LanguageModel(Task):
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         main, prefix = self.metric_name("test"), "test_perplexity_"
         tests = [name for name in metrics if name.startswith(prefix) and name != main]
-        ordered = [f"{prefix}{name}" for name in self.speakers]  # as in the classification task
-        tests = [name for name in ordered if name in tests] + [name for name in tests if name not in ordered]
+        order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
+        tests.sort(key=lambda name: order.get(name, len(order)))
         return [main, *tests, "test_sliding_perplexity_mean", "train_perplexity"]

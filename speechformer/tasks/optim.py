@@ -17,40 +17,20 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def constant(step: int, steps: int, warmup: int) -> float:
-    """Return the same learning rate throughout."""
-    return 1.0
-
-
-def linear(step: int, steps: int, warmup: int) -> float:
-    """Decay linearly to zero."""
-    return 1 - step / steps
-
-
-def cosine(step: int, steps: int, warmup: int) -> float:
-    """Decay to zero along half a cosine. Loshchilov and Hutter 2017, "SGDR", without restarts."""
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def inverse_sqrt(step: int, steps: int, warmup: int) -> float:
-    """Decay with the square root of the step: 1 at the end of the warm-up, 1/2 at four times as many steps."""
-    return math.sqrt(max(1, warmup) / (warmup + step))
-
-
 # From the step after the warm-up, the steps that follow the warm-up, and its own steps, to a fraction of the peak
-SCHEDULES = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "inverse_sqrt": inverse_sqrt,
-    "vaswani": inverse_sqrt,
+SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
+    "constant": lambda step, steps, warmup: 1.0,
+    "linear": lambda step, steps, warmup: 1 - step / steps,
+    # Loshchilov and Hutter 2017, "SGDR", without restarts
+    "cosine": lambda step, steps, warmup: 0.5 * (1 + math.cos(math.pi * step / steps)),
+    # 1 at the end of the warm-up, 1/2 at four times as many steps
+    "inverse_sqrt": lambda step, steps, warmup: math.sqrt(max(1, warmup) / (warmup + step)),
 }
+SCHEDULES["vaswani"] = SCHEDULES["inverse_sqrt"]
 ENDLESS = ("inverse_sqrt", "vaswani")  # independent of the length of the run
 
 
-def build_optimizer(
-    parameters: Iterable[torch.nn.Parameter], recipe: dict[str, Any], width: int, trainer: Any
-) -> Any:
+def build_optimizer(parameters: Iterable[torch.nn.Parameter], recipe: dict, width: int, trainer: Any) -> Any:
     """Build the optimizer of a recipe, and its schedule: linear warm-up, then `schedule` until the last step.
 
     Weight decay applies to all parameters, norms and biases included, as in the reports. "vaswani" is the schedule of
@@ -70,7 +50,7 @@ def build_optimizer(
     if recipe["optimizer"] != "sgd":
         options["betas"] = tuple(recipe["betas"])
     optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
-    if warmup == 0 and SCHEDULES[recipe["schedule"]] is constant:
+    if warmup == 0 and recipe["schedule"] == "constant":
         return optimizer
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -79,18 +59,16 @@ def build_optimizer(
 def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
     """Return the function from the step, counted from 0, to the fraction of the peak learning rate."""
     warmup, shape, endless = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]], recipe["schedule"] in ENDLESS
-    steps = 0
-    if not endless:
-        if not math.isfinite(trainer.estimated_stepping_batches):
-            raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
-        steps = int(trainer.estimated_stepping_batches)
-        if warmup >= steps:
-            raise UserError(f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run.")
+    steps = 0 if endless else trainer.estimated_stepping_batches
+    if not math.isfinite(steps):
+        raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
+    if not endless and warmup >= steps:
+        raise UserError(f"recipe.warmup_steps={warmup} is not less than the {int(steps)} steps of the run.")
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
         # The endless schedules count steps from 1, at which the warm-up reaches 1.
-        return shape(step + endless - warmup, steps - warmup, warmup)
+        return shape(step + endless - warmup, int(steps) - warmup, warmup)
 
     return factor

@@ -16,27 +16,19 @@ MAX_TOKENS = 128  # per side; a picture of more shows nothing
 
 @dataclass
 class TextInputs:
-    """A text as a model reads it.
+    """A text as a model reads it."""
 
-    Attributes:
-        ids: the inputs of the model, [T] each.
-        tokens: the same as text; of a translation also the tokens that the decoder writes.
-        notes: what to tell the user about the text.
-    """
-
-    ids: list[Tensor]
-    tokens: list[list[str]]
-    notes: list[str]
+    ids: list[Tensor]  # the inputs of the model, [T] each
+    tokens: list[list[str]]  # the same as text; of a translation also the tokens that the decoder writes
+    notes: list[str]  # what to tell the user about the text
 
 
 def read_words(text: str, tokenizer: Tokenizer, limit: int, why: str = "") -> TextInputs:
     """Read the first `limit` words of a text; `why` explains the limit to the user."""
-    words, ids, notes = list(split_words(text)), tokenizer.encode(text), []
-    if len(ids) > limit:
-        notes.append(f"the first {limit} of its {len(ids)} words are read{why}")
+    words, ids = list(split_words(text)), tokenizer.encode(text)
+    cut = f"the first {limit} of its {len(ids)} words are read{why}" if len(ids) > limit else None
     words, ids = words[:limit], ids[:limit]
-    if note := note_unknown(words, ids):
-        notes.append(note)
+    notes = [note for note in (cut, note_unknown(words, ids)) if note]
     tokens = [word if index != UNKNOWN else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
     return TextInputs([torch.tensor(ids)], [tokens], notes)
 

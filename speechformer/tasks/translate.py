@@ -37,10 +37,6 @@ class Translate(Task):
         architecture: the arguments of `build_translator`.
         recipe: the config group.
         decoding: `beam` and `length_penalty` of the test.
-
-    Attributes:
-        tokenizer, texts: of the data; without them only perplexity is measured.
-        translations: of each part, from the last evaluation.
     """
 
     name, metric, mode = "translate", "bleu", "max"
@@ -63,9 +59,9 @@ class Translate(Task):
         self.save_hyperparameters(logger=False)
         self.model = build_translator(**architecture)
         self.decoding = decoding
-        self.tokenizer: Subwords | None = None
+        self.tokenizer: Subwords | None = None  # without it and `texts` only perplexity is measured
         self.texts: dict[str, list[tuple[str, str]]] = {}
-        self.translations: dict[str, list[str]] = {}
+        self.translations: dict[str, list[str]] = {}  # of each part, from the last evaluation
         self.scores: dict[str, float] | None = None  # computed once per evaluation
         initialise(self.model, recipe["init"], recipe["init_std"])
 

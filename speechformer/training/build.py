@@ -13,18 +13,17 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from speechformer.config import count_devices
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
 from speechformer.models.stack import count_parameters
 from speechformer.runs.folder import RunFolder
-from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler, PhaseTimer, Progress
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
-from speechformer.training.loggers import ReplayLogger
-from speechformer.training.tensorboard import TensorBoardCallback
+from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
@@ -34,27 +33,22 @@ def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> Any:
     return TASKS[config["task"]["name"]].datamodule(corpus, **{key: config[key] for key in DATA_KEYS})
 
 
-def build_task(config: dict[str, Any], data: Any) -> Task:
-    """Return a new task, initialised from the config's seed."""
-    pl.seed_everything(config["seed"], workers=True, verbose=False)
-    task = TASKS[config["task"]["name"]].from_config(config, data)
-    task.attach(data)
-    return task
-
-
 class Run:
-    """A run under way: its config, folder, data and task, and what accompanies its training.
+    """A run under way, `alone` or in an ensemble: config, folder, data, task, and what accompanies its training.
 
-    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones.
+    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones;
+    `ended_at`, the step at which a member of an ensemble diverged, or None.
     """
 
-    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
+    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any, alone: bool) -> None:
         self.config, self.folder, self.data = config, folder, data
-        self.task = build_task(config, data)
-        averaged = config["task"].get("average_checkpoints", 1)
+        pl.seed_everything(config["seed"], workers=True, verbose=False)
+        self.task = TASKS[config["task"]["name"]].from_config(config, data)
+        self.task.attach(data)
+        self.ended_at: int | None = None
+        self.averaged = config["task"].get("average_checkpoints", 1)
         monitor = self.task.metric_name(data.chosen_on)
-        keep = averaged if averaged > 1 else 0
-        self.averaged = averaged
+        keep = self.averaged if self.averaged > 1 else 0
         self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
         tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
         self.logger = ReplayLogger([tensorboard, CSVLogger(folder.path, name="", version="")])
@@ -63,43 +57,33 @@ class Run:
         self.metrics: dict[str, float | None] = {}
         self.parameters = count_parameters(self.task.model)
         data.limit_length(self.task.model.max_length)
+        if not alone:  # it draws its random numbers as it would alone: from where its seed has come to
+            self.task.generator = torch.Generator()
+            self.task.generator.set_state(torch.get_rng_state())
 
 
-def build_trainer(
-    config: dict[str, Any],
-    folders: Sequence[RunFolder],
-    device: Any,
-    timer: PhaseTimer,
-    *,
-    logger: ReplayLogger | bool,
-    callbacks: Sequence[pl.Callback],
-    checkpoint_io: AtomicCheckpointIO,
-    enable_checkpointing: bool = True,
-) -> pl.Trainer:
-    """Return Lightning's Trainer.
-
-    Args:
-        folders: of the runs that it trains.
-        device: Lightning's `devices`.
-        callbacks: the runs' own; they come after the logger's, the timer and the progress bar.
+def build_trainer(runs: Sequence[Run], device: Any, timer: PhaseTimer) -> pl.Trainer:
+    """Return Lightning's Trainer for a run, or for an ensemble, which calls the callbacks of its runs itself.
 
     Raises:
         UserError: Lightning does not accept an argument or value of `trainer.*`.
     """
+    first, alone, config = runs[0], len(runs) == 1, runs[0].config
+    folders = [run.folder for run in runs]
     arguments = {**config["trainer"], "devices": device}
     arguments["profiler"] = arguments.get("profiler") or NoProfiler()
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
         arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
-    first = [logger] if isinstance(logger, ReplayLogger) else []
+    shared = [timer, Progress(folders)]
     try:
         return pl.Trainer(
             default_root_dir=folders[0].path,
-            logger=logger,
-            callbacks=[*first, timer, Progress(folders), *callbacks],
+            logger=first.logger if alone else False,
+            callbacks=[first.logger, *shared, *first.callbacks] if alone else shared,
             # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
-            plugins=[checkpoint_io, LightningEnvironment()],
-            enable_checkpointing=enable_checkpointing,
+            plugins=[AtomicCheckpointIO(), LightningEnvironment()],
+            enable_checkpointing=alone,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
@@ -111,12 +95,7 @@ def build_trainer(
 
 @contextlib.contextmanager
 def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None) -> Iterator[Any]:
-    """Lock the devices that a run uses, for as long as it uses them.
-
-    Args:
-        arguments: the config's `trainer`.
-        threads: of the run.
-        launcher: of the sweep that it belongs to, or None.
+    """Lock the devices that a run with `trainer.*` arguments uses, for as long as it uses them.
 
     Yields:
         Lightning's `devices`: one free GPU where any one is asked for, otherwise what the config names.
@@ -128,7 +107,7 @@ def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None)
             if wanted in (1, "1"):
                 wanted = [leases.enter_context(devices.lease(names))]
             elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process locks them for all
-                several = wanted if isinstance(wanted, list) else range(devices.count(wanted))
+                several = wanted if isinstance(wanted, list) else range(count_devices(wanted))
                 for index in sorted(several):  # in order, so that no two runs wait for each other
                     leases.enter_context(devices.lease(names[index : index + 1] or names))
         elif launcher == "submitit_local":  # it starts all jobs at once

@@ -45,14 +45,14 @@ class PhaseTimer(pl.Callback):
         self.seconds[self.phase] += now - self.since
         self.phase, self.since = phase, now
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter("training")
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.interrupted = self.phase
         self.enter("evaluation")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter(self.interrupted)
 
     on_test_start, on_test_end = on_validation_start, on_validation_end
@@ -67,31 +67,27 @@ class PhaseTimer(pl.Callback):
 
 
 class Progress(pl.Callback):
-    """A progress bar on stderr, and a line on stdout for each evaluation.
-
-    Every few seconds it writes the step into `run.json`, for `python -m speechformer.status`.
-
-    Args:
-        folders: of the runs that are trained: one, or an ensemble's.
-    """
+    """A progress bar on stderr, a line on stdout for each evaluation, and the step in each run's `run.json`."""
 
     def __init__(self, folders: Sequence[RunFolder]) -> None:
         self.folders = list(folders)
         self.reported_at = 0.0
         self.bar: tqdm | None = None
+        self.steps: int | None = None  # of the whole run
         self.columns: list[str] = []
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        warmup = pl_module.recipe["warmup_steps"]  # type: ignore[index]
+        warmup = pl_module.recipe["warmup_steps"]
         if warmup >= total and trainer.is_global_zero:
             console.say(
                 f"recipe.warmup_steps={warmup} is at least the run's {int(total)} steps, so the learning rate never "
                 "reaches its peak. Set recipe.warmup_steps lower or trainer.max_epochs higher."
             )
+        self.steps = int(total) if math.isfinite(total) else None
         # disable=None: no bar where stderr is a file, in which it would be a thousand lines
         self.bar = tqdm(
-            total=int(total) if math.isfinite(total) else None,
+            total=self.steps,
             initial=trainer.global_step,
             desc="Training",
             bar_format=BAR,
@@ -100,44 +96,38 @@ class Progress(pl.Callback):
         )
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.monotonic()
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
-            self.reported_at, total = now, trainer.estimated_stepping_batches
+            self.reported_at = now
             with contextlib.suppress(OSError):  # a lost update does not matter
                 for folder in self.folders:
-                    steps = int(total) if math.isfinite(total) else None
-                    folder.report_progress(step=trainer.global_step, steps=steps)
+                    folder.report_progress(step=trainer.global_step, steps=self.steps)
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self.bar.set_postfix_str(f"loss {float(outputs['loss']) / len(self.folders):.3f}", refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        metrics = pl_module.progress_columns(pl_module.compute_metrics())  # type: ignore[operator]
-        if list(metrics) != self.columns:
-            self.columns = list(metrics)
-            self.say("   step  " + "  ".join(self.columns))
+        metrics = pl_module.progress_columns(pl_module.compute_metrics())
         cells = (console.format_metric(name, value).rjust(len(name)) for name, value in metrics.items())
-        self.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
-
-    @staticmethod
-    def say(line: str) -> None:
         with tqdm.external_write_mode():  # above the bar
-            console.say(line)
+            if list(metrics) != self.columns:
+                self.columns = list(metrics)
+                console.say("   step  " + "  ".join(self.columns))
+            console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            directory = self.folders[0].path
-            has_checkpoint = (directory / "last.ckpt").exists()
-            then = f"resumes from {directory / 'last.ckpt'}" if has_checkpoint else "starts again: no checkpoint yet"
+            last = self.folders[0].path / "last.ckpt"
+            then = f"resumes from {last}" if last.exists() else "starts again: no checkpoint yet"
             console.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

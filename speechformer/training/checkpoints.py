@@ -1,8 +1,8 @@
 """Checkpoints: when they are written, how they are read.
 
 A run that is killed resumes from `last.ckpt` exactly: the file holds everything that later steps or the result depend
-on. Lightning keeps weights, optimizer, schedule and loops in it; the task its random state and curve; the batches
-their position; callbacks and loggers their state.
+on. Lightning saves weights, optimizer, schedule and loops; the task its random state, curve and the position in the
+batches; callbacks and loggers their state.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from speechformer.tasks.base import Task
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at an interval, `best.ckpt` at each best evaluation, and weights to average.
-
-    `last.ckpt` is written after the evaluation if one falls on its step. `best.ckpt` and `weights/<step>.ckpt` hold
-    weights alone.
+    """Writes `last.ckpt` at an interval, and weights alone: `best.ckpt` and those to average, `weights/<step>.ckpt`.
 
     Args:
         monitor: the metric that decides which evaluation is best.
@@ -47,21 +44,20 @@ class Checkpoints(Checkpoint):
         self.saved_at = 0
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # at the end of an epoch, or before an evaluation, a checkpoint would hold a state between two others
-        ends_epoch = batch_idx + 1 == trainer.num_training_batches
+        ends = batch_idx + 1 == trainer.num_training_batches
         if trainer.check_val_every_n_epoch is None:
-            evaluates_now = (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore
-        else:
-            evaluates_now = ends_epoch
-        if not evaluates_now and not ends_epoch:
+            ends |= (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore[operator]
+        if not ends:
             self.save_last(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         # every device uses the first one's metric, because the last bits of theirs may differ
-        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])  # type: ignore[operator]
-        if math.isfinite(metric) and (self.best is None or pl_module.is_better(metric, self.best)):  # type: ignore
+        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])
+        better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
+        if math.isfinite(metric) and better:
             self.best, self.best_step = metric, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
         if self.keep:
@@ -69,10 +65,10 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn == "fit":
             self.save_last(trainer)
 
-    def save_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def save_weights(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write the weights of this evaluation, and remove those that are no longer among the last `keep`."""
         # by the curve, so that a resumed run keeps the same files
-        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])  # type: ignore
+        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])
         (self.directory / WEIGHTS).mkdir(exist_ok=True)
         trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
         if trainer.is_global_zero:
@@ -81,11 +77,9 @@ class Checkpoints(Checkpoint):
                     file.unlink(missing_ok=True)
 
     def save_last(self, trainer: pl.Trainer) -> None:
-        """Write `last.ckpt` if a multiple of `every` steps has passed since the last write.
-
-        Between two steps of gradient accumulation nothing is written: a checkpoint does not hold the gradients.
-        """
+        """Write `last.ckpt` if a multiple of `every` steps has passed since the last write."""
         step, batches = trainer.global_step, trainer.fit_loop.batch_idx + 1
+        # not between two steps of gradient accumulation: a checkpoint does not hold the gradients
         is_stepped = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
         if is_stepped and step // self.every > self.saved_at // self.every:
             self.saved_at = step
@@ -123,13 +117,21 @@ def average(files: Sequence[Path]) -> dict[str, Tensor]:
     }
 
 
-def load_weights(task: Task, path: Path) -> None:
-    """Load the weights of a checkpoint into a task.
+def load_chosen_weights(task: Task, directory: Path, averaged: int) -> None:
+    """Load the weights to test: those of `best.ckpt`, or the mean of the last `averaged` evaluations'.
 
     Raises:
         UserError: the file cannot be read.
     """
-    try:
+    path = directory / ("best.ckpt" if averaged == 1 else "average.ckpt")
+    if averaged > 1:
+        steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
+        files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
+        if not path.exists() or all(file.exists() for file in files):
+            task.load_state_dict(average(files))
+            task.trainer.save_checkpoint(path, weights_only=True)
+            return
+    try:  # an average.ckpt is of this run, whose result was lost
         task.load_state_dict(torch.load(path, map_location=task.device, weights_only=True)["state_dict"])
     except Exception as error:
         raise UserError(
@@ -137,28 +139,14 @@ def load_weights(task: Task, path: Path) -> None:
         ) from error
 
 
-def load_chosen_weights(task: Task, directory: Path, averaged: int) -> None:
-    """Load the weights to test: those of `best.ckpt`, or the mean of the last `averaged` evaluations'."""
-    if averaged == 1:
-        load_weights(task, directory / "best.ckpt")
-        return
-    steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
-    files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
-    if (directory / "average.ckpt").exists() and not all(file.exists() for file in files):
-        load_weights(task, directory / "average.ckpt")  # of this run, whose result was lost
-    else:
-        task.load_state_dict(average(files))
-        task.trainer.save_checkpoint(directory / "average.ckpt", weights_only=True)
-
-
 def resumable(directory: Path) -> Path | None:
     """Return the checkpoint to resume from; None if there is none that can be read."""
     last = directory / "last.ckpt"
-    if not last.exists():
-        return None
     try:
         torch.load(last, map_location="cpu", weights_only=True)["progress"]
         return last
+    except FileNotFoundError:
+        return None
     except Exception as error:  # torch raises many kinds for a file that is truncated or not its own
         console.say(f"{last} cannot be read ({type(error).__name__}), so the run starts from the beginning.")
         return None

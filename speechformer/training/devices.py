@@ -1,20 +1,20 @@
 """Devices for runs that run side by side: one GPU each, or a share of the CPU's threads.
 
-A lease is a lock file for a device in the machine's temporary folder, held while a run uses the device. The operating
-system releases it when the process ends, however it ends. Launchers do not know of leases, so they hold between the
-jobs of a sweep, between two sweeps, and between a sweep and a single run.
+A lease is a lock file in the machine's temporary folder, held while a run uses the device. The operating system
+releases it when the process ends, however it ends. Launchers do not know of leases, so leases also hold between two
+sweeps, and between a sweep and a single run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -37,8 +37,7 @@ def lease(names: Sequence[str]) -> Iterator[int]:
     folder = lease_folder()
     folder.mkdir(parents=True, exist_ok=True)
     locks = [FileLock(folder / f"{name}.lock") for name in names]
-    announced = False
-    while True:
+    for attempt in itertools.count():
         for index, lock in enumerate(locks):
             try:
                 lock.acquire(timeout=0)
@@ -49,23 +48,15 @@ def lease(names: Sequence[str]) -> Iterator[int]:
             finally:
                 lock.release()
             return
-        if not announced:
+        if attempt == 0:
             console.say(f"Waiting: all {len(names)} devices are in use ({', '.join(names)}).")
-            announced = True
         time.sleep(0.2)
-
-
-def count(devices: Any) -> int:
-    """Return how many devices the config's `trainer.devices` names; `config` has checked it."""
-    return len(devices) if isinstance(devices, list) else int(devices)
 
 
 def gpu_names() -> list[str]:
     """Return a name for each visible GPU, the same in every process of this machine; none without CUDA."""
     import torch
 
-    if not torch.cuda.is_available():
-        return []
     return [f"gpu-{torch.cuda.get_device_properties(k).uuid}" for k in range(torch.cuda.device_count())]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, TrainingBatches
+from speechformer.data.batches import Batch
 from speechformer.models.ensemble import DropoutGenerators, stack_models
-from speechformer.tasks.base import Task
+from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.trainable import is_logged
-from speechformer.training.callbacks import PhaseTimer
-from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
-from speechformer.training.loggers import ReplayLogger
-
-
-@dataclass
-class Member:
-    """A run of an ensemble.
-
-    Attributes:
-        callbacks: of the run, `checkpoints` among them.
-        ended_at: the step at which it diverged, or None.
-    """
-
-    task: Task
-    directory: Path
-    logger: ReplayLogger
-    checkpoints: Checkpoints
-    callbacks: Sequence[pl.Callback]
-    ended_at: int | None = field(default=None, init=False)
+from speechformer.training.build import Run
 
 
 class MemberTrainer:
     """The Trainer of an ensemble as member k sees it."""
 
     def __init__(self, ensemble: Ensemble, k: int) -> None:
-        self.ensemble, self.k = ensemble, k
-        self.logger = ensemble.members[k].logger
+        self.ensemble, self.k, self.member = ensemble, k, ensemble.members[k]
+        self.logger = self.member.logger
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ensemble.trainer, name)
@@ -62,21 +41,17 @@ class MemberTrainer:
     @property
     def global_step(self) -> int:
         """The steps that the member has done."""
-        ended_at = self.ensemble.members[self.k].ended_at
-        return self.ensemble.trainer.global_step if ended_at is None else ended_at
+        return self.ensemble.trainer.global_step if self.member.ended_at is None else self.member.ended_at
 
     def save_checkpoint(self, path: Path, weights_only: bool = False) -> None:
         """Write the member's own checkpoint, unless the member has ended."""
-        if self.ensemble.members[self.k].ended_at is None:
+        if self.member.ended_at is None:
             self.ensemble.saved_member = self.k
             self.ensemble.trainer.save_checkpoint(path, weights_only)
 
 
 class Ensemble(pl.LightningModule):
-    """K tasks as one module.
-
-    Args:
-        members: tasks of one class, with parameters of the same shapes; their recipes may differ in `lr`.
+    """The tasks of K runs as one module; they are of one class, with parameters of the same shapes.
 
     Attributes:
         saved_member: the member whose checkpoint is being saved.
@@ -85,7 +60,7 @@ class Ensemble(pl.LightningModule):
 
     tokens: Tensor
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Run]) -> None:
         super().__init__()
         self.members, self.saved_member = list(members), 0
         self.tasks = [member.task for member in members]
@@ -97,7 +72,7 @@ class Ensemble(pl.LightningModule):
         self.rates = [rate / (max(rates) or 1.0) for rate in rates]
         self.recipe, self.progress_columns = self.first.recipe, self.first.progress_columns
 
-    def active(self) -> list[tuple[int, Member]]:
+    def active(self) -> list[tuple[int, Run]]:
         """Return the members that have not ended, with their numbers."""
         return [(k, member) for k, member in enumerate(self.members) if member.ended_at is None]
 
@@ -110,10 +85,19 @@ class Ensemble(pl.LightningModule):
                 parameter.data = stacked.detach()[k]
             task.tokens = self.tokens[k]
 
+    def train_dataloader(self) -> EnsembleBatches:
+        return EnsembleBatches(self.members)
+
+    def val_dataloader(self) -> Any:
+        return self.members[0].data.val_dataloader()
+
+    def test_dataloader(self) -> Any:
+        return self.members[0].data.test_dataloader()
+
     def configure_optimizers(self) -> Any:
         self.tie()
-        parameters = list(self.model.parameters())
-        configured = self.first.build_optimizer(parameters)
+        parameters, width = list(self.model.parameters()), self.first.hparams["architecture"]["width"]
+        configured = build_optimizer(parameters, self.recipe, width, self.trainer)
         if set(self.rates) != {1.0}:
             optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
             scale_steps(optimizer, parameters, self.rates)
@@ -148,10 +132,7 @@ class Ensemble(pl.LightningModule):
                 member.logger.log_metrics({"gradient_norm": norms[k]}, step)
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         if not gradient_clip_val:
             return
@@ -166,7 +147,7 @@ class Ensemble(pl.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
         for _, member in self.active():
             if member.task.diverged_at is not None:
-                member.task.trainer.save_checkpoint(member.directory / "last.ckpt")
+                member.task.trainer.save_checkpoint(member.folder.path / "last.ckpt")
                 member.ended_at = self.global_step
         if self.active():
             return None
@@ -199,6 +180,27 @@ class Ensemble(pl.LightningModule):
 
     on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
+    def call_callbacks(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of the members' callbacks."""
+        for _, member in self.active():
+            for callback in member.callbacks:
+                getattr(callback, hook)(member.task.trainer, member.task, *arguments)
+
+    def on_fit_start(self) -> None:
+        self.call_callbacks("on_fit_start")
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        self.call_callbacks("on_train_batch_end", outputs, batch, batch_idx)
+
+    def on_validation_end(self) -> None:
+        self.call_callbacks("on_validation_end")
+
+    def on_train_end(self) -> None:
+        self.call_callbacks("on_train_end")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        make_member_checkpoint(self, checkpoint)
+
     def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the last evaluation, averaged over the members."""
         each = [member.task.compute_metrics() for _, member in self.active()]
@@ -222,28 +224,23 @@ def scale_steps(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Para
     optimizer.register_step_post_hook(interpolate)
 
 
-def member_checkpoint(ensemble: Ensemble, checkpoint: dict[str, Any], timer: PhaseTimer) -> dict[str, Any]:
-    """Extract the checkpoint of `saved_member`, as its ordinary run would write it, from that of the ensemble."""
+def make_member_checkpoint(ensemble: Ensemble, checkpoint: dict[str, Any]) -> None:
+    """Make the checkpoint of an ensemble that of `saved_member`, as its ordinary run would write it."""
     k = ensemble.saved_member
-    member, rate = ensemble.members[k], ensemble.rates[k]
-    task, own = member.task, dict(checkpoint)
-    own["state_dict"] = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-    own[task.CHECKPOINT_HYPER_PARAMS_NAME] = task._hparams_name
-    own[task.CHECKPOINT_HYPER_PARAMS_KEY] = dict(task.hparams)
-    if "callbacks" in own:
-        states = {each.state_key: each.state_dict() for each in (member.logger, timer, *member.callbacks)}
-        own["callbacks"] = {name: state for name, state in states.items() if state}
-    if "optimizer_states" in own:
-        own["optimizer_states"] = [member_optimizer(state, k, rate) for state in own["optimizer_states"]]
-        own["lr_schedulers"] = [
-            {
-                name: [rate * lr for lr in value] if name in ("base_lrs", "_last_lr") else value
-                for name, value in state.items()
-            }
-            for state in own["lr_schedulers"]
+    member, rate, task = ensemble.members[k], ensemble.rates[k], ensemble.tasks[k]
+    checkpoint["state_dict"] = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    checkpoint[task.CHECKPOINT_HYPER_PARAMS_NAME] = task._hparams_name
+    checkpoint[task.CHECKPOINT_HYPER_PARAMS_KEY] = dict(task.hparams)
+    if "callbacks" in checkpoint:
+        states = {each.state_key: each.state_dict() for each in (member.logger, *member.callbacks)}
+        checkpoint["callbacks"] |= {name: state for name, state in states.items() if state}
+    if "optimizer_states" in checkpoint:
+        checkpoint["optimizer_states"] = [
+            member_optimizer(state, k, rate) for state in checkpoint["optimizer_states"]
         ]
-    task.on_save_checkpoint(own)
-    return own
+        for schedule in checkpoint["lr_schedulers"]:
+            schedule |= {name: [rate * lr for lr in schedule[name]] for name in ("base_lrs", "_last_lr")}
+    task.on_save_checkpoint(checkpoint)
 
 
 def member_optimizer(state: dict[str, Any], k: int, rate: float) -> dict[str, Any]:
@@ -260,51 +257,17 @@ def member_optimizer(state: dict[str, Any], k: int, rate: float) -> dict[str, An
     return {"state": moments, "param_groups": groups}
 
 
-class EnsembleCheckpointIO(AtomicCheckpointIO):
-    """Writes the checkpoint of one member where Lightning saves that of an ensemble."""
-
-    def __init__(self, ensemble: Ensemble, timer: PhaseTimer) -> None:
-        super().__init__()
-        self.ensemble, self.timer = ensemble, timer
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        super().save_checkpoint(member_checkpoint(self.ensemble, checkpoint, self.timer), path, storage_options)
-
-
-class ForwardHooks(pl.Callback):
-    """Forwards the hooks of an ensemble to the callbacks of its members."""
-
-    def __init__(self, ensemble: Ensemble) -> None:
-        self.ensemble = ensemble
-
-    def forward(self, hook: str, *arguments: Any) -> None:
-        for _, member in self.ensemble.active():
-            for callback in member.callbacks:
-                getattr(callback, hook)(member.task.trainer, member.task, *arguments)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.forward("on_fit_start")
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self.forward("on_train_batch_end", outputs, batch, batch_idx)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.forward("on_validation_end")
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.forward("on_train_end")
-
-
 class EnsembleBatches:
-    """The training batches of all members, concatenated; shorter ones are padded.
+    """The training batches of all members, which differ only in their order, concatenated; shorter ones are padded.
 
     `batch["padding"]` holds the number of tokens that each member's batch was padded by.
     """
 
-    def __init__(self, loaders: Sequence[TrainingBatches]) -> None:
-        self.loaders = list(loaders)
+    def __init__(self, members: Sequence[Run]) -> None:
+        data = [copy.copy(member.data) for member in members]
+        for own, member in zip(data, members):
+            own.seed = member.config["seed"]
+        self.loaders = [own.train_dataloader() for own in data]
         self.sampler = self
 
     def __len__(self) -> int:
@@ -330,25 +293,3 @@ class EnsembleBatches:
     def load_state_dict(self, state: dict[str, int]) -> None:
         for loader in self.loaders:
             loader.load_state_dict(state)
-
-
-class EnsembleData(pl.LightningDataModule):
-    """The data of all members, which differ only in the order of training."""
-
-    def __init__(self, data: TaskData, seeds: Sequence[int]) -> None:
-        super().__init__()
-        self.data, self.seeds = data, list(seeds)
-
-    def train_dataloader(self) -> EnsembleBatches:
-        loaders = []
-        for seed in self.seeds:
-            data: Any = copy.copy(self.data)
-            data.seed = seed
-            loaders.append(data.train_dataloader())
-        return EnsembleBatches(loaders)
-
-    def val_dataloader(self) -> Any:
-        return self.data.val_dataloader()
-
-    def test_dataloader(self) -> Any:
-        return self.data.test_dataloader()

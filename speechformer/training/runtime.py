@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from speechformer.config import count_devices
 from speechformer.training import devices
 
 LIGHTNING = ("lightning.pytorch", "lightning.fabric")
@@ -44,9 +45,8 @@ class Start:
 def tune_memory() -> None:
     """Import all that a run needs, and tune garbage collection and malloc; once for each process.
 
-    Two costs of a short run on a CPU go away, a tenth of its time. Garbage collection pauses during the imports and
-    never scans them again: otherwise joblib's `gc.collect` after each job takes a fifth of a second. glibc keeps
-    freed memory: otherwise it returns the memory of each chunk of logits to the system and gets it back, zeroed.
+    Garbage collection pauses during the imports and never scans them again, as joblib's `gc.collect` after each job
+    would. glibc keeps freed memory: otherwise it returns each chunk of logits to the system and gets it back, zeroed.
     """
     was_collecting = gc.isenabled()
     gc.disable()
@@ -117,7 +117,7 @@ def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
     """
     import torch
 
-    processes, before = devices.count(config["trainer"]["devices"]), torch.get_num_threads()
+    processes, before = count_devices(config["trainer"]["devices"]), torch.get_num_threads()
     number = config["threads"] or owner.get("threads") or max(1, devices.all_threads() // processes)
     torch.set_num_threads(number)
     if processes > 1:  # otherwise Lightning divides the cores by itself

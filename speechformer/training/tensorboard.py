@@ -1,4 +1,4 @@
-"""What a training shows in TensorBoard, besides its metrics.
+"""What a training logs: the replay logger, and what it shows in TensorBoard besides its metrics.
 
     SCALARS   gradient_norm                         every `trainer.log_every_n_steps` steps, before clipping
               weight_norm                           at every evaluation
@@ -13,34 +13,100 @@ Nothing here draws from the random numbers of the training.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from speechformer.analysis.attention_maps import draw, maps_of
 from speechformer.data.batches import Example
 from speechformer.tasks.base import Task
-from speechformer.training.loggers import ReplayLogger
 
 # Charts of TensorBoard's page of custom scalars: title -> regular expression of whole names
-TRAINING = {
-    "loss": "train_loss",
-    "learning rate": "lr",
-    "gradient norm": "gradient_norm",
-    "weight norm": "weight_norm",
-}
+TRAINING = {"loss": "train_loss", "learning rate": "lr"}
+TRAINING |= {"gradient norm": "gradient_norm", "weight norm": "weight_norm"}
+ATTENTION = {"entropy of each head, in nats": r"attention_entropy.*/.+"}
+
+
+class ReplayLogger(pl.Callback, Logger):
+    """Passes metrics, texts and images to other loggers, and keeps them for the checkpoint.
+
+    A resumed run rewrites the loggers' files from the checkpoint: without what was logged after it, which will be
+    logged again, and with what had not been flushed.
+    """
+
+    name, version = "replay", ""
+
+    def __init__(self, loggers: list[Logger]) -> None:
+        super().__init__()
+        self.loggers = loggers
+        self.tensorboards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
+        self.logged: dict[str, list[Any]] = {"rows": [], "texts": [], "images": []}
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.record("rows", {**metrics, "step": int(step or 0)})
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Log a Markdown text to TensorBoard."""
+        self.record("texts", (name, text, step))
+
+    def log_picture(self, name: str, picture: Image.Image, step: int) -> None:
+        """Log an image to TensorBoard."""
+        png = io.BytesIO()  # 64 colours at a low compression level take a fifth of the time
+        picture.quantize(64, method=Image.Quantize.FASTOCTREE).save(png, "PNG", compress_level=3)
+        self.record("images", (name, png.getvalue(), step))
+
+    def record(self, kind: str, entry: Any) -> None:
+        """Keep and write a row of metrics, a text or an image."""
+        self.logged[kind].append(entry)
+        if kind == "rows":
+            metrics = {name: value for name, value in entry.items() if name != "step"}
+            for logger in self.loggers:
+                logger.log_metrics(metrics, entry["step"])
+            return
+        name, content, step = entry
+        for tensorboard in self.tensorboards:
+            if kind == "texts":
+                tensorboard.experiment.add_text(name, content, step)
+            else:  # not by `add_image`, which would decode and compress it again
+                width, height = Image.open(io.BytesIO(content)).size
+                image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
+                summary = Summary(value=[Summary.Value(tag=name, image=image)])
+                tensorboard.experiment.file_writer.add_summary(summary, step)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: hyperparameters are logged once, with the final metrics."""
+
+    def save(self) -> None:
+        for logger in self.loggers:
+            logger.save()
+
+    def finalize(self, status: str) -> None:
+        for logger in self.loggers:
+            logger.finalize(status)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.logged
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.logged = {kind: [] for kind in self.logged}
+        for kind in self.logged:
+            for entry in state_dict[kind]:
+                self.record(kind, entry)
 
 
 def layout(charts: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
     """Return the custom scalars with these charts of metrics, as `SummaryWriter.add_custom_scalars` takes them."""
-    pages = {"Metrics": charts, "Training": TRAINING}
-    pages["Attention"] = {"entropy of each head, in nats": r"attention_entropy.*/.+"}
+    pages = {"Metrics": charts, "Training": TRAINING, "Attention": ATTENTION}
     return {
-        page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in charts.items()}
-        for page, charts in pages.items()
+        page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in shown.items()}
+        for page, shown in pages.items()
     }
 
 
@@ -57,12 +123,7 @@ def evaluation_mode(trainer: pl.Trainer, module: torch.nn.Module) -> Iterator[No
 
 
 class TensorBoardCallback(pl.Callback):
-    """Writes norms, attention and texts to a `ReplayLogger`.
-
-    Args:
-        examples: the texts; without texts or attention there are no maps.
-        tokenizer: of the run.
-    """
+    """Writes norms, attention and texts to a `ReplayLogger`. Without examples or attention there are no maps."""
 
     def __init__(self, logger: ReplayLogger, examples: Sequence[Example], tokenizer: Any) -> None:
         self.logger, self.examples, self.tokenizer = logger, list(examples), tokenizer
@@ -74,22 +135,20 @@ class TensorBoardCallback(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.evaluations, self.shown_at = state_dict["evaluations"], state_dict["shown_at"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero and isinstance(pl_module, Task):
-            for tensorboard in self.logger.tensorboards():
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            for tensorboard in self.logger.tensorboards:
                 tensorboard.experiment.add_custom_scalars(layout(pl_module.charts))
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
         step = trainer.global_step + 1
         if step % trainer.log_every_n_steps or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         self.logger.log_metrics({"gradient_norm": float(torch.nn.utils.get_total_norm(gradients))}, step)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, Task):
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
             return
         self.evaluations += 1
         if pl_module.diverged():
@@ -99,10 +158,8 @@ class TensorBoardCallback(pl.Callback):
             if self.evaluations & (self.evaluations - 1) == 0:
                 self.show(pl_module, trainer.global_step)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, Task) or pl_module.diverged():
-            return
-        if self.shown_at != trainer.global_step:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and self.shown_at != trainer.global_step and not pl_module.diverged():
             with evaluation_mode(trainer, pl_module):
                 self.show(pl_module, trainer.global_step)
 
