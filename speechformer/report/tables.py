@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from speechformer.report import published
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Difference, Interval, Summary, paired_difference
+from speechformer.report.statistics import Interval, Summary, paired_difference
 
 NONE = "–"
 WORDS = {
@@ -161,7 +161,7 @@ def published_table(table: Table) -> str:
     return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
 
 
-def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Difference]]:
+def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Summary]]:
     """Yield (row, reference, metric, paired difference): each row minus the first, or all pairs."""
     pairs = combinations(table.rows, 2) if all_pairs else ((table.rows[0], row) for row in table.rows[1:])
     for reference, row in pairs:
