@@ -130,9 +130,9 @@ class Row:
         values = {run.seed: run.metrics.get(metric) for run in self.finished}
         return {seed: value for seed, value in values.items() if value is not None}
 
-    def summary(self, metric: str) -> Summary | None:
-        """Return the statistics of the final values of a metric, or None if no run has it."""
-        values = self.values(metric).values()
+    def summary(self, metric: str, best: bool = False) -> Summary | None:
+        """Return the statistics of the final or best values of a metric, or None if no run has it."""
+        values = (self.best_values(metric) if best else self.values(metric)).values()
         return Summary(values) if values else None
 
     def best_values(self, metric: str) -> dict[int | None, float]:
