@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; read when torch is imported
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads gain nothing here
 
 import hydra
 import pytest

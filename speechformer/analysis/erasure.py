@@ -64,8 +64,7 @@ class Prediction:
 @torch.no_grad()
 def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return ln P of each class, [C], and the importance of each word for the best class, [T], None if T is 1."""
-    log_C = model(ids_T[None]).log_softmax(dim=-1)[0]
-    T = len(ids_T)
+    log_C, T = model(ids_T[None]).log_softmax(dim=-1)[0], len(ids_T)
     if T == 1:
         return log_C, None
     index = torch.arange(T, device=ids_T.device)
