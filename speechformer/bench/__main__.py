@@ -55,11 +55,8 @@ def main() -> None:
         del sys.argv[1]
         translation.main()
         return
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m speechformer.bench", description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and the plots")

@@ -111,14 +111,16 @@ def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[Comp
 
 def bench_cache(config: dict[str, Any], run: Path) -> Comparison:
     """Compare decoding with a cache to decoding without."""
-    trained, corpus = load_run(run), load(config)
+    trained = load_run(run)
+    model: Any = trained.model
+    corpus: Any = load(config)
     decoding: Any = trained.task.hparams["decoding"]
     sources = [[*ids, END] for ids in trained.tokenizer.encode_all([source for source, _ in corpus.test])]
     options = {"alpha": decoding["length_penalty"], "max_length": trained.max_length, "beam": decoding["beam"]}
     seconds, translations = {}, []
     for name, cache in {"with it": True, "without it": False}.items():
         started = time.perf_counter()
-        translations.append(translate_ids(trained.model, sources, cache=cache, **options))
+        translations.append(translate_ids(model, sources, cache=cache, **options))
         seconds[name] = time.perf_counter() - started
     equal = sum(a == b for a, b in zip(*translations))
     what = f"beam {decoding['beam']}, {len(sources)} sentences, {equal} with equal translations"

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[Table]:
-    """Read the runs under `folders` and write the report into the folder `output`.
-
-    Raises:
-        UserError: a folder does not exist, or holds no readable result.
-    """
+    """Read the runs under `folders` and write the report into `output`; raise a UserError without a result."""
     from speechformer.report.csv_files import write_csv_files
     from speechformer.report.page import compose, to_html
     from speechformer.report.results import build_tables, read_runs

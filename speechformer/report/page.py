@@ -18,11 +18,7 @@ LIBRARIES = ("python", "torch", "lightning")
 
 
 def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> str:
-    """Return the report as Markdown; `remarks` say what is left out.
-
-    Args:
-        pictures: for each table, by name, the paths of its figures and their captions.
-    """
+    """Return the report as Markdown; `pictures` are paths and captions for each table, `remarks` what is left out."""
     methods = (HERE / "methods.md").read_text(encoding="utf-8").strip()
     sections = [section(table, pictures.get(table.name, [])) for table in tables]
     return "\n\n".join(["# Report", overview(tables, runs, remarks), methods, *sections]) + "\n"

@@ -92,10 +92,8 @@ def draw_lines(
 ) -> None:
     """Draw a line for each row through its means, and a band from the lowest to the highest run.
 
-    Args:
-        lines: for each row, by label, its values over x.
-        marker: of all points; "style" for that of the row's style.
-        notes: what to add to a label.
+    `lines` holds for each row, by label, its values over x; `notes` what to add to the label; the marker "style" is
+    that of the row's style.
     """
     for row, style in zip(table.rows, styles(table.rows)):
         if points := lines[row.label]:
@@ -300,11 +298,7 @@ FIGURES = {"bars": bars, "sources": by_source_length, "curves": curves, "lengths
 
 
 def draw_figures(tables: list[Table], folder: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Draw the figures of all tables; figures of an earlier report are removed.
-
-    Returns:
-        For each table, by name, the files and their captions.
-    """
+    """Draw the figures of all tables, and remove those of an earlier report; return files and captions by table."""
     for name in FIGURES:
         for path in folder.glob(f"*_{name}.png"):
             path.unlink()

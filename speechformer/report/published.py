@@ -39,16 +39,11 @@ def content() -> dict[str, Any]:
 
 
 def row_of(settings: dict[str, Any]) -> str | None:
-    """Return the name of the published row with exactly these settings (apart from `free` ones), or None.
-
-    Args:
-        settings: of a row, with dotted keys: `{"model.name": "alibi", ...}`.
-    """
-    free = content()["free"]
-    own = {key: value for key, value in settings.items() if key not in free}
+    """Return the name of the published row with these settings (dotted keys), apart from `free` ones, or None."""
+    own = settings.keys() - set(content()["free"])
     for name, row in content()["rows"].items():
         where = row["where"]
-        if own.keys() <= where.keys() and all(settings.get(key) == value for key, value in where.items()):
+        if own <= where.keys() and all(settings.get(key) == value for key, value in where.items()):
             return name
     return None
 

@@ -271,10 +271,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """Read all runs under some folders.
-
-    Returns:
-        The runs, and a remark for each folder that looks like a run but has no readable result.
+    """Read all runs under some folders; the remarks name each folder of a run that has no readable result.
 
     Raises:
         UserError: a folder does not exist, or there is no readable result.
@@ -362,8 +359,8 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
 def index(runs: list[Run]) -> pd.DataFrame:
     """Return one row per run: the run, and what decides its table and row.
 
-    A run that failed before it read its corpus gets the corpus of the runs with the same study, task, protocol and
-    corpus name, if they have one in common, else "".
+    A run that failed before it read its corpus gets that of the runs with the same study, task, protocol and corpus
+    name, if they have one in common, else "".
     """
     import pandas as pd
 
@@ -375,10 +372,7 @@ def index(runs: list[Run]) -> pd.DataFrame:
 
 
 def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder.
-
-    The second result is a remark for each run that is left out.
-    """
+    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder."""
     identity = [name for name in frame if name != "run"]
     frame = frame.sort_values("run", key=lambda runs: [run.status == "finished" for run in runs], kind="stable")
     repeated = frame.duplicated(identity, keep="last")
