@@ -114,16 +114,14 @@ def attention(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = run_parser(
-        "attention", "Draw the attention weights of every layer and head, as PNG and HTML; check them."
-    )
+    about = "Draw the attention weights of every layer and head, as PNG and HTML; check them."
+    folder = "folder to write to (default: outputs/attention/NAME_OF_RUN)"
+    parser = run_parser("attention", about)
     parser.add_argument("text", nargs="*", help="one sentence (default: a line of standard input)")
     parser.add_argument(
         "--beside", type=Path, nargs="+", default=[], metavar="RUN", help="more runs, to compare with"
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="folder to write to (default: outputs/attention/NAME_OF_RUN)"
-    )
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
     arguments = parser.parse_intermixed_args()
     run_command(lambda: attention(arguments))
 

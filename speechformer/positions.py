@@ -266,12 +266,9 @@ def save_figures(folder: Path, run: Path | None) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.positions", description="Draw position encodings and attention patterns as PNG."
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("outputs/positions"), help="to write to (%(default)s)"
-    )
+    about, default = "Draw position encodings and attention patterns as PNG.", Path("outputs/positions")
+    parser = argparse.ArgumentParser(prog="python -m speechformer.positions", description=about)
+    parser.add_argument("folder", nargs="?", type=Path, default=default, help="to write to (%(default)s)")
     parser.add_argument("--run", type=Path, help="draw the learned positions of this run instead")
     arguments = parser.parse_args()
     run_command(lambda: save_figures(arguments.folder, arguments.run))

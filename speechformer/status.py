@@ -102,13 +102,10 @@ def status(folder: Path, watch: bool) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.status",
-        description="Show which runs of a sweep are done, running, failed or left.",
-    )
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a sweep's folder, or one with sweeps and runs in it"
-    )
+    about = "Show which runs of a sweep are done, running, failed or left."
+    parser = argparse.ArgumentParser(prog="python -m speechformer.status", description=about)
+    folder = "a sweep's folder, or one with sweeps and runs in it"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--watch", action="store_true", help="update every other second until nothing runs")
     arguments = parser.parse_args()
     run_command(lambda: status(arguments.folder, arguments.watch))

@@ -51,10 +51,8 @@ def print_table(table: Table) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.report",
-        description="Summarise runs in tables, figures and one page.",
-    )
+    about = "Summarise runs in tables, figures and one page."
+    parser = argparse.ArgumentParser(prog="python -m speechformer.report", description=about)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="searched for result.json files")
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")
