@@ -52,13 +52,9 @@ class Prediction:
     def as_json(self) -> dict[str, object]:
         """Return the prediction as plain data."""
         columns = zip(self.words, self.known, self.weights or itertools.repeat(None))
-        return {
-            "text": self.text,
-            "speaker": self.speaker,
-            "probabilities": self.probabilities,
-            "words": [{"word": word, "known": known, "weight": weight} for word, known, weight in columns],
-            "words_left_out": self.left_out,
-        }
+        words = [{"word": word, "known": known, "weight": weight} for word, known, weight in columns]
+        about = {"text": self.text, "speaker": self.speaker, "probabilities": self.probabilities}
+        return {**about, "words": words, "words_left_out": self.left_out}
 
 
 @torch.no_grad()
