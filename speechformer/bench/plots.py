@@ -57,9 +57,9 @@ def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) 
     return save(figure, path)
 
 
-def save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path, dpi: int = 150) -> Path:
     """Write a figure and forget it."""
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
     return path
 
@@ -99,4 +99,4 @@ def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
         axis.set_visible(axis.has_data())
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(kernels), frameon=False)
-    return save(figure, path)
+    return save(figure, path, 130)
