@@ -52,21 +52,8 @@ def format_heads(maps: Sequence[AttentionMap]) -> str:
     return console.table(rows)
 
 
-def labels_of(runs: Sequence[TrainedRun]) -> list[str]:
-    """Return a label for each run; runs of the same model are distinguished by their folder."""
-    labels = [run.label for run in runs]
-    return [
-        f"{label} ({run.directory.resolve().name})" if labels.count(label) > 1 else label
-        for label, run in zip(labels, runs)
-    ]
-
-
 def examine(run: TrainedRun, text: str) -> tuple[list[AttentionMap], list[str], bool]:
-    """Compute, check and print a run's maps; returns them, notes on the run, and whether all checks passed.
-
-    Raises:
-        UserError: the model has no attention.
-    """
+    """Compute, check and print a run's maps; return them, notes on the run, and whether all checks passed."""
     inputs = run.read(text, MAX_TOKENS)
     maps = run.attention(inputs)
     checks = check_maps(run.model, inputs.ids, maps)
@@ -109,7 +96,12 @@ def attention(arguments: argparse.Namespace) -> None:
                 raise
             console.say(str(error))
             examined.append(([], [str(error)], True))
-    labels, (maps, notes, passed) = labels_of(runs), zip(*examined)
+    maps, notes, passed = zip(*examined)
+    models = [run.label for run in runs]
+    labels = [  # the folder distinguishes runs of the same model
+        f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
+        for label, run in zip(models, runs)
+    ]
     output = arguments.output or Path("outputs/attention") / runs[0].directory.resolve().name
     output.mkdir(parents=True, exist_ok=True)
     save_pictures([f"{runs[0].task.name}, model={label}" for label in labels], maps, output)
@@ -122,16 +114,14 @@ def attention(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = run_parser(
-        "attention", "Draw the attention weights of every layer and head, as PNG and HTML; check them."
-    )
+    about = "Draw the attention weights of every layer and head, as PNG and HTML; check them."
+    folder = "folder to write to (default: outputs/attention/NAME_OF_RUN)"
+    parser = run_parser("attention", about)
     parser.add_argument("text", nargs="*", help="one sentence (default: a line of standard input)")
     parser.add_argument(
         "--beside", type=Path, nargs="+", default=[], metavar="RUN", help="more runs, to compare with"
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="folder to write to (default: outputs/attention/NAME_OF_RUN)"
-    )
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
     arguments = parser.parse_intermixed_args()
     run_command(lambda: attention(arguments))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from speechformer.errors import run_command
 
 KINDS = ("exact", "same", "near")
 NEAR_IS = f"Jaccard index of the sets of lower-case words at least {NEAR}"
+Rows = list[tuple[str, ...]]
 
 
 def audit(corpus: Corpus) -> dict[str, Any]:
@@ -40,22 +41,23 @@ def audit(corpus: Corpus) -> dict[str, Any]:
         `unknown_words`: for each test file, the share of its words that no training file of its task has, and that no
         training file has.
     """
-    texts = {
-        "train_CLS.tsv": [text for _, text in corpus.classify_train],
-        "test_CLS.tsv": [text for _, text in corpus.classify_test],
-        "train_LM.txt": corpus.lm_train,
-        **{f"test_LM_{name}.txt": lines for name, lines in corpus.lm_test.items()},
-    }
-    texts = {file: lines for file, lines in texts.items() if lines}
-    train = [file for file in texts if file.startswith("train")]
-    test = [file for file in texts if file.startswith("test")]
-    words = {file: [split_words(text) for text in lines] for file, lines in texts.items()}
     labelled = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
+    texts = {file: [text for _, text in rows] for file, rows in labelled.items()}
+    texts |= {"train_LM.txt": corpus.lm_train}
+    texts |= {f"test_LM_{name}.txt": lines for name, lines in corpus.lm_test.items()}
+    texts = {file: lines for file, lines in texts.items() if lines}
+    words = {file: [split_words(text) for text in lines] for file, lines in texts.items()}
+    train, test = ([file for file in texts if file.startswith(split)] for split in ("train", "test"))
+    of_task = {file: [name for name in train if name.split("_")[1][:2] == file.split("_")[1][:2]] for file in test}
+    labels: dict[str, set[int]] = defaultdict(set)
+    for label, text in (*corpus.classify_train, *corpus.classify_test):
+        labels[text].add(label)
+    conflicts = {text: sorted(own) for text, own in labels.items() if len(own) > 1}
     return {
         **about(corpus),
         "files": {file: {**sizes(words[file]), "repeated": count(kinds_in(texts[file]))} for file in texts},
         "between": {file: {other: count(kinds_in(texts[file], texts[other])) for other in train} for file in test},
-        "label_conflicts": label_conflicts(corpus),
+        "label_conflicts": {text: [corpus.classes[k] for k in own] for text, own in conflicts.items()},
         "classes": {
             file: {name: sum(label == k for label, _ in rows) for k, name in enumerate(corpus.classes)}
             for file, rows in labelled.items()
@@ -66,8 +68,8 @@ def audit(corpus: Corpus) -> dict[str, Any]:
                 "of_its_task": unknown_share(words[file], [words[name] for name in own]),
                 "of_both_tasks": unknown_share(words[file], [words[name] for name in train]),
             }
-            for file in test
-            if (own := [name for name in train if task_of(name) == task_of(file)])
+            for file, own in of_task.items()
+            if own
         },
     }
 
@@ -80,14 +82,13 @@ def audit_pairs(corpus: Pairs) -> dict[str, Any]:
         removes; `files`: lines, words (between spaces) and longest line of each side of each part, train as cleaned;
         `between`: for dev and test, the lines of each kind of each side that occur in train, and the pairs that do.
     """
-    parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
+    parts, train = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}, set(corpus.train)
     languages = (corpus.source, corpus.target)
     sides = {
         f"{part}.{language}": [pair[side] for pair in pairs]
         for part, pairs in parts.items()
         for side, language in enumerate(languages)
     }
-    train = set(corpus.train)
     return {
         **about(corpus),
         "read": corpus.read,
@@ -105,10 +106,7 @@ def audit_pairs(corpus: Pairs) -> dict[str, Any]:
 
 def about(corpus: Corpus | Pairs) -> dict[str, Any]:
     """Describe the corpus, and what "near" means."""
-    return {
-        "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
-        "near_is": NEAR_IS,
-    }
+    return {"corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256}, "near_is": NEAR_IS}
 
 
 def sizes(lines: Sequence[Sequence[str]]) -> dict[str, int]:
@@ -119,16 +117,7 @@ def sizes(lines: Sequence[Sequence[str]]) -> dict[str, int]:
 
 def count(kinds: list[str]) -> dict[str, int]:
     """Count the duplicates of each kind."""
-    counts = Counter(kinds)
-    return {kind: counts[kind] for kind in KINDS}
-
-
-def label_conflicts(corpus: Corpus) -> dict[str, list[str]]:
-    """Find the texts with more than one label."""
-    labels: dict[str, set[int]] = defaultdict(set)
-    for label, text in (*corpus.classify_train, *corpus.classify_test):
-        labels[text].add(label)
-    return {text: [corpus.classes[k] for k in sorted(own)] for text, own in labels.items() if len(own) > 1}
+    return {kind: kinds.count(kind) for kind in KINDS}
 
 
 def unknown_share(lines: Sequence[Sequence[str]], files: Sequence[Sequence[Sequence[str]]]) -> float:
@@ -138,76 +127,62 @@ def unknown_share(lines: Sequence[Sequence[str]], files: Sequence[Sequence[Seque
     return sum(word not in vocabulary for word in words) / len(words)
 
 
-def task_of(file: str) -> str:
-    """Return CLS or LM."""
-    return file.split("_")[1].partition(".")[0]
-
-
-def per_cent(part: int, whole: int) -> str:
-    """Format a share."""
+def per_cent(part: float, whole: int = 1) -> str:
     return f"{100 * part / whole:.1f} %"
 
 
-def heading(findings: Mapping[str, Any]) -> str:
-    """Format the line about the corpus."""
+def layout(findings: Mapping[str, Any], blocks: Sequence[str | Rows], removed: str) -> str:
+    """Return texts and tables between a line about the corpus and a note on the kinds of duplicates."""
     corpus = findings["corpus"]
-    return f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."
-
-
-def footnote(removed: str) -> str:
-    """Explain the kinds of duplicates, and what `protocol=clean` removes from train."""
-    return (
+    heading = f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."
+    note = (
         f"same words: except for case, punctuation and spaces. near: {NEAR_IS}.\n"
         f"Each line counts once, as its closest kind. `protocol=clean` removes {removed} from train."
     )
+    texts = (block if isinstance(block, str) else console.table(block) for block in blocks)
+    return "\n\n".join([heading, *texts, note])
 
 
 def report(findings: dict[str, Any]) -> str:
     """Format the findings of `audit` as tables for the console."""
-    files = findings["files"]
-    sizes_table: list[tuple[str, ...]] = [("file", "lines", "words", "longest", "repeated", "same words", "near")]
-    for file, size in files.items():
+    files: Rows = [("file", "lines", "words", "longest", "repeated", "same words", "near")]
+    for file, size in findings["files"].items():
         counts = (size["lines"], size["words"], size["longest_line"], *size["repeated"].values())
-        sizes_table.append((file, *map(str, counts)))
-    between: list[tuple[str, ...]] = [("test lines in train", "exact", "", "same words", "near", "none of these")]
+        files.append((file, *map(str, counts)))
+    between: Rows = [("test lines in train", "exact", "", "same words", "near", "none of these")]
     for file, others in findings["between"].items():
+        n = findings["files"][file]["lines"]
         for other, kinds in others.items():
-            n, (exact, same, near) = files[file]["lines"], kinds.values()
+            exact, same, near = kinds.values()
             counts = (str(exact), per_cent(exact, n), str(same), str(near), str(n - exact - same - near))
             between.append((f"{file} in {other}", *counts))
-    blocks = [heading(findings), console.table(sizes_table), console.table(between)]
+    blocks: list[str | Rows] = [files, between]
     if findings["classes"]:
-        rows: list[tuple[str, ...]] = [("lines of each class", *next(iter(findings["classes"].values())))]
-        for file, classes in findings["classes"].items():
-            n = sum(classes.values())
-            rows.append((file, *(f"{lines} ({per_cent(lines, n)})" for lines in classes.values())))
+        classes: Rows = [("lines of each class", *next(iter(findings["classes"].values())))]
+        for file, lines in findings["classes"].items():
+            n = sum(lines.values())
+            classes.append((file, *(f"{own} ({per_cent(own, n)})" for own in lines.values())))
         conflicts = findings["label_conflicts"]
         examples = [f"\n  {' and '.join(labels)}: {text[:80]}" for text, labels in list(conflicts.items())[:10]]
-        blocks += [console.table(rows), f"Texts with more than one label: {len(conflicts)}{''.join(examples)}"]
-    rows = [("test words that are not in train", "of its task", "of both tasks")]
-    for file, shares in findings["unknown_words"].items():
-        rows.append((file, *(f"{100 * share:.1f} %" for share in shares.values())))
-    return "\n\n".join([*blocks, console.table(rows), footnote("exact copies")])
+        blocks += [classes, f"Texts with more than one label: {len(conflicts)}{''.join(examples)}"]
+    unknown: Rows = [("test words that are not in train", "of its task", "of both tasks")]
+    unknown += [(file, *map(per_cent, shares.values())) for file, shares in findings["unknown_words"].items()]
+    return layout(findings, [*blocks, unknown], "exact copies")
 
 
 def report_pairs(findings: dict[str, Any]) -> str:
     """Format the findings of `audit_pairs` as tables for the console."""
     cleaned = ", ".join(f"{rule} {removed}" for rule, removed in findings["cleaned"].items())
-    sizes_table: list[tuple[str, ...]] = [("file, train as cleaned", "lines", "words", "longest")]
-    sizes_table += [(file, *map(str, size.values())) for file, size in findings["files"].items()]
-    between: list[tuple[str, ...]] = [("lines in train", "exact", "same words", "near", "none of these")]
+    files: Rows = [("file, train as cleaned", "lines", "words", "longest")]
+    files += [(file, *map(str, size.values())) for file, size in findings["files"].items()]
+    between: Rows = [("lines in train", "exact", "same words", "near", "none of these")]
     for part, sides in findings["between"].items():
-        for language, kinds in sides.items():
-            if language == "pairs":
-                between.append((f"{part}, both sides of a pair", str(kinds), "", "", ""))
-                continue
+        for language, kinds in list(sides.items())[:2]:
             rest = findings["files"][f"{part}.{language}"]["lines"] - sum(kinds.values())
             between.append((f"{part}.{language}", *map(str, (*kinds.values(), rest))))
+        between.append((f"{part}, both sides of a pair", str(sides["pairs"]), "", "", ""))
     read = f"Of {findings['read']} pairs of train, corpus.clean removes: {cleaned}."
-    removed = "pairs whose source appears in test"
-    return "\n\n".join(
-        [heading(findings), read, console.table(sizes_table), console.table(between), footnote(removed)]
-    )
+    return layout(findings, [read, files, between], "pairs whose source appears in test")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from speechformer.data.pairs import PairData
     from speechformer.data.speeches import SentenceData, StreamData
 
-Baselines = dict[str, tuple[dict[str, Any], dict[str, Any]]]  # name: metrics, and its settings and parameters
+Baselines = dict[str, tuple[dict[str, Any], dict[str, Any], int]]  # by name: metrics, settings, number of parameters
 
 
 class KneserNey:
@@ -57,8 +57,7 @@ class KneserNey:
         self, stream: Sequence[int], order: int, vocabulary: int, discounts: Sequence[float] | None = None
     ) -> None:
         self.order, self.vocabulary = order, vocabulary
-        grams: Counter[tuple[int, ...]] = Counter(zip(*(stream[k:] for k in range(order))))
-        self.counts: list[Counter[tuple[int, ...]]] = [grams]
+        self.counts: list[Counter[tuple[int, ...]]] = [Counter(zip(*(stream[k:] for k in range(order))))]
         for _ in range(order - 1):  # of each shorter n-gram, the longer ones that it ends
             self.counts.insert(0, Counter(gram[1:] for gram in self.counts[0]))
         self.totals: list[Counter[tuple[int, ...]]] = [Counter() for _ in self.counts]
@@ -115,20 +114,16 @@ def language_models(data: StreamData) -> Baselines:
     vocabulary = len(data.tokenizer) - 1  # without padding
     models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
     models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
-    baselines = {}
+    baselines: Baselines = {}
     for name, model in models.items():
-        metrics = {"train_perplexity": model.perplexity(train)}
-        metrics |= {metric: model.perplexity(stream) for metric, stream in streams.items()}
+        metrics = {
+            metric: model.perplexity(stream) for metric, stream in {"train_perplexity": train, **streams}.items()
+        }
         tests = [value for metric, value in metrics.items() if metric.startswith("test_perplexity_")]
         metrics["test_perplexity_mean"] = sum(tests) / len(tests)
         settings = {"order": model.order, "discounts": model.discounts}
-        baselines[name] = (metrics, {"settings": settings, "parameters": sum(map(len, model.counts))})
+        baselines[name] = (metrics, settings, sum(map(len, model.counts)))
     return baselines
-
-
-def words_and_pairs(text: list[str]) -> list[str]:
-    """Return the words of a text, and each two adjacent ones."""
-    return [*text, *map(" ".join, pairwise(text))]
 
 
 def classifiers(data: SentenceData) -> Baselines:
@@ -149,7 +144,8 @@ def classifiers(data: SentenceData) -> Baselines:
         where = data.corpus.where
         raise UserError(f"{where}: logistic regression needs at least two classes with two training lines each.")
     settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": min(5, min(counts.values()))}
-    pipeline = make_pipeline(TfidfVectorizer(analyzer=words_and_pairs), LogisticRegression(max_iter=2000))
+    vectorizer = TfidfVectorizer(analyzer=lambda text: [*text, *map(" ".join, pairwise(text))])  # and adjacent words
+    pipeline = make_pipeline(vectorizer, LogisticRegression(max_iter=2000))
     search = GridSearchCV(pipeline, {"logisticregression__C": settings["strengths"]}, cv=settings["folds"])
     majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
     with threadpool_limits(1):  # more threads are slower on so little data
@@ -157,10 +153,7 @@ def classifiers(data: SentenceData) -> Baselines:
         metrics = [accuracies(each, words, labels, parts["test"]["in_train"].numpy()) for each in (majority, model)]
     parameters = (len(model[0].vocabulary_) + 1) * len(data.corpus.classes)
     settings["strength"] = search.best_params_["logisticregression__C"]
-    return {
-        "majority": (metrics[0], {"settings": {}, "parameters": 0}),
-        "tfidf_logistic": (metrics[1], {"settings": settings, "parameters": parameters}),
-    }
+    return {"majority": (metrics[0], {}, 0), "tfidf_logistic": (metrics[1], settings, parameters)}
 
 
 def accuracies(model: Any, words: dict[str, Any], labels: dict[str, Any], in_train: Any) -> dict[str, float | None]:
@@ -177,7 +170,7 @@ def untranslated(data: PairData) -> Baselines:
     from speechformer.metrics.bleu import score_test
 
     sources, references = zip(*data.corpus.test)
-    return {"untranslated": (score_test(sources, sources, references), {"settings": {}, "parameters": 0})}
+    return {"untranslated": (score_test(sources, sources, references), {}, 0)}
 
 
 BASELINES: dict[str, Any] = {"classify": classifiers, "lm": language_models, "translate": untranslated}  # by task
@@ -205,16 +198,11 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
     data = build_data(config, load(config))
     baselines, results = baselines_of(data), []
-    common: dict[str, Any] = {
-        "corpus": data.description,
-        "config": config,
-        "overrides": list(overrides),
-        "seed": None,
-    }
-    common |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
-    for name, (metrics, about) in baselines.items():
-        own = {"baseline": {"name": name, **about["settings"]}, "parameters": {"total": about["parameters"]}}
-        results.append({"status": "finished", "task": task, "metrics": metrics, **own, **common})
+    about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
+    about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
+    for name, (metrics, settings, parameters) in baselines.items():
+        own = {"baseline": {"name": name, **settings}, "parameters": {"total": parameters}}
+        results.append({"status": "finished", "task": task, "metrics": metrics, **own, **about})
         folder = directory / f"{task}_{config['protocol']['name']}_{name}"
         folder.mkdir(parents=True, exist_ok=True)
         runs.write_result(folder, results[-1])

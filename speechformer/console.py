@@ -146,18 +146,18 @@ def summary(result: dict[str, Any]) -> str:
             f"The run DIVERGED: the loss was NaN or infinite at step {result['steps']}, and training stopped there; "
             f"try a lower recipe.lr.\n{result['seconds']:.1f} s."
         )
-    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     best = result["best"]
     best_line = f"best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"
-    if best["chosen_on"] == "test":
-        which = f"These metrics are of last.ckpt. best.ckpt has the {best_line}; selected on test, it is optimistic."
-    else:
-        which = f"These metrics are of best.ckpt: the {best_line}."
-        if result["config"]["task"].get("average_checkpoints", 1) > 1:
-            own = format_metric(best["metric"], result["metrics"][best["metric"]])
-            which = f"These metrics are of average.ckpt, with {own} on validation; best.ckpt has the {best_line}."
     if result["status"] == "diverged":
         which = "The run DIVERGED: weights or metrics are NaN or infinite; try a lower recipe.lr."
+    elif best["chosen_on"] == "test":
+        which = f"These metrics are of last.ckpt. best.ckpt has the {best_line}; selected on test, it is optimistic."
+    elif result["config"]["task"].get("average_checkpoints", 1) > 1:
+        own = format_metric(best["metric"], result["metrics"][best["metric"]])
+        which = f"These metrics are of average.ckpt, with {own} on validation; best.ckpt has the {best_line}."
+    else:
+        which = f"These metrics are of best.ckpt: the {best_line}."
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     return (
         f"{table(result['summary'])}\n{which}\n"
         f"{result['seconds']:.1f} s: {phases}; {result['tokens_per_second']:,.0f} tokens/s in training."

@@ -59,11 +59,7 @@ SOURCES = {
 
 
 def download(source: str, files: dict[str, str], folder: Path) -> None:
-    """Download files; valid files that exist already are skipped.
-
-    Args:
-        source: base URL, which ends with a slash.
-        files: {name: sha256}.
+    """Download files {name: sha256} from a base URL with a final slash; valid files that exist are skipped.
 
     Raises:
         UserError: the server does not answer, or the sha256 of a file differs.

@@ -10,7 +10,6 @@ and compares its logits with the run's before the file gets its name.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import shutil
@@ -51,15 +50,10 @@ def description(run: TrainedRun) -> dict[str, Any]:
 
 def as_safetensors(run: TrainedRun) -> bytes:
     """Serialise the weights; a shared table is stored once, under its first name in `state_dict`."""
-    weights: dict[str, Tensor] = {}
-    pointers: dict[int, str] = {}
-    shared: dict[str, str] = {}
-    for name, value in run.model.state_dict().items():
-        first = pointers.setdefault(value.data_ptr(), name)
-        if first == name:
-            weights[name] = value.contiguous().cpu()
-        else:
-            shared[name] = first
+    state, pointers = run.model.state_dict(), dict[int, str]()
+    first = {name: pointers.setdefault(value.data_ptr(), name) for name, value in state.items()}
+    weights = {name: state[name].contiguous().cpu() for name in pointers.values()}
+    shared = {name: own for name, own in first.items() if own != name}
     return save(weights, metadata={"speechformer": json.dumps(description(run)), "shared": json.dumps(shared)})
 
 
@@ -112,23 +106,19 @@ def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
 @torch.no_grad()
 def compare(run: TrainedRun, exported: Any) -> float:
     """Return the largest difference between a logit of the run's model and of its export, over a few batches."""
-    difference = 0.0
-    for rows, tokens in ((1, 1), (2, 7), (5, 12)):
-        ids = example_inputs(run, rows, tokens)
-        difference = max(difference, float((exported(*ids) - run.model(*ids)).abs().max()))
-    return difference
+    batches = [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))]
+    return float(torch.stack([(exported(*ids) - run.model(*ids)).abs().max() for ids in batches]).max())
 
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILES[format]
+    path, safetensors = folder / FILES[format], format == "safetensors"
     run.task.cpu()
     with atomic_write(path) as file:
-        file.write(as_safetensors(run) if format == "safetensors" else as_program(run))
+        file.write(as_safetensors(run) if safetensors else as_program(run))
         file.flush()
         written = Path(file.name)
-        safetensors = format == "safetensors"
         exported = load_safetensors(written).model if safetensors else torch.export.load(written).module()
         difference = compare(run, exported)
         if not difference <= 1e-4:
@@ -138,21 +128,20 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     return path, difference
 
 
-def export_command(arguments: argparse.Namespace) -> None:
-    """Run the command for its parsed arguments."""
-    run = load_run(arguments.run, arguments.checkpoint)
-    path, difference = export(run, arguments.format, arguments.output or arguments.run / "export")
-    megabytes = path.stat().st_size / 2**20
-    print(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
-
-
 def main() -> None:
     """Run the command line."""
     parser = run_parser("export", "Export a trained model with its tokenizer.")
     parser.add_argument("--format", choices=list(FILES), default="safetensors", help="file format (%(default)s)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
     arguments = parser.parse_args()
-    run_command(lambda: export_command(arguments))
+
+    def command() -> None:
+        run = load_run(arguments.run, arguments.checkpoint)
+        path, difference = export(run, arguments.format, arguments.output or arguments.run / "export")
+        megabytes = path.stat().st_size / 2**20
+        print(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
+
+    run_command(command)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ The panels show the output of the classes that the models use, for 32 tokens and
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor
 from speechformer.errors import UserError, run_command
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
-from speechformer.layers.positions import Learned, Positions, build_positions, sinusoid
+from speechformer.layers.positions import Learned, build_positions, sinusoid
 
 T, WIDTH, HEADS = 32, 64, 2
 INK, MUTED, BLUE, PAPER, MASKED = "#1f2933", "#66727f", "#2a6f97", "#ffffff", "#eef1f4"
@@ -36,21 +35,19 @@ SHADES = matplotlib.colormaps["viridis"]
 
 def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     """Return for each encoding a caption (where it acts, the axes) and a table [32, columns] of its values."""
-
-    embeddings = torch.zeros(1, T, WIDTH)
-    sinusoidal = encoding("sinusoidal").embed(embeddings)[0]
-    torch.manual_seed(0)
+    embeddings, index = torch.zeros(1, T, WIDTH), torch.arange(T)
+    torch.manual_seed(0)  # of the learned embeddings
     learned = encoding("learned").embed(embeddings)[0]
-    alibi = without_future(encoding("alibi").bias(T, T)[0])
-    index = torch.arange(T)
-    buckets = without_future(encoding("relative").bucket(index[:, None] - index[None, :]).float())
-    rope = rotated_pairs(HEADS, T, WIDTH)[:, 0::2]
+    buckets = encoding("relative").bucket(index[:, None] - index[None, :]).float()
     return {
-        "sinusoidal": ("added to embeddings\nposition × dimension", sinusoidal),
+        "sinusoidal": ("added to embeddings\nposition × dimension", encoding("sinusoidal").embed(embeddings)[0]),
         "learned": ("learned, added to embeddings\nhere: initial values", learned),
-        "alibi": ("subtracted from scores, head 1\nquery × key; darker: more", alibi),
-        "relative": ("learned, added to scores\nbucket of each distance", buckets),
-        "rope": ("rotates queries and keys\ncosine: position × pair", rope),
+        "alibi": (
+            "subtracted from scores, head 1\nquery × key; darker: more",
+            without_future(encoding("alibi").bias(T, T)[0]),
+        ),
+        "relative": ("learned, added to scores\nbucket of each distance", without_future(buckets)),
+        "rope": ("rotates queries and keys\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH)[:, 0::2]),
         "nope": ("no position encoding", None),
     }
 
@@ -113,8 +110,8 @@ def remove_frame(axis: Any) -> None:
 
 def draw_overview() -> Any:
     """Draw one row with the encodings and one with the patterns in a decoder."""
-    encodings, patterns = position_panels(), list(PATTERNS)
-    figure, axes = new_figure(max(len(encodings), len(patterns)), 2, (13, 4.9))
+    encodings = position_panels()
+    figure, axes = new_figure(max(len(encodings), len(PATTERNS)), 2, (13, 4.9))
     for axis in axes.flat:
         remove_frame(axis)
     for axis, (name, (caption, table)) in zip(axes[0], encodings.items()):
@@ -125,9 +122,9 @@ def draw_overview() -> Any:
             axis.imshow(table.detach().numpy(), aspect="auto", cmap=shades, interpolation="nearest")
         axis.set_title(f"model={name}", fontsize=9.5, color=INK, family="monospace")
         axis.set_xlabel(caption, fontsize=8, color=MUTED)
-    for axis, name in zip(axes[1], patterns):
+    for axis, name in zip(axes[1], PATTERNS):
         draw_pattern(axis, name, causal=True)
-    for empty in (*axes[0, len(encodings) :], *axes[1, len(patterns) :]):
+    for empty in (*axes[0, len(encodings) :], *axes[1, len(PATTERNS) :]):
         empty.remove()
     return figure
 
@@ -135,23 +132,22 @@ def draw_overview() -> Any:
 def mean_cosine(table_TD: Tensor, max_distance: int) -> Tensor:
     """Return the mean cosine similarity of two positions k apart, [max_distance + 1], for k from 0."""
     unit = table_TD / table_TD.norm(dim=1, keepdim=True)
-    cosines = unit @ unit.T
-    return torch.stack([cosines.diagonal(k).mean() for k in range(max_distance + 1)])
+    return torch.stack([(unit @ unit.T).diagonal(k).mean() for k in range(max_distance + 1)])
 
 
 def draw_sinusoidal(length: int = 128) -> Any:
     """Draw the sinusoidal table (Vaswani et al. 2017, section 3.5), its dimensions and the similarity."""
     table = sinusoid(length, WIDTH)
-    figure, axes = new_figure(3)
-    draw_table(figure, axes[0, 0], table.T, aspect="auto")
-    label(axes[0, 0], f"added to the embeddings (width {WIDTH})", "position", "dimension")
+    figure, ((left, middle, right),) = new_figure(3)
+    draw_table(figure, left, table.T, aspect="auto")
+    label(left, f"added to the embeddings (width {WIDTH})", "position", "dimension")
     for dimension in (4, 8, 16, 32):
-        axes[0, 1].plot(table[:, dimension].numpy(), linewidth=1.4, label=f"dimension {dimension}")
-    axes[0, 1].legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.0))
-    axes[0, 1].set_ylim(-1.1, 1.6)
-    label(axes[0, 1], "sines of decreasing frequency", "position", "value")
-    axes[0, 2].plot(mean_cosine(table, length // 2).numpy(), color=BLUE)
-    label(axes[0, 2], "similarity of two positions", "distance in tokens", "cosine similarity")
+        middle.plot(table[:, dimension].numpy(), linewidth=1.4, label=f"dimension {dimension}")
+    middle.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.0))
+    middle.set_ylim(-1.1, 1.6)
+    label(middle, "sines of decreasing frequency", "position", "value")
+    right.plot(mean_cosine(table, length // 2).numpy(), color=BLUE)
+    label(right, "similarity of two positions", "distance in tokens", "cosine similarity")
     return figure
 
 
@@ -160,11 +156,10 @@ def draw_alibi(heads: int = 8) -> Any:
     positions = encoding("alibi", 8 * heads, heads)
     bias, slopes = positions.bias(T, T), positions.slopes().tolist()
     figure, axes = new_figure(4, 1, (13, 3.6))
+    shades: Any = {"cmap": "Blues_r", "vmin": -8, "vmax": 0, "interpolation": "nearest"}
     for axis, head in zip(axes[0], (0, 2, 4)):
         axis.set_facecolor(MASKED)
-        image = axis.imshow(
-            without_future(bias[head]).numpy(), cmap="Blues_r", vmin=-8, vmax=0, interpolation="nearest"
-        )
+        image = axis.imshow(without_future(bias[head]).numpy(), **shades)
         label(axis, f"head {head + 1}: slope 1/{1 / slopes[head]:.0f}", "key", "query")
     bar = figure.colorbar(image, ax=axes[0, :3], shrink=0.8, extend="min")
     bar.ax.set_title("added to\nthe score", fontsize=8, color=MUTED)
@@ -185,16 +180,14 @@ def draw_rope(width: int = 32, length: int = 64) -> Any:
     rotated = rotated_pairs(1, length, width)
     figure, axes = new_figure(4, 1, (13, 3.6))
     for axis, pair in zip(axes[0], (0, 2, 4)):
-        for i in range(12):
-            x, y = rotated[i, 2 * pair].item(), rotated[i, 2 * pair + 1].item()
+        for i, (x, y) in enumerate(rotated[:12, 2 * pair : 2 * pair + 2].tolist()):
             axis.plot((0, x), (0, y), color=SHADES(i / 12), linewidth=1.2)
             if pair < 4 or i % 2 == 0:  # the labels of neighbours would overlap
                 axis.annotate(str(i), (1.12 * x, 1.12 * y), fontsize=7.5, ha="center", va="center", color=INK)
         axis.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
         remove_frame(axis)
-        label(
-            axis, f"pair {pair}: {10000 ** (-2 * pair / width):.2f} rad per token", "direction at positions 0 to 11"
-        )
+        angle = f"{10000 ** (-2 * pair / width):.2f} rad per token"
+        label(axis, f"pair {pair}: {angle}", "direction at positions 0 to 11")
     products = (rotated[:1] @ rotated.T)[0] / (width / 2)
     axes[0, 3].plot(products.numpy(), color=BLUE)
     label(axes[0, 3], "product of equal query and key", "distance in tokens", "relative to distance 0")
@@ -212,49 +205,48 @@ def draw_patterns() -> Any:
     return figure
 
 
-def learned_positions(model: Any) -> list[tuple[str, Positions]]:
-    """Return the encodings of a model that have parameters, with the name of their stack."""
-    stacks = [(name, getattr(getattr(model, name, None), "positions", None)) for name in ("encoder", "decoder")]
-    return [(name, positions) for name, positions in stacks if positions is not None and [*positions.parameters()]]
-
-
-def draw_learned(stacks: Sequence[tuple[str, Positions]], length: int) -> Any:
-    """Draw the learned positions of a run, a row for each of its stacks."""
-    figure, axes = new_figure(2, len(stacks), (11, 3.9 * len(stacks)))
-    for (left, right), (name, positions) in zip(axes, stacks):
-        if isinstance(positions, Learned):
-            table = positions.table.weight.detach()
-            draw_table(figure, left, table.T, aspect="auto")
-            label(left, f"{name}: added to the embeddings", "position", "dimension")
-            distances = len(table) // 2
-            right.plot(mean_cosine(table, distances).numpy(), color=BLUE, label="learned")
-            sines = mean_cosine(sinusoid(*table.shape), distances)
-            right.plot(sines.numpy(), "--", color=MUTED, label="sinusoidal")
-            label(right, "similarity of two positions", "distance in tokens", "mean cosine similarity")
-        else:
-            bias, middle = positions.bias(length, length).detach(), length // 2  # type: ignore[union-attr]
-            draw_table(figure, left, bias[0])
-            label(left, f"{name}: added to the scores of head 1", "key", "query")
-            for head, values in enumerate(bias[:, middle].numpy()):
-                shade = SHADES(head / len(bias))
-                right.plot(torch.arange(length) - middle, values, color=shade, label=f"head {head + 1}")
-            label(right, f"query at position {middle}", "position of key - position of query", "added to the score")
-        right.legend(fontsize=8, frameon=False)
-    return figure
-
-
 def draw_run(folder: Path) -> Any:
-    """Draw the learned positions of a trained run; raise a UserError if it has none."""
+    """Draw the learned positions of a trained run, a row for each of its stacks; raise a UserError without any."""
     from speechformer.analysis.load import load
 
     run = load(folder)
-    stacks = learned_positions(run.task.cpu().model)
+    model: Any = run.task.cpu().model
+    parts = [(name, getattr(getattr(model, name, None), "positions", None)) for name in ("encoder", "decoder")]
+    stacks = [(name, positions) for name, positions in parts if positions and [*positions.parameters()]]
     if not stacks:
         raise UserError(
             f"{folder} is a run of model={run.label}, which has no learned positions. Name a run of model=learned, "
             "model=relative, or model=alibi with model.slopes=learned."
         )
-    return draw_learned(stacks, run.block_size)
+    figure, axes = new_figure(2, len(stacks), (11, 3.9 * len(stacks)))
+    for (left, right), (name, positions) in zip(axes, stacks):
+        if isinstance(positions, Learned):
+            draw_learned_table(figure, left, right, name, positions.table.weight.detach())
+        else:
+            draw_learned_bias(figure, left, right, name, positions.bias(run.block_size, run.block_size).detach())
+        right.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def draw_learned_table(figure: Any, left: Any, right: Any, name: str, table: Tensor) -> None:
+    """Draw learned vectors and their similarity by distance."""
+    draw_table(figure, left, table.T, aspect="auto")
+    label(left, f"{name}: added to the embeddings", "position", "dimension")
+    distances = len(table) // 2
+    right.plot(mean_cosine(table, distances).numpy(), color=BLUE, label="learned")
+    right.plot(mean_cosine(sinusoid(*table.shape), distances).numpy(), "--", color=MUTED, label="sinusoidal")
+    label(right, "similarity of two positions", "distance in tokens", "mean cosine similarity")
+
+
+def draw_learned_bias(figure: Any, left: Any, right: Any, name: str, bias: Tensor) -> None:
+    """Draw the learned bias of head 1, and that of the middle query for every head."""
+    length, middle = bias.shape[-1], bias.shape[-1] // 2
+    draw_table(figure, left, bias[0])
+    label(left, f"{name}: added to the scores of head 1", "key", "query")
+    for head, values in enumerate(bias[:, middle].numpy()):
+        shade = SHADES(head / len(bias))
+        right.plot(torch.arange(length) - middle, values, color=shade, label=f"head {head + 1}")
+    label(right, f"query at position {middle}", "position of key - position of query", "added to the score")
 
 
 def save_figures(folder: Path, run: Path | None) -> None:
@@ -274,12 +266,9 @@ def save_figures(folder: Path, run: Path | None) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.positions", description="Draw position encodings and attention patterns as PNG."
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("outputs/positions"), help="to write to (%(default)s)"
-    )
+    about, default = "Draw position encodings and attention patterns as PNG.", Path("outputs/positions")
+    parser = argparse.ArgumentParser(prog="python -m speechformer.positions", description=about)
+    parser.add_argument("folder", nargs="?", type=Path, default=default, help="to write to (%(default)s)")
     parser.add_argument("--run", type=Path, help="draw the learned positions of this run instead")
     arguments = parser.parse_args()
     run_command(lambda: save_figures(arguments.folder, arguments.run))

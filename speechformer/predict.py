@@ -51,12 +51,11 @@ def important_words(prediction: Prediction, most: int) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    parser = run_parser(
-        "predict",
+    about = (
         "Predict who said a sentence. Print the probability of each speaker and the words that decide: by how much "
-        "ln P of the predicted speaker drops when a word is left out (Li et al. 2016).",
-        "folder of a run with task=classify",
+        "ln P of the predicted speaker drops when a word is left out (Li et al. 2016)."
     )
+    parser = run_parser("predict", about, "folder of a run with task=classify")
     parser.add_argument("text", nargs="*", help="one or more sentences (default: the lines of standard input)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per sentence")
     arguments = parser.parse_intermixed_args()
@@ -65,10 +64,8 @@ def main() -> None:
         run = load_run(arguments.run, arguments.checkpoint, "predict")
         for text in read_sentences(arguments.text):
             prediction = run.predict(text)
-            if arguments.json:
-                console.say(json.dumps(prediction.as_json(), ensure_ascii=False))
-            else:
-                console.say(format_prediction(prediction))
+            as_json = arguments.json and json.dumps(prediction.as_json(), ensure_ascii=False)
+            console.say(as_json or format_prediction(prediction))
         if not arguments.json and sys.stdout.isatty():
             console.say("(the number after a word: the drop of ln P without it)")
 

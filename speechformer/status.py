@@ -48,16 +48,15 @@ def overview(folder: Path) -> tuple[str, bool]:
 
 def describe(jobs: list[sweeps.Job]) -> str:
     """Count the jobs by state, estimate the time left, and list those that run or went wrong."""
-    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.count_states(jobs)}{estimate(jobs)}"]
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for job in jobs:
         if job.state.status == "running":
             rows.append(("running", job.name, progress(job)))
         elif job.state.status not in ("finished", "left"):
             rows.append((job.state.status, job.name, job.error + (f" ({job.folder.name})" if job.folder else "")))
-    widths = [max((len(row[k]) for row in rows), default=0) for k in (0, 1)]
-    lines += [f"  {row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
-    return "\n".join(lines)
+    first, second = (max((len(row[k]) for row in rows), default=0) for k in (0, 1))
+    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.count_states(jobs)}{estimate(jobs)}"]
+    return "\n".join([*lines, *(f"  {status:{first}}  {name:{second}}  {text}" for status, name, text in rows)])
 
 
 def progress(job: sweeps.Job) -> str:
@@ -83,12 +82,9 @@ def estimate(jobs: list[sweeps.Job]) -> str:
 
 def duration(seconds: float) -> str:
     """Format a duration in its two largest units."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def status(folder: Path, watch: bool) -> None:
@@ -106,13 +102,10 @@ def status(folder: Path, watch: bool) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.status",
-        description="Show which runs of a sweep are done, running, failed or left.",
-    )
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a sweep's folder, or one with sweeps and runs in it"
-    )
+    about = "Show which runs of a sweep are done, running, failed or left."
+    parser = argparse.ArgumentParser(prog="python -m speechformer.status", description=about)
+    folder = "a sweep's folder, or one with sweeps and runs in it"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--watch", action="store_true", help="update every other second until nothing runs")
     arguments = parser.parse_args()
     run_command(lambda: status(arguments.folder, arguments.watch))

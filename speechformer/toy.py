@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,29 +28,16 @@ SENTENCES = [
     "This is a basic example paragraph.",
     "Hello, what is a basic split?",
 ]
-
-
-class Steps(NamedTuple):
-    """The steps from a sentence of T words to the input of a model of width D."""
-
-    words: list[str]
-    ids: list[int]
-    embedded: Tensor  # [T, D]
-    positions: Tensor  # [T, D]
-    total: Tensor  # [T, D]: the sum of both
+# Words, ids, and three tables [T, D]: the embeddings, the positions and the sum of both
+Steps = tuple[list[str], list[int], Tensor, Tensor, Tensor]
 
 
 def steps(sentence: str, tokenizer: Tokenizer, embedding: nn.Embedding) -> Steps:
-    """Compute the input of a model for a sentence, with all intermediate steps."""
+    """Return the steps from a sentence of T words to the input of a model of width D."""
     ids = tokenizer.encode(sentence)
     embedded = embedding.weight.detach()[torch.tensor(ids, dtype=torch.long)]
     positions = sinusoid(len(ids), embedded.shape[1])
-    return Steps(list(split_words(sentence)), ids, embedded, positions, embedded + positions)
-
-
-def numbers(row: Sequence[float]) -> str:
-    """Format a vector."""
-    return " ".join(f"{value:5.2f}" for value in row)
+    return list(split_words(sentence)), ids, embedded, positions, embedded + positions
 
 
 def show(sentences: Sequence[str], width: int, seed: int) -> str:
@@ -69,11 +55,12 @@ def show(sentences: Sequence[str], width: int, seed: int) -> str:
         "   its position: PE(i, 2d) = sin(i / 10000^(2d/D)), PE(i, 2d+1) = cos(i / 10000^(2d/D))",
     ]
     for sentence in sentences:
-        words, ids, *parts = steps(sentence, tokenizer, embedding)
+        words, ids, *tables = steps(sentence, tokenizer, embedding)
         lines += ["", f"   {sentence}", f"   ids: {' '.join(map(str, ids))}", ""]
         rows: list[tuple[str, ...]] = [("   word", "i", "id", "embedding", "+ position", "= input")]
-        for i, word in enumerate(words):
-            rows.append((f"   {word}", str(i), str(ids[i]), *(numbers(part[i].tolist()) for part in parts)))
+        for i, (word, index) in enumerate(zip(words, ids)):
+            vectors = (" ".join(f"{value:5.2f}" for value in table[i].tolist()) for table in tables)
+            rows.append((f"   {word}", str(i), str(index), *vectors))
         lines.append(console.table(rows))
         if UNKNOWN in ids:
             unknown = ", ".join(dict.fromkeys(word for word, index in zip(words, ids) if index == UNKNOWN))

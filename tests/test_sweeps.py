@@ -289,12 +289,11 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
 def start(cfg: Any, folder: Path, told: Any) -> None:
     """One of many starts of the same run; `fit` is replaced by a function that takes no time."""
 
-    def trained(jobs: list[tuple[Any, RunFolder]], *_: Any) -> list[dict]:
-        ((_, run_folder),) = jobs
+    def trained(config: Any, corpus: Any, run_folder: RunFolder, launcher: Any, begin: Any) -> dict:
         with open(run_folder.path / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)
-        return [{"status": "finished", "identity": run_folder.identity, "pid": os.getpid()}]
+        return {"status": "finished", "identity": run_folder.identity, "pid": os.getpid()}
 
     fit_module.fit = trained  # type: ignore[assignment]
     told.put(execute(cfg, folder)["pid"])

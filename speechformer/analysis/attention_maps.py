@@ -71,23 +71,15 @@ class AttentionMap:
 
 @torch.no_grad()
 def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[str]]) -> list[AttentionMap]:
-    """Compute the attention maps of a model for one text.
+    """Compute the attention maps of a model for one text: one for each part that has attention.
 
     Args:
         model: an `EncoderClassifier`, `Decoder` or `Translator`, in evaluation mode.
         ids: the model's inputs without batch dimension: [T], or source [S] and target [T] of a translator.
         tokens: the same inputs as text; a translator also needs the tokens that its decoder predicts.
-
-    Returns:
-        One map for each part that has attention; an empty list for a model without attention.
     """
-    device = next(model.parameters()).device
-    weights_of_parts = model.attention(*(part.to(device)[None] for part in ids))  # type: ignore[operator]
     maps = []
-    for name, layers in weights_of_parts.items():
-        if not layers:
-            continue
-        weights = torch.stack([layer[0] for layer in layers]).float().cpu()
+    for name, weights in weights_of(model, ids).items():
         T, S = weights.shape[-2:]
         if name == "cross":
             queries, keys, mask = tokens[2], tokens[0], torch.ones(T, S, dtype=torch.bool)
@@ -98,6 +90,15 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             queries = keys = ([CLS] if stack.first_token is not None else []) + list(own)
         maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))
     return maps
+
+
+def weights_of(model: nn.Module, ids: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Compute the weights of each part that has attention, [L, N, T, S]."""
+    device = next(model.parameters()).device
+    parts = model.attention(*(part.to(device)[None] for part in ids))  # type: ignore[operator]
+    return {
+        name: torch.stack([layer[0] for layer in layers]).float().cpu() for name, layers in parts.items() if layers
+    }
 
 
 @dataclass
@@ -122,33 +123,23 @@ def check_maps(
     `padding` tokens are appended to the text of a classifier and to the source of a translator, as in training. A
     language model is trained without padding, so it has no such check.
     """
-    checks = [
-        Check("the weights of each query sum to 1", largest([part.weights.sum(dim=-1) - 1 for part in maps]), 1e-5),
-        Check(
-            "no weight on masked keys",
-            largest([part.weights[..., ~part.mask] for part in maps if not part.mask.all()]),
-            0.0,
-        ),
-    ]
+    sums = [part.weights.sum(dim=-1) - 1 for part in maps]
+    masked = [part.weights[..., ~part.mask] for part in maps if not part.mask.all()]
+    checks = [Check("the weights of each query sum to 1", largest(sums), 1e-5)]
+    checks.append(Check("no weight on masked keys", largest(masked), 0.0))
     if not any(part.name in ("encoder", "cross") for part in maps):
         return checks
-    device = next(model.parameters()).device
     max_length: int | None = model.max_length  # type: ignore[assignment]
     padding = padding if max_length is None else min(padding, max_length - len(ids[0]))
-    rows = [part.to(device)[None] for part in ids]
-    rows[0] = F.pad(rows[0], (0, padding), value=PAD)
-    padded = model.attention(*rows)  # type: ignore[operator]
+    padded = weights_of(model, [F.pad(ids[0], (0, padding), value=PAD), *ids[1:]])
     on_padding, changes = [], []
-    for part in maps:
-        if part.name == "decoder" or not padding:
-            continue
-        weights = torch.stack([layer[0] for layer in padded[part.name]]).float().cpu()
-        T, S = part.mask.shape
-        on_padding.append(weights[..., :T, S:])
-        changes.append(weights[..., :T, :S] - part.weights)
+    for part in maps if padding else []:
+        if part.name != "decoder":
+            T, S = part.mask.shape
+            on_padding.append(padded[part.name][..., :T, S:])
+            changes.append(padded[part.name][..., :T, :S] - part.weights)
     checks.append(Check("no weight on padding", largest(on_padding), 0.0))
-    checks.append(Check("padding changes no other weight", largest(changes), 1e-5))
-    return checks
+    return [*checks, Check("padding changes no other weight", largest(changes), 1e-5)]
 
 
 def largest(values: Sequence[Tensor]) -> float | None:
@@ -230,11 +221,11 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
 
 def panel_statistics(part: AttentionMap) -> list[list[str]]:
     """Return the line above each panel: the head's entropy and distance."""
-    distance = part.distance()
-    lines = [[f"entropy {value:.2f}" for value in row] for row in part.entropy().tolist()]
+    entropy, distance = part.entropy().tolist(), part.distance()
     if distance is None:
-        return lines
-    return [[f"{line}, distance {value:.1f}" for line, value in zip(*rows)] for rows in zip(lines, distance.tolist())]
+        return [[f"entropy {value:.2f}" for value in row] for row in entropy]
+    rows = zip(entropy, distance.tolist())
+    return [[f"entropy {nats:.2f}, distance {tokens:.1f}" for nats, tokens in zip(*row)] for row in rows]
 
 
 def draw_queries(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:

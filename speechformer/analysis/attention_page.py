@@ -45,24 +45,14 @@ def rounded(values: Tensor) -> list[list[float]]:
 
 
 def render_page(text: str, runs: Sequence[tuple[str, Sequence[AttentionMap], Sequence[str]]]) -> str:
-    """Return the page as HTML.
+    """Return the page as HTML, for a text and the label, maps and notes of each run.
 
     All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
     text only, never as HTML.
-
-    Args:
-        text: the text.
-        runs: label, maps and notes of each run.
     """
-    content: dict[str, Any] = {
-        "text": text,
-        "scale": max(float(part.weights.max()) for _, maps, _ in runs for part in maps),
-        "runs": [
-            {"label": label, "maps": [map_as_json(part) for part in maps], "notes": list(notes)}
-            for label, maps, notes in runs
-        ],
-    }
-    data = json.dumps(content, ensure_ascii=False)
+    plain = [{"label": label, "maps": [*map(map_as_json, maps)], "notes": list(notes)} for label, maps, notes in runs]
+    scale = max(float(part.weights.max()) for _, maps, _ in runs for part in maps)
+    data = json.dumps({"text": text, "scale": scale, "runs": plain}, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     return TEMPLATE.read_text(encoding="utf-8").replace("__CONTENT__", data)

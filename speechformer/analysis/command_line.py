@@ -21,10 +21,10 @@ def run_parser(command: str, description: str, run: str = "folder of a run") -> 
     return parser
 
 
-def load_run(folder: Path, checkpoint: str | None, ability: str | None = None) -> TrainedRun:
+def load_run(folder: Path, checkpoint: str | None, ability: str = "") -> TrainedRun:
     """Load a run that has an ability (see `TrainedRun.require`); warn on stderr if its training has not ended."""
     run = load(folder, checkpoint)
-    if ability is not None:
+    if ability:
         run.require(ability)
     if not run.finished:
         print(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.", file=sys.stderr)
@@ -33,20 +33,15 @@ def load_run(folder: Path, checkpoint: str | None, ability: str | None = None) -
 
 def read_texts(arguments: Sequence[str]) -> list[str]:
     """Return the texts of a command line, or if there are none the lines of standard input, which may be empty."""
-    if not arguments:
-        if sys.stdin.isatty():
-            print("Enter one sentence per line; Ctrl-D ends the input.", file=sys.stderr)
-        return read_lines()
     for text in arguments:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError(f"The text {text!a} is not UTF-8.") from None
-    return list(arguments)
-
-
-def read_lines() -> list[str]:
-    """Return the lines of standard input."""
+    if arguments:
+        return list(arguments)
+    if sys.stdin.isatty():
+        print("Enter one sentence per line; Ctrl-D ends the input.", file=sys.stderr)
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -57,11 +52,10 @@ def read_lines() -> list[str]:
 
 def read_sentences(arguments: Sequence[str]) -> list[str]:
     """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped."""
-    texts = read_texts(arguments)
-    sentences = [text for text in texts if split_words(text)]
-    if arguments and len(sentences) < len(texts):
-        number = next(number for number, text in enumerate(texts, start=1) if not split_words(text))
-        raise UserError(f"Sentence {number} is empty; give it some words.")
+    numbered = dict(enumerate(read_texts(arguments), start=1))
+    sentences = {number: text for number, text in numbered.items() if split_words(text)}
+    if empty := min(numbered.keys() - sentences.keys(), default=0) if arguments else 0:
+        raise UserError(f"Sentence {empty} is empty; give it some words.")
     if not sentences:
         raise UserError("There is no sentence; give one after RUN, or lines on standard input.")
-    return sentences
+    return list(sentences.values())

@@ -52,20 +52,15 @@ class Prediction:
     def as_json(self) -> dict[str, object]:
         """Return the prediction as plain data."""
         columns = zip(self.words, self.known, self.weights or itertools.repeat(None))
-        return {
-            "text": self.text,
-            "speaker": self.speaker,
-            "probabilities": self.probabilities,
-            "words": [{"word": word, "known": known, "weight": weight} for word, known, weight in columns],
-            "words_left_out": self.left_out,
-        }
+        words = [{"word": word, "known": known, "weight": weight} for word, known, weight in columns]
+        about = {"text": self.text, "speaker": self.speaker, "probabilities": self.probabilities}
+        return {**about, "words": words, "words_left_out": self.left_out}
 
 
 @torch.no_grad()
 def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return ln P of each class, [C], and the importance of each word for the best class, [T], None if T is 1."""
-    log_C = model(ids_T[None]).log_softmax(dim=-1)[0]
-    T = len(ids_T)
+    log_C, T = model(ids_T[None]).log_softmax(dim=-1)[0], len(ids_T)
     if T == 1:
         return log_C, None
     index = torch.arange(T, device=ids_T.device)

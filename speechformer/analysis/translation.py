@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,9 +63,8 @@ def align(run: TrainedRun, source: Sequence[int], translation: Sequence[int]) ->
     target = [BEGIN, *translation]
     tokens = [run.tokenizer.tokens(ids) for ids in (source, target, [*translation, END])]
     maps = maps_of(run.model, [torch.tensor(source), torch.tensor(target)], tokens)
-    for part in maps:
-        if part.name == "cross":
-            weights = part.weights[-1:].mean(dim=1, keepdim=True)
-            heading = "last layer, mean over heads"
-            return AttentionMap("cross", part.queries, part.keys, weights, part.mask, heading)
-    raise UserError(f"{run.directory} is a run of model={run.label}, which has no attention weights to draw.")
+    cross = next((part for part in maps if part.name == "cross"), None)
+    if cross is None:
+        raise UserError(f"{run.directory} is a run of model={run.label}, which has no attention weights to draw.")
+    weights = cross.weights[-1:].mean(dim=1, keepdim=True)
+    return replace(cross, weights=weights, heading="last layer, mean over heads")

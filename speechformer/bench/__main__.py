@@ -20,8 +20,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,24 +32,21 @@ from speechformer.bench.timing import Comparison, machine, table
 from speechformer.errors import UserError, run_command
 from speechformer.runs.folder import write_json
 
-PARTS = ("steps", "loop", "attention", "startup", "sweep", "ensemble", "whole")
+PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the rounds
+    "steps": steps.bench_steps,
+    "loop": runs.bench_loop,
+    "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
+    "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
+    "sweep": lambda rounds: runs.bench_sweep(),
+    "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
+    "whole": lambda rounds: runs.bench_whole(),
+}
 RENAMED = {"packed": "ensemble"}  # parts of an earlier version
 
 
-def measure(part: str, rounds: int, about: dict[str, Any]) -> list[Comparison]:
-    """Measure a part."""
-    fewer = max(1, rounds // 3)
-    parts: dict[str, Callable[[], list[Comparison]]] = {
-        "steps": lambda: steps.bench_steps(rounds),
-        "loop": lambda: runs.bench_loop(rounds),
-        "attention": lambda: attention.bench_attention(fewer),
-        "startup": lambda: runs.bench_startup(fewer),
-        "sweep": runs.bench_sweep,
-        "ensemble": lambda: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
-        "whole": runs.bench_whole,
-        "gpu": lambda: gpu.bench_gpu(fewer, about["flops_bfloat16"]),
-    }
-    return parts[part]()
+def fewer(rounds: int) -> int:
+    """Return the rounds of a part whose measurements take long."""
+    return max(1, rounds // 3)
 
 
 def main() -> None:
@@ -58,45 +55,42 @@ def main() -> None:
         del sys.argv[1]
         translation.main()
         return
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m speechformer.bench", description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and the plots")
     arguments = parser.parse_args()
+    run_command(lambda: bench(arguments.parts, arguments.rounds, arguments.output))
 
-    def command() -> None:
-        for part in arguments.parts:
-            if part in RENAMED:
-                raise UserError(f"part {part} is now {RENAMED[part]}.")
-            if part not in (*PARTS, "gpu"):
-                raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
-        if arguments.rounds < 1:
-            raise UserError("--rounds must be at least 1.")
-        runs.prepare()
-        about, rows = machine(), []
-        console.say(
-            f"{about['device']}, {about['threads']} threads, torch {about['torch']}: matrix products "
-            f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
-            f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
-        )
-        for part in arguments.parts or PARTS:
-            print(f"Measuring: {part}", file=sys.stderr, flush=True)
-            comparisons = measure(part, arguments.rounds, about)
-            rows += comparisons
-            console.say(table(comparisons))
-            if arguments.output:  # after each part, so that an interruption loses no measurement
-                arguments.output.mkdir(parents=True, exist_ok=True)
-                content = {"machine": about, "rows": [row.plain() for row in rows]}
-                write_json(arguments.output / "bench.json", content)
-        if arguments.output:
-            for path in draw(rows, about, arguments.output):
-                console.say(str(path))
 
-    run_command(command)
+def bench(parts: list[str], rounds: int, output: Path | None) -> None:
+    """Measure and print some parts; write bench.json and the plots into the folder `output`."""
+    for part in parts:
+        if part in RENAMED:
+            raise UserError(f"part {part} is now {RENAMED[part]}.")
+        if part not in (*PARTS, "gpu"):
+            raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
+    if rounds < 1:
+        raise UserError("--rounds must be at least 1.")
+    runs.prepare()
+    about, rows = machine(), []
+    console.say(
+        f"{about['device']}, {about['threads']} threads, torch {about['torch']}: matrix products "
+        f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
+        f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
+    )
+    for part in parts or PARTS:
+        print(f"Measuring: {part}", file=sys.stderr, flush=True)
+        comparisons = PARTS[part](rounds) if part != "gpu" else gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"])
+        rows += comparisons
+        console.say(table(comparisons))
+        if output:  # after each part, so that an interruption loses no measurement
+            output.mkdir(parents=True, exist_ok=True)
+            content = [{**asdict(row), "ratio": row.ratio} for row in rows]
+            write_json(output / "bench.json", {"machine": about, "rows": content})
+    for path in draw(rows, about, output) if output else []:
+        console.say(str(path))
 
 
 if __name__ == "__main__":

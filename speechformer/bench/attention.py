@@ -6,7 +6,9 @@ for the backward pass; on a GPU, the peak of allocations. FlexAttention has a ba
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,20 +43,16 @@ def bias_of(model: str, pattern: str, T: int) -> AttentionBias:
 
 def kernels(bias: AttentionBias, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
     """Return the kernels as functions of q, k and v, [B, heads, T, width]; the first is the one that models use."""
-
-    def dense_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.dense.to(dtype))
-
-    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention_reference(q, k, v, bias.dense.to(dtype))[0]
-
-    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
-
-    kernels: dict[str, Callable[..., Tensor]] = {"dense mask": dense_mask, "reference": reference}
+    kernels: dict[str, Callable[..., Tensor]] = {
+        "dense mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias.dense.to(dtype)),
+        "reference": lambda q, k, v: attention_reference(q, k, v, bias.dense.to(dtype))[0],
+    }
     if choose_kernel(bias, device(), 0.0, with_weights=False) == "SDPA without mask":
         kernels = {"no mask": functools.partial(F.scaled_dot_product_attention, is_causal=True), **kernels}
-    return {"FlexAttention": flex, **kernels} if device().type == "cuda" else kernels
+    if device().type == "cuda":
+        score_mod = bias.positions.score_mod()
+        kernels = {"FlexAttention": lambda q, k, v: flex_attention(q, k, v, score_mod, bias.block_mask), **kernels}
+    return kernels
 
 
 def saved_bytes(run: Callable[..., Tensor], qkv: list[Tensor]) -> int:
@@ -78,7 +76,6 @@ def saved_bytes(run: Callable[..., Tensor], qkv: list[Tensor]) -> int:
 
 
 def forward_and_backward(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor]) -> float:
-    """Run one pass."""
     if [*bias.positions.parameters()]:
         bias.__dict__.pop("dense", None)  # models cache it only where it has no parameters
     run(*qkv).sum().backward()
@@ -91,18 +88,14 @@ def bench_attention(
     """Measure this part."""
     dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
     rows = []
-    for T in lengths or LENGTHS[device().type]:
-        for model, pattern in variants:
-            bias = bias_of(model, pattern, T)
-            qkv = [torch.randn(1, HEADS, T, WIDTH, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
-            sides, memory = {}, {}
-            for name, run in kernels(bias, dtype).items():
-                try:
-                    memory[name] = saved_bytes(run, qkv)
-                except torch.OutOfMemoryError:
-                    continue
+    for T, (model, pattern) in itertools.product(lengths or LENGTHS[device().type], variants):
+        bias = bias_of(model, pattern, T)
+        qkv = [torch.randn(1, HEADS, T, WIDTH, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
+        sides, memory = {}, {}
+        for name, run in kernels(bias, dtype).items():
+            with contextlib.suppress(torch.OutOfMemoryError):
+                memory[name] = saved_bytes(run, qkv)
                 sides[name] = functools.partial(forward_and_backward, run, bias, qkv)
-            more: dict[str, Any] = {"bytes": memory, "tokens": T}
-            seconds = turns(sides, rounds)
-            rows.append(Comparison(f"attention, {T} tokens", f"{model}, {pattern}", "pass", seconds, more))
+        more: dict[str, Any] = {"bytes": memory, "tokens": T}
+        rows.append(Comparison(f"attention, {T} tokens", f"{model}, {pattern}", "pass", turns(sides, rounds), more))
     return rows

@@ -38,14 +38,6 @@ def decoder_of(sizes: dict[str, int]) -> Decoder:
     return Decoder(**sizes, **architecture, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
 
 
-def flops_per_token(model: Decoder, sizes: dict[str, int]) -> float:
-    """Count the FLOPs of forward and backward: 6 per parameter, and the two products of attention.
-
-    Chowdhery et al. 2022, "PaLM", appendix B, of whose attention term causality needs only half.
-    """
-    return 6 * parameters(model) + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]
-
-
 def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
     """Measure a training step; `rate` is that of matrix products in bfloat16, in FLOP/s."""
     torch.manual_seed(0)
@@ -66,16 +58,13 @@ def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, step
         return steps
 
     seconds = turns({"speechformer": training_steps}, rounds=1)
-    tokens = batch * sizes["block_size"]
-    flops, step = flops_per_token(model, sizes) * tokens, seconds["speechformer"]
+    step, tokens, count = seconds["speechformer"], batch * sizes["block_size"], parameters(model)
+    # 6 FLOPs per parameter and the products of attention: Chowdhery et al. 2022, "PaLM", appendix B, of whose
+    # attention term causality needs only half
+    flops = (6 * count + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]) * tokens
     share = flops / step / rate
-    more = {
-        "parameters": parameters(model),
-        "flops": flops,
-        "part_of_the_rate": share,
-        "tokens_per_second": tokens / step,
-    }
-    what = f"lm, {more['parameters'] / 1e6:.0f}M parameters, bfloat16, {100 * share:.0f} % of the rate"
+    more = {"parameters": count, "flops": flops, "part_of_the_rate": share, "tokens_per_second": tokens / step}
+    what = f"lm, {count / 1e6:.0f}M parameters, bfloat16, {100 * share:.0f} % of the rate"
     return Comparison("a large model", what, "step", seconds, more)
 
 
@@ -93,11 +82,7 @@ def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "defa
 
 
 def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
-    """Measure this part.
-
-    Raises:
-        UserError: there is no GPU.
-    """
+    """Measure this part; raise a UserError without a GPU."""
     if device().type != "cuda":
         raise UserError("there is no CUDA device here, and bench gpu needs one.")
     window = bench_attention(rounds, (16_384,), variants=[("nope", "window")])

@@ -49,9 +49,8 @@ class TorchPeer(Peer):
         super().__init__(task, sizes, classes)
         width, length = sizes["width"], sizes["block_size"]
         self.embedding, self.positions = nn.Embedding(sizes["vocab_size"], width), nn.Embedding(length, width)
-        layer = nn.TransformerEncoderLayer(
-            width, sizes["heads"], sizes["ff"], dropout, batch_first=True, norm_first=True
-        )
+        shape = (width, sizes["heads"], sizes["ff"], dropout)
+        layer = nn.TransformerEncoderLayer(*shape, batch_first=True, norm_first=True)
         self.stack = nn.TransformerEncoder(layer, sizes["layers"], nn.LayerNorm(width), enable_nested_tensor=False)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)

@@ -31,11 +31,6 @@ def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> l
     return paths
 
 
-def milliseconds(value: float) -> str:
-    """Format a time to three digits."""
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-
-
 def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
     """Plot the milliseconds per step as bars, with the machine's limit as a line.
 
@@ -44,21 +39,27 @@ def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) 
     """
     figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
     for axis, row in zip(axes[0], rows):
-        names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
-        bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)
-        axis.bar_label(bars, [milliseconds(value) for value in values], padding=2)
         limit = 1000 * row.more["flops"] / machine["flops_float32"]
         limit += 1000 * row.more["bytes"] / machine["bytes_per_second"]
+        names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
+        *texts, text = (f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in (*values, limit))
+        bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)
+        axis.bar_label(bars, texts, padding=2)
         axis.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
+        look: Any = {"color": LIMIT, "va": "center", "ha": "center", "fontsize": 8.5}
         shade = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1.5}
-        label = f"limit {milliseconds(limit)}"
-        axis.text(len(names) - 1, limit, label, color=LIMIT, va="center", ha="center", fontsize=8.5, bbox=shade)
+        axis.text(len(names) - 1, limit, f"limit {text}", bbox=shade, **look)
         axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8)
         size = {"steps, report": "the reports' size", "steps, large": "512 wide, 1,024 tokens"}[row.part]
         axis.set_title(f"{row.what.partition(',')[0]}, {size}", fontsize=9.5)
         axis.set_ylim(0, 1.15 * max(values))
     axes[0][0].set_ylabel("ms per training step")
-    figure.savefig(path, dpi=150)
+    return save(figure, path)
+
+
+def save(figure: Any, path: Path, dpi: int = 150) -> Path:
+    """Write a figure and forget it."""
+    figure.savefig(path, dpi=dpi)
     plt.close(figure)
     return path
 
@@ -98,6 +99,4 @@ def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
         axis.set_visible(axis.has_data())
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(kernels), frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save(figure, path, 130)

@@ -1,14 +1,10 @@
-"""Benchmark whole runs, as a user starts them, in temporary folders on the corpus that is installed.
-
-The parts are the Trainer's loop against a bare loop, an ensemble against sequential runs, start-up, the overhead of a
-run in a sweep, and the time from the command to its last line.
-"""
+"""Benchmark whole runs, as a user starts them, in temporary folders on the corpus that is installed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-import json
 import subprocess
 import sys
 import tempfile
@@ -24,15 +20,14 @@ import torch
 from speechformer.bench.timing import Comparison, device, medians, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
+from speechformer.runs.folder import read_result
 from speechformer.tasks.registry import TASKS
 from speechformer.training.build import build_data
-from speechformer.training.run import execute, execute_ensemble
+from speechformer.training.fit_ensemble import execute_ensemble
+from speechformer.training.run import execute
 from speechformer.training.runtime import silence_libraries, tune_memory
 
-COMMAND = [sys.executable, "-m", "speechformer.train"]
-NEVER = 10**9  # steps between evaluations
-# Seconds, start to end, of a course repository of the same kind on a machine with two cores
-COURSE = {"lm": 110.0, "classify": 120.0}
+COURSE = {"lm": 110.0, "classify": 120.0}  # seconds of a course repository of the same kind, on two cores
 # A run that prints the time of its first training step and exits there
 FIRST_STEP = """
 import os, sys, time
@@ -84,17 +79,17 @@ def quietly(work: Callable[..., Any], *arguments: Any) -> Any:
 
 def overrides_of(task: str, steps: int) -> list[str]:
     """Return the overrides of a run that evaluates only at its end."""
-    return [f"task={task}", f"trainer.max_steps={steps}", "trainer.max_epochs=-1", f"eval_interval={NEVER}"]
+    return [f"task={task}", f"trainer.max_steps={steps}", "trainer.max_epochs=-1", f"eval_interval={10**9}"]
 
 
 class Laps:
-    """A clock for training steps, which skips the first 20."""
+    """A clock for training steps, which skips the first 20; after the last, `seconds` is the mean per step."""
 
     def __init__(self, steps: int, skipped: int = 20) -> None:
         self.steps, self.skipped, self.done, self.seconds = steps, skipped, 0, 0.0
 
     def lap(self) -> None:
-        """Count a step that has ended; after the last, `seconds` is the mean per step."""
+        """Count a step that has ended."""
         self.done += 1
         if self.done in (self.skipped, self.steps):
             synchronize()
@@ -105,30 +100,32 @@ class Laps:
 
 def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
     """Compare a step in the Trainer, with all that a run does, to a loop of forward, backward and update alone."""
-    from speechformer.training.callbacks import Progress
-
-    rows, original = [], Progress.on_train_batch_end
+    rows = []
     for task in ("classify", "lm"):
         cfg = compose(overrides_of(task, steps))
         config = as_plain(cfg)
-        data = data_of(config)
-        seconds: dict[str, list[float]] = {"Trainer": [], "bare loop": []}
-        for turn in range(rounds + 1):
-            laps = Laps(steps)
-
-            def on_train_batch_end(self: Any, *arguments: Any, laps: Laps = laps) -> None:
-                original(self, *arguments)
-                laps.lap()
-
-            patch = mock.patch.object(Progress, "on_train_batch_end", on_train_batch_end)
-            with patch, tempfile.TemporaryDirectory() as folder:
-                quietly(execute, cfg, Path(folder) / "run")
-            bare = bare_loop(config, data, steps)
-            if turn:  # the first round is the warm-up
-                seconds["Trainer"].append(laps.seconds)
-                seconds["bare loop"].append(bare)
-        rows.append(Comparison("the Trainer's loop", task, "step", medians(seconds)))
+        sides = {
+            "Trainer": functools.partial(trainer_loop, cfg, steps),
+            "bare loop": functools.partial(bare_loop, config, data_of(config), steps),
+        }
+        rows.append(Comparison("the Trainer's loop", task, "step", medians(sides, rounds)))
     return rows
+
+
+def trainer_loop(cfg: Any, steps: int) -> float:
+    """Measure the seconds per step of a run."""
+    from speechformer.training.callbacks import Progress
+
+    laps, original = Laps(steps), Progress.on_train_batch_end
+
+    def on_train_batch_end(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        laps.lap()
+
+    patch = mock.patch.object(Progress, "on_train_batch_end", on_train_batch_end)
+    with patch, tempfile.TemporaryDirectory() as folder:
+        quietly(execute, cfg, Path(folder) / "run")
+    return laps.seconds
 
 
 def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
@@ -157,26 +154,28 @@ def bench_ensemble(members: int, steps: int = 60) -> list[Comparison]:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             quietly(execute, cfgs[0], folder / "first")  # warm-up
-            started = time.perf_counter()
+            begun = time.perf_counter()
             quietly(execute_ensemble, [(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)])
-            whole = {"ensemble": (time.perf_counter() - started) / members}
-            started = time.perf_counter()
+            between = time.perf_counter()
             results = [quietly(execute, cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs)]
-            whole["sequential"] = (time.perf_counter() - started) / members
-            member = read(folder / "member0")
+            whole = {"ensemble": between - begun, "sequential": time.perf_counter() - between}
+            member = read_result(folder / "member0")
         training = {
             "ensemble": member["seconds_by_phase"]["training"] / (members * steps),
-            "sequential": sum(r["seconds_by_phase"]["training"] for r in results) / (members * steps),
+            "sequential": sum(result["seconds_by_phase"]["training"] for result in results) / (members * steps),
         }
+        whole = {name: seconds / members for name, seconds in whole.items()}
         what = f"{task}, {members} seeds"
         rows.append(Comparison("ensemble", f"{what}, training", "step of a run", training))
         rows.append(Comparison("ensemble", f"{what}, whole runs", "run", whole))
     return rows
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Read the result of a run."""
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+def seconds_of_command(*arguments: str) -> float:
+    """Measure the seconds of a training command."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "speechformer.train", *arguments], check=True, capture_output=True)
+    return time.perf_counter() - started
 
 
 def seconds_until_printed(code: str, *arguments: str) -> float:
@@ -189,21 +188,23 @@ def seconds_until_printed(code: str, *arguments: str) -> float:
 
 def bench_startup(rounds: int) -> list[Comparison]:
     """Compare the command up to its first training step to importing torch and lightning alone."""
-    imports = {name: f"{code}\nimport time; print('BEGUN', time.time())" for name, code in IMPORTS.items()}
+    imports = {
+        name: functools.partial(seconds_until_printed, f"{code}\nimport time; print('BEGUN', time.time())")
+        for name, code in IMPORTS.items()
+    }
     rows = []
     for task in ("classify", "lm"):
-        seconds: dict[str, list[float]] = {"command to first step": [], "bare imports": []}
-        with tempfile.TemporaryDirectory() as folder:
-            for turn in range(rounds + 1):
-                run = f"hydra.run.dir={folder}/{turn}"
-                ours = seconds_until_printed(FIRST_STEP, f"task={task}", run)
-                theirs = seconds_until_printed(imports["torch, lightning"])
-                if turn:  # the first round fills the disk cache
-                    seconds["command to first step"].append(ours)
-                    seconds["bare imports"].append(theirs)
-        more = {"phases": {name: seconds_until_printed(code) for name, code in imports.items()}}
-        rows.append(Comparison("start-up", task, "start", medians(seconds), more if task == "classify" else {}))
+        ours = functools.partial(seconds_to_first_step, task)
+        sides = {"command to first step": ours, "bare imports": imports["torch, lightning"]}
+        rows.append(Comparison("start-up", task, "start", medians(sides, rounds)))
+    rows[0].more["phases"] = {name: seconds() for name, seconds in imports.items()}
     return rows
+
+
+def seconds_to_first_step(task: str) -> float:
+    """Measure the seconds from the command to its first training step."""
+    with tempfile.TemporaryDirectory() as folder:
+        return seconds_until_printed(FIRST_STEP, f"task={task}", f"hydra.run.dir={folder}/run")
 
 
 def bench_sweep(runs: Sequence[int] = (2, 8)) -> list[Comparison]:
@@ -212,15 +213,12 @@ def bench_sweep(runs: Sequence[int] = (2, 8)) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as folder:
         for number in runs:
             overrides = [*overrides_of("lm", 20), f"seed=range({number})", f"hydra.sweep.dir={folder}/{number}"]
-            started = time.perf_counter()
-            subprocess.run([*COMMAND, "-m", *overrides], check=True, capture_output=True)
-            whole.append(time.perf_counter() - started)
-            phases = [read(path.parent)["seconds_by_phase"] for path in Path(folder).glob(f"{number}/*/result.json")]
+            whole.append(seconds_of_command("-m", *overrides))
+            results = [read_result(path.parent) for path in Path(folder).glob(f"{number}/*/result.json")]
+            phases = [result["seconds_by_phase"] for result in results]
             trained.append(sum(sum(seconds.values()) - seconds["start-up"] for seconds in phases))
-    seconds = {
-        "overhead": (whole[1] - whole[0] - trained[1] + trained[0]) / (runs[1] - runs[0]),
-        "training, evaluation": trained[1] / runs[1],
-    }
+    overhead = (whole[1] - whole[0] - trained[1] + trained[0]) / (runs[1] - runs[0])
+    seconds = {"overhead": overhead, "training, evaluation": trained[1] / runs[1]}
     return [Comparison("a run of a sweep", "lm, 20 steps", "run", seconds)]
 
 
@@ -232,11 +230,9 @@ def bench_whole() -> list[Comparison]:
     rows = []
     for task, experiment in (("lm", "singhal_table2"), ("classify", "singhal_table1")):
         with tempfile.TemporaryDirectory() as folder:
-            started = time.perf_counter()
-            overrides = [f"experiment={experiment}", f"hydra.run.dir={folder}/run"]
-            subprocess.run([*COMMAND, *overrides], check=True, capture_output=True)
-            seconds = {"speechformer": time.perf_counter() - started, "a course repository": COURSE[task]}
-            result = read(Path(folder) / "run")
+            ours = seconds_of_command(f"experiment={experiment}", f"hydra.run.dir={folder}/run")
+            result = read_result(Path(folder) / "run")
+        seconds = {"speechformer": ours, "a course repository": COURSE[task]}
         more = {key: result[key] for key in ("steps", "seconds_by_phase")} | {"corpus": result["corpus"]["name"]}
         rows.append(Comparison("start to end", f"{task}, experiment={experiment}", "run", seconds, more))
     return rows

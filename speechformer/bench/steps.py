@@ -10,6 +10,7 @@ All sides have the same batches, dropout and fused AdamW. The unit of work is a 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,28 +48,23 @@ def batches_of(task: str, size: str, data: Any, count: int) -> Batches:
 
 def losses_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, Any], dict[str, Callable], Any]:
     """Build the models of the three sides, their losses as functions of ids and targets, and the data."""
-    sizes = SIZES[size]
+    sizes = {**SIZES[size], "vocab_size": WORDS}
     overrides = [f"{key}={value}" for key, value in sizes.items()]
-    config = as_plain(compose([f"task={task}", f"vocab_size={WORDS}", f"dropout={dropout}", *overrides]))
+    config = as_plain(compose([f"task={task}", f"dropout={dropout}", *overrides]))
     data = data_of(config)
-    classes = len(data.corpus.classes) if task == "classify" else 3
     ours = task_of(config, data).model
-    theirs = {**sizes, "vocab_size": WORDS}
-    models = {
-        "speechformer": ours,
-        "torch.nn": TorchPeer(task, theirs, dropout, classes).to(device()),
-        "x-transformers": XPeer(task, theirs, dropout, classes).to(device()),
-    }
+    classes = len(data.corpus.classes) if task == "classify" else 3
+    peers = {"torch.nn": TorchPeer, "x-transformers": XPeer}
+    theirs = {name: peer(task, sizes, dropout, classes).to(device()) for name, peer in peers.items()}
 
     def our_loss(ids: Tensor, targets: Tensor) -> Tensor:
         if task == "classify":
             return F.cross_entropy(ours(ids), targets)
-        return next_token_loss(
-            ours.output.weight, ours.output.bias, ours.hidden(ids).flatten(0, 1), targets.flatten()
-        )
+        hidden = ours.hidden(ids).flatten(0, 1)
+        return next_token_loss(ours.output.weight, ours.output.bias, hidden, targets.flatten())
 
-    losses = {name: model.loss for name, model in models.items() if name != "speechformer"}
-    return models, {"speechformer": our_loss, **losses}, data
+    losses = {"speechformer": our_loss, **{name: model.loss for name, model in theirs.items()}}
+    return {"speechformer": ours, **theirs}, losses, data
 
 
 def train(model: nn.Module, loss: Callable, optimizer: torch.optim.Optimizer, batches: Batches) -> float:
@@ -90,27 +86,26 @@ def evaluate(model: nn.Module, loss: Callable, batches: Batches) -> float:
     return len(batches)
 
 
-def bench_steps(rounds: int, sizes: tuple[str, ...] = ("report", "large")) -> list[Comparison]:
+def bench_steps(rounds: int) -> list[Comparison]:
     """Measure this part."""
     rows = []
-    for size in sizes:
+    for size, task in itertools.product(SIZES, ("classify", "lm")):
         own_rounds, count = (rounds, 10) if size == "report" else (min(rounds, 2), 1)
-        for task in ("classify", "lm"):
-            models, losses, data = losses_of(task, size)
-            batches = batches_of(task, size, data, count)
-            # forward alone, because the counter cannot look into every backward kernel; backward is twice that
-            with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                losses["speechformer"](*batches[0])
-            counts = {name: parameters(model) for name, model in models.items()}
-            # the update reads and writes weights, gradients and Adam's two moments
-            moved = 8 * 4 * counts["speechformer"]
-            more = {"parameters": counts, "size": SIZES[size], "flops": 3 * counter.get_total_flops(), "bytes": moved}
-            training, evaluation = {}, {}
-            for name, model in models.items():
-                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-                training[name] = functools.partial(train, model, losses[name], optimizer, batches)
-                evaluation[name] = functools.partial(evaluate, model, losses[name], batches)
-            for what, sides in (("training step", training), ("evaluation", evaluation)):
-                seconds = turns(sides, own_rounds)
-                rows.append(Comparison(f"steps, {size}", f"{task}, {what}", "step", seconds, more))
+        models, losses, data = losses_of(task, size)
+        batches = batches_of(task, size, data, count)
+        # forward alone, because the counter cannot look into every backward kernel; backward is twice that
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            losses["speechformer"](*batches[0])
+        counts = {name: parameters(model) for name, model in models.items()}
+        # the update reads and writes weights, gradients and Adam's two moments
+        moved = 8 * 4 * counts["speechformer"]
+        more = {"parameters": counts, "size": SIZES[size], "flops": 3 * counter.get_total_flops(), "bytes": moved}
+        training, evaluation = {}, {}
+        for name, model in models.items():
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+            training[name] = functools.partial(train, model, losses[name], optimizer, batches)
+            evaluation[name] = functools.partial(evaluate, model, losses[name], batches)
+        for what, sides in (("training step", training), ("evaluation", evaluation)):
+            seconds = turns(sides, own_rounds)
+            rows.append(Comparison(f"steps, {size}", f"{task}, {what}", "step", seconds, more))
     return rows

@@ -8,7 +8,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +21,7 @@ Side = Callable[[], float]  # does some work and returns its amount
 
 @dataclass
 class Comparison:
-    """Seconds per unit of work of each side, the first of which is ours.
-
-    Attributes:
-        part: the part of the bench.
-        what: what was measured.
-        more: figures beside the times.
-    """
+    """Seconds per unit of work of each side, the first of which is ours; `more` holds figures beside the times."""
 
     part: str
     what: str
@@ -39,10 +34,6 @@ class Comparison:
         """How many times as fast our side is as the fastest other; None without another."""
         ours, *others = self.seconds.values()
         return min(others) / ours if others else None
-
-    def plain(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "ratio": self.ratio}
 
 
 def format_seconds(value: float) -> str:
@@ -69,24 +60,24 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def seconds_per_unit(side: Side) -> float:
+    """Measure a side once."""
+    synchronize()
+    started = time.perf_counter()
+    work = side()
+    synchronize()
+    return (time.perf_counter() - started) / work
+
+
 def turns(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
     """Measure each side once per round, and return its median seconds per unit of work."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for side in sides.values():
-        side()  # warm-up
-    for _ in range(rounds):
-        for name, side in sides.items():
-            synchronize()
-            started = time.perf_counter()
-            work = side()
-            synchronize()
-            seconds[name].append((time.perf_counter() - started) / work)
-    return medians(seconds)
+    return medians({name: functools.partial(seconds_per_unit, side) for name, side in sides.items()}, rounds)
 
 
-def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Compute the median of each side."""
-    return {name: statistics.median(values) for name, values in seconds.items()}
+def medians(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Call functions that return seconds in turns, after a round to warm up, and return the median of each."""
+    seconds = [{name: side() for name, side in sides.items()} for _ in range(rounds + 1)][1:]
+    return {name: statistics.median(values[name] for values in seconds) for name in sides}
 
 
 def device() -> torch.device:
@@ -97,12 +88,8 @@ def device() -> torch.device:
 def machine() -> dict[str, Any]:
     """Describe the machine, with its measured limits: matrix products in FLOP/s, copying in byte/s."""
     cuda = device().type == "cuda"
-    about: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if cuda else processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    about: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else processor()}
+    about |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "python": platform.python_version()}
     size = 8192 if cuda else 1024
     for name, dtype in {"float32": torch.float32, "bfloat16": torch.bfloat16}.items():
         a, b = (torch.randn(size, size, device=device()).to(dtype) for _ in range(2))
@@ -115,20 +102,12 @@ def machine() -> dict[str, Any]:
 
 def seconds_of(work: Callable[[], object]) -> float:
     """Measure one function: the median of five rounds of five calls."""
-
-    def five_calls() -> float:
-        for _ in range(5):
-            work()
-        return 5
-
-    return turns({"": five_calls}, rounds=5)[""]
+    return turns({"": lambda: len([work() for _ in range(5)])}, rounds=5)[""]
 
 
 def processor() -> str:
     """Return the name of the CPU and its number of cores."""
-    name = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-        name = names[0] if names else name
-    return f"{name}, {os.cpu_count()} cores"
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

@@ -12,10 +12,10 @@ The two sides take turns of a few steps each; a ratio is of the medians (of the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +71,14 @@ class Peer(nn.Module):
         )
 
 
-def endless(batches: Any) -> Iterator[dict[str, Tensor]]:
-    """Iterate over epoch after epoch."""
-    while True:
-        yield from batches
-
-
 def stepper(model: Any, batches: Any, steps: int, smoothing: float) -> Side:
     """Build a function that takes some training steps and returns the thousands of target tokens in them."""
-    optimizer, stream = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True), endless(batches)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    stream = itertools.chain.from_iterable(itertools.repeat(batches))  # epoch after epoch
 
     def run() -> float:
         tokens = 0
-        for _ in range(steps):
-            batch = next(stream)
+        for batch in itertools.islice(stream, steps):
             inputs, targets = batch["target"][:, :-1], batch["target"][:, 1:].flatten()
             optimizer.zero_grad()
             scored = (targets != PAD).nonzero().flatten()
@@ -99,23 +93,19 @@ def stepper(model: Any, batches: Any, steps: int, smoothing: float) -> Side:
 
 def bench_training(config: dict[str, Any], rounds: int, steps: int) -> list[Comparison]:
     """Measure the two comparisons of training."""
-    data = data_of(config)
-    smoothing = config["recipe"]["label_smoothing"]
+    data, smoothing = data_of(config), config["recipe"]["label_smoothing"]
     task = task_of(config, data)
     models = {"speechformer": task.model, "nn.Transformer": Peer(task.hparams["architecture"])}
     counts = " and ".join(f"{parameters(model):,}" for model in models.values())
     sides = {name: stepper(model, data.train_dataloader(), steps, smoothing) for name, model in models.items()}
     rows = [Comparison("model", f"{counts} parameters", UNIT, turns(sides, rounds))]
 
-    buckets = data.train_dataloader()
-    source, target = data.train
+    buckets, (source, target) = data.train_dataloader(), data.train
     random = PairBatches(source, target, round(len(source) / len(buckets)), config["seed"])
     padding = [f"{100 * max(batches.padding().values()):.0f} %" for batches in (buckets, random)]
     what = f"{random.size} pairs to a batch; {padding[0]} and {padding[1]} padding"
-    sides = {
-        name: stepper(models["speechformer"], batches, steps, smoothing)
-        for name, batches in {"like length": data.train_dataloader(), "random order": random}.items()
-    }
+    orders = {"like length": data.train_dataloader(), "random order": random}
+    sides = {name: stepper(task.model, batches, steps, smoothing) for name, batches in orders.items()}
     return [*rows, Comparison("batches", what, UNIT, turns(sides, rounds))]
 
 
@@ -126,11 +116,11 @@ def bench_cache(config: dict[str, Any], run: Path) -> Comparison:
     corpus: Any = load(config)
     decoding: Any = trained.task.hparams["decoding"]
     sources = [[*ids, END] for ids in trained.tokenizer.encode_all([source for source, _ in corpus.test])]
+    options = {"alpha": decoding["length_penalty"], "max_length": trained.max_length, "beam": decoding["beam"]}
     seconds, translations = {}, []
     for name, cache in {"with it": True, "without it": False}.items():
         started = time.perf_counter()
-        options = {"alpha": decoding["length_penalty"], "max_length": trained.max_length, "cache": cache}
-        translations.append(translate_ids(model, sources, beam=decoding["beam"], **options))
+        translations.append(translate_ids(model, sources, cache=cache, **options))
         seconds[name] = time.perf_counter() - started
     equal = sum(a == b for a, b in zip(*translations))
     what = f"beam {decoding['beam']}, {len(sources)} sentences, {equal} with equal translations"
@@ -147,22 +137,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="training steps in a measurement (%(default)s)")
     arguments = parser.parse_args()
+    run_command(lambda: bench(**vars(arguments)))
 
-    def command() -> None:
-        overrides = arguments.overrides
-        if not any(override.startswith(("task=", "experiment=")) for override in overrides):
-            overrides = ["task=translate", *overrides]
-        config = as_plain(compose(overrides))
-        if config["task"]["name"] != "translate" or config["model"]["name"] in ("rnn", "rnn_attention"):
-            raise UserError("bench translation measures only the transformers of task=translate.")
-        if min(arguments.rounds, arguments.steps) < 1:
-            raise UserError("--rounds and --steps must be at least 1.")
-        prepare()
-        print("Measuring; a minute or two, more with --run.", file=sys.stderr)
-        if config["threads"]:
-            torch.set_num_threads(config["threads"])
-        rows = [bench_cache(config, arguments.run)] if arguments.run else []
-        console.say(table([*rows, *bench_training(config, arguments.rounds, arguments.steps)]))
-        console.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")
 
-    run_command(command)
+def bench(overrides: list[str], run: Path | None, rounds: int, steps: int) -> None:
+    """Measure and print the comparisons."""
+    if not any(override.startswith(("task=", "experiment=")) for override in overrides):
+        overrides = ["task=translate", *overrides]
+    config = as_plain(compose(overrides))
+    if config["task"]["name"] != "translate" or config["model"]["name"] in ("rnn", "rnn_attention"):
+        raise UserError("bench translation measures only the transformers of task=translate.")
+    if min(rounds, steps) < 1:
+        raise UserError("--rounds and --steps must be at least 1.")
+    prepare()
+    print("Measuring; a minute or two, more with --run.", file=sys.stderr)
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    rows = [bench_cache(config, run)] if run else []
+    console.say(table([*rows, *bench_training(config, rounds, steps)]))
+    console.say(f"torch {torch.__version__}, {torch.get_num_threads()} threads.")

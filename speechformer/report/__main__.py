@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[Table]:
-    """Read the runs under `folders` and write the report into the folder `output`.
-
-    Raises:
-        UserError: a folder does not exist, or holds no readable result.
-    """
+    """Read the runs under `folders` and write the report into `output`; raise a UserError without a result."""
     from speechformer.report.csv_files import write_csv_files
     from speechformer.report.page import compose, to_html
     from speechformer.report.results import build_tables, read_runs
@@ -55,10 +51,8 @@ def print_table(table: Table) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.report",
-        description="Summarise runs in tables, figures and one page.",
-    )
+    about = "Summarise runs in tables, figures and one page."
+    parser = argparse.ArgumentParser(prog="python -m speechformer.report", description=about)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="searched for result.json files")
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")

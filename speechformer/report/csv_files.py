@@ -21,14 +21,13 @@ def write_csv_files(tables: list[Table], folder: Path) -> None:
     for lines in (runs, rows, curves, published, differences_of_all_pairs):
         path = folder / f"{lines.__name__.partition('_')[0]}.csv"
         path.unlink(missing_ok=True)
-        if content := [line for table in tables for line in lines(table)]:
+        if content := [{"table": table.name, **line} for table in tables for line in lines(table)]:
             pd.DataFrame(content, dtype=object).to_csv(path, index=False)  # object: integers stay integers
 
 
 def place(table: Table) -> Line:
-    """Return the columns that say which table a line belongs to."""
-    about = {"table": table.name, "task": table.task, "protocol": table.protocol}
-    return {**about, "corpus_sha256": table.sha256}
+    """Return what is measured in a table."""
+    return {"task": table.task, "protocol": table.protocol, "corpus_sha256": table.sha256}
 
 
 def summarise(summary: Summary) -> Line:
@@ -41,15 +40,15 @@ def runs(table: Table) -> Iterator[Line]:
     """Yield a line for each run and baseline."""
     labelled = [(row.label, run) for row in table.rows for run in row.runs]
     for label, run in [*labelled, *((run.baseline, run) for run in table.baselines)]:
-        about = {"row": label, "seed": run.seed, "status": run.status, "commit": run.result.get("commit")}
-        more = {"command": run.command, "seconds": run.result.get("seconds"), "error": run.result.get("error")}
-        yield {**place(table), **about, **more, **run.metrics}
+        commit, seconds, error = (run.result.get(name) for name in ("commit", "seconds", "error"))
+        about = {"row": label, "seed": run.seed, "status": run.status, "commit": commit, "command": run.command}
+        yield {**place(table), **about, "seconds": seconds, "error": error, **run.metrics}
 
 
 def rows(table: Table) -> Iterator[Line]:
     """Yield a line for each row and metric: its final values over the seeds."""
     for row in table.rows:
-        for metric in dict.fromkeys(name for run in row.finished for name in run.metrics):
+        for metric in row.metrics:
             if summary := row.summary(metric):
                 yield {**place(table), "row": row.label, "metric": metric, **summarise(summary)}
 
@@ -57,10 +56,10 @@ def rows(table: Table) -> Iterator[Line]:
 def curves(table: Table) -> Iterator[Line]:
     """Yield a line for each row, metric and evaluation."""
     for row in table.rows:
-        for metric in dict.fromkeys(name for run in row.finished for name in run.metrics):
+        for metric in row.metrics:
             for x, summary in row.curve(metric).items():
-                about = {"table": table.name, "row": row.label, "metric": metric, "x_axis": table.report["x_axis"]}
-                yield {**about, "x": f"{x:g}", "n": summary.n, "mean": summary.mean, "sd": summary.sd}
+                about = {"row": row.label, "metric": metric, "x_axis": table.report["x_axis"], "x": f"{x:g}"}
+                yield {**about, "n": summary.n, "mean": summary.mean, "sd": summary.sd}
 
 
 def published(table: Table) -> Iterator[Line]:

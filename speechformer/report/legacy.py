@@ -8,16 +8,9 @@ PERPLEXITIES = ["test_perplexity_mean", "test_sliding_perplexity_mean", "train_p
 ACCURACIES = ["test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train", "train_accuracy"]
 SCORES = ["test_bleu", "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact", "validation_bleu"]
 
-UNKNOWN = {
-    "metric": "",
-    "higher_is_better": True,
-    "columns": [],
-    "compare": [],
-    "x_axis": "step",
-    "note": "",
-    "unit": "lines",
-    "baseline_keys": [],  # config keys that a baseline must share with a run to stand in its table
-}
+# baseline_keys: config keys that a baseline must share with a run to stand in its table
+UNKNOWN = {"metric": "", "higher_is_better": True, "columns": [], "compare": [], "x_axis": "step", "note": ""}
+UNKNOWN |= {"unit": "lines", "baseline_keys": []}
 TASKS: dict[str, dict[str, Any]] = {
     "classify": {
         "metric": "test_accuracy",

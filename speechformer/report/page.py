@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,15 +14,11 @@ from speechformer.report.results import FAILED, Run, Table
 Pictures = Mapping[str, Sequence[tuple[str, str]]]
 HERE = Path(__file__).parent
 ORDER = ("finished", "diverged", *FAILED)
+LIBRARIES = ("python", "torch", "lightning")
 
 
 def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> str:
-    """Return the report as Markdown.
-
-    Args:
-        remarks: what is left out.
-        pictures: for each table, by name, the paths of its figures and their captions.
-    """
+    """Return the report as Markdown; `pictures` are paths and captions for each table, `remarks` what is left out."""
     methods = (HERE / "methods.md").read_text(encoding="utf-8").strip()
     sections = [section(table, pictures.get(table.name, [])) for table in tables]
     return "\n\n".join(["# Report", overview(tables, runs, remarks), methods, *sections]) + "\n"
@@ -34,18 +31,16 @@ def heading(table: Table) -> str:
 def section(table: Table, pictures: Sequence[tuple[str, str]]) -> str:
     """Return one table with all that belongs to it."""
     parts = [f'<a id="{table.name}"></a>\n\n## {heading(table)}', about(table), text.results_table(table)]
-    for title, content in (
-        ("Train short, test long", text.lengths_table(table)),
-        ("By the length of the source", text.source_lengths_table(table)),
-        ("Comparison with published results", text.published_table(table)),
-        ("Paired differences over seeds", text.differences_table(table)),
-    ):
-        if content:
-            parts += [f"### {title}", content]
-    failed = [(row, run) for row in table.rows for run in row.runs if run.status in FAILED]
-    for row, run in failed:
+    for title, content in {
+        "Train short, test long": text.lengths_table(table),
+        "By the length of the source": text.source_lengths_table(table),
+        "Comparison with published results": text.published_table(table),
+        "Paired differences over seeds": text.differences_table(table),
+    }.items():
+        parts += [f"### {title}", content] if content else []
+    for place, run in ((row, run) for row in table.rows for run in row.runs if run.status in FAILED):
         reason = run.result.get("error", "no reason given")
-        parts.append(f"{run.status.capitalize()}: {row.label}, seed {run.seed}: {reason}")
+        parts.append(f"{run.status.capitalize()}: {place.label}, seed {run.seed}: {reason}")
     parts += [f"![{table.title}]({path})\n\n*{caption}*" for path, caption in pictures]
     commands = text.commands_table(table)
     parts.append(f'<details markdown="1">\n<summary>How to repeat each row</summary>\n\n{commands}\n\n</details>')
@@ -56,39 +51,34 @@ def about(table: Table) -> str:
     """Return the corpus, protocol, sizes and scoring of a table."""
     settings = (f"{key}={str(value).lower()}" for key, value in table.protocol_settings.items() if key != "name")
     direction = f", {table.direction}" if table.direction else ""
-    parts = [
-        f"Corpus {table.corpus}{direction}, sha256 {table.sha256[:12] or 'unknown'}; "
-        f"`protocol={table.protocol}` ({', '.join(sorted(settings))})."
-    ]
+    where = f"Corpus {table.corpus}{direction}, sha256 {table.sha256[:12] or 'unknown'}"
+    parts = [f"{where}; `protocol={table.protocol}` ({', '.join(sorted(settings))})."]
     if counts := table.counts:
         parts.append(
             f"Trained on {counts['train']:,} {table.report['unit']}, tested on {counts['test']:,}, of which "
             f"{counts['test_in_train']} also appear in the training set."
         )
-    if table.report["note"]:
-        parts.append(table.report["note"])
+    parts += [table.report["note"]] if table.report["note"] else []
     scoring: dict[str, str] = next((run.result["scoring"] for run in table.finished if "scoring" in run.result), {})
     return " ".join(parts) + "".join(f"<br>{name}: `{signature}`" for name, signature in scoring.items())
 
 
 def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
     """Return what there is, and what is left out."""
-    states = [run.status for run in runs]
-    status = ", ".join(f"{states.count(word)} {word}" for word in dict.fromkeys(sorted(states, key=ORDER.index)))
+    states = Counter(run.status for run in runs)
+    status = ", ".join(f"{states[word]} {word}" for word in ORDER if states[word])
     baselines = sum(run.baseline is not None for run in runs)
     many = "s" if len(tables) > 1 else ""
     lines = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
     inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
-    judged = [value for value in inside if value is not None]
-    if judged:
+    if judged := [value for value in inside if value is not None]:
         lines.append(
             f"{sum(judged)} of {len(judged)} published final results on test (means over texts left out) fall inside "
             "our 95 % prediction interval."
         )
-    names = ("python", "torch", "lightning")
-    versions = {f"{name} {run.result.get('versions', {}).get(name)}" for run in runs for name in names}
-    known_versions = sorted(version for version in versions if not version.endswith("None"))
-    lines.append(f"Made with {', '.join(known_versions) or 'unknown versions'}.")
+    known = [(name, run.result.get("versions", {}).get(name)) for run in runs for name in LIBRARIES]
+    versions = sorted({f"{name} {version}" for name, version in known if version is not None})
+    lines.append(f"Made with {', '.join(versions) or 'unknown versions'}.")
     rows = []
     for table in tables:
         n = sorted({len(row.finished) for row in table.rows})
@@ -101,11 +91,7 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
 
 
 def to_html(markdown_text: str, folder: Path) -> str:
-    """Return the report as one HTML page that needs no other file.
-
-    Args:
-        folder: where the paths of its figures start.
-    """
+    """Return the report as one HTML page that needs no other file; paths of figures are relative to `folder`."""
     import markdown
 
     def embed(match: re.Match[str]) -> str:

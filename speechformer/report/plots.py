@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,6 @@ Lines = dict[str, dict[float, Summary]]
 Notes = Mapping[str, str]
 HERE = Path(__file__).parent
 INK = "#1f2933"
-SENTENCE_BAND = " Band: 95 % bootstrap confidence interval over sentences."
 LINES: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
 LINES += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
 TICKS = {"test_accuracy": "all", "test_accuracy_in_train": "in train", "test_accuracy_not_in_train": "not in train"}
@@ -92,10 +92,8 @@ def draw_lines(
 ) -> None:
     """Draw a line for each row through its means, and a band from the lowest to the highest run.
 
-    Args:
-        lines: for each row, by label, its values over x.
-        marker: of all points; "style" for that of the row's style.
-        notes: what to add to a label.
+    `lines` holds for each row, by label, its values over x; `notes` what to add to the label; the marker "style" is
+    that of the row's style.
     """
     for row, style in zip(table.rows, styles(table.rows)):
         if points := lines[row.label]:
@@ -108,10 +106,14 @@ def draw_lines(
             axis.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
 
 
+def several(rows: list[Row]) -> bool:
+    """Return whether some row has several finished runs."""
+    return any(len(row.finished) > 1 for row in rows)
+
+
 def spread(table: Table) -> str:
     """Return what lines and bands show, for a caption."""
-    several = any(len(row.finished) > 1 for row in table.rows)
-    return "Mean over seeds. Band: lowest to highest run." if several else "One run each."
+    return "Mean over seeds. Band: lowest to highest run." if several(table.rows) else "One run each."
 
 
 def curves(table: Table, path: Path) -> str:
@@ -137,8 +139,7 @@ def curves(table: Table, path: Path) -> str:
                 x, y = zip(*((x, scale(name) * value) for x, value in points))
                 axis.plot(x, y, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
                 with_published = True
-        axis.set_xlabel(x_label)
-        axis.set_ylabel(axis_label(name))
+        axis.set(xlabel=x_label, ylabel=axis_label(name))
         if "perplexity" in name:
             set_log_scale(axis, [end for line in lines.values() for at in line.values() for end in at.extremes])
     save(figure, axes[0][0], path)
@@ -159,9 +160,8 @@ def bars(table: Table, path: Path) -> str:
     """Draw the test metrics as bars with their confidence intervals, published values and the best baseline."""
     what = kind(table.metric)
     comparable = ("bleu", "chrf") if what == "bleu" else (what,)  # kinds on one scale
-    metrics = [name for name in table.columns if name.startswith("test_") and kind(name) in comparable]
-    metrics = [name for name in metrics if "interval" not in name]
-    metrics.sort(key=lambda name: name.endswith("_mean"))
+    tested = [name for name in table.columns if name.startswith("test_") and "interval" not in name]
+    metrics = sorted((name for name in tested if kind(name) in comparable), key=lambda name: name.endswith("_mean"))
     rows = [row for row in table.rows if row.values(table.metric)]
     if not rows or not metrics:
         return ""
@@ -178,8 +178,7 @@ def bars(table: Table, path: Path) -> str:
     if what == "accuracy":
         axis.set_ylim(0, 105)
     save(figure, axis, path)
-    several = any(len(row.finished) > 1 for row in rows)
-    caption = "Mean over seeds with its 95 % confidence interval" if several else "One run each"
+    caption = "Mean over seeds with its 95 % confidence interval" if several(rows) else "One run each"
     caption += ", of each text's best value on test during a run, as published" if best else ""
     return caption + "." + " Diamonds: published." * diamonds + " Dotted line: the best baseline." * dotted
 
@@ -188,38 +187,36 @@ def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], bes
     """Draw the bars of each row; return whether published values were drawn with them."""
     width, diamonds = 0.82 / len(rows), False
     style = dict(zip((row.label for row in table.rows), styles(table.rows)))
-    for place, row in enumerate(rows):
-        for group, name in enumerate(metrics):
-            if not (values := (row.best_values(name) if best else row.values(name)).values()):
-                continue
-            summary, unit = Summary(values), scale(name)
-            x = group + (place - (len(rows) - 1) / 2) * width
-            half = (summary.confidence_interval[1] - summary.mean) * unit
-            look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
-            look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
-            look |= {} if math.isnan(half) else {"yerr": half}
-            axis.bar(x, summary.mean * unit, width * 0.92, label=row.label if group == 0 else None, **look)
-            chosen, name_of_row = "best" if best else "last", row.published if table.comparable else None
-            value = published.final(name_of_row, name, chosen) if name_of_row else None
-            if value is not None:
-                label = "" if diamonds else "published"
-                axis.plot(x, value * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)
-                diamonds = True
+    for (place, row), (group, name) in itertools.product(enumerate(rows), enumerate(metrics)):
+        if not (summary := row.summary(name, best)):
+            continue
+        unit, x = scale(name), group + (place - (len(rows) - 1) / 2) * width
+        half = (summary.confidence_interval[1] - summary.mean) * unit
+        look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
+        look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
+        look |= {} if math.isnan(half) else {"yerr": half}
+        axis.bar(x, summary.mean * unit, width * 0.92, label=row.label if group == 0 else None, **look)
+        compared = table.comparable and row.published
+        value = published.final(row.published or "", name, "best" if best else "last") if compared else None
+        if value is not None:
+            label = "" if diamonds else "published"
+            axis.plot(x, value * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)
+            diamonds = True
     return diamonds
 
 
 def draw_best_baseline(axis: Axes, table: Table, metrics: list[str]) -> bool:
     """Draw the best baseline as dotted lines; return whether there is one."""
-    order = max if table.report["higher_is_better"] else min
-    baselines = [run for run in table.baselines if run.metrics.get(table.metric) is not None]
-    if not baselines:
+    values = [(run.metrics.get(table.metric), run) for run in table.baselines]
+    measured = [(value, run) for value, run in values if value is not None]
+    if not measured:
         return False
-    best = order(baselines, key=lambda run: run.metrics[table.metric])  # type: ignore[arg-type,return-value]
+    _, best = (max if table.report["higher_is_better"] else min)(measured, key=lambda pair: pair[0])
     outline = patheffects.withStroke(linewidth=3.5, foreground="white")
+    line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [outline]}
     for group, name in enumerate(metrics):
         value = best.metrics.get(name)
         if value is not None:
-            line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [outline]}
             label = str(best.baseline) if group == 0 else ""
             axis.hlines(value * scale(name), group - 0.46, group + 0.46, label=label, **line)
     return True
@@ -245,8 +242,8 @@ def by_context_length(table: Table, path: Path) -> str:
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, list(map(str, lengths)))
     axis.minorticks_off()
-    axis.set_xlabel("context in the test (tokens)")
-    axis.set_ylabel("test perplexity per token (mean of tests)")
+    label = "test perplexity per token (mean of tests)"
+    axis.set(xlabel="context in the test (tokens)", ylabel=label)
     save(figure, axis, path)
     return spread(table) + " Filled marker: the context of training."
 
@@ -265,11 +262,10 @@ def by_source_length(table: Table, path: Path) -> str:
         lines = {row.label: source_points(row, name, buckets) for row in table.rows}
         draw_lines(axis, table, lines, scale(name), "style")
         axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
-        axis.set_xlabel("words of the source (sentences)")
-        axis.set_ylabel(label)
+        axis.set(xlabel="words of the source (sentences)", ylabel=label)
         axis.set_ylim(bottom=0)
     save(figure, axes[0][0], path)
-    alone = "" if any(len(row.finished) > 1 for row in table.rows) else SENTENCE_BAND
+    alone = "" if several(table.rows) else " Band: 95 % bootstrap confidence interval over sentences."
     return f"Each length on its own sentences. {spread(table)}{alone}"
 
 
@@ -302,11 +298,7 @@ FIGURES = {"bars": bars, "sources": by_source_length, "curves": curves, "lengths
 
 
 def draw_figures(tables: list[Table], folder: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Draw the figures of all tables; figures of an earlier report are removed.
-
-    Returns:
-        For each table, by name, the files and their captions.
-    """
+    """Draw the figures of all tables, and remove those of an earlier report; return files and captions by table."""
     for name in FIGURES:
         for path in folder.glob(f"*_{name}.png"):
             path.unlink()

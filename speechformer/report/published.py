@@ -39,16 +39,11 @@ def content() -> dict[str, Any]:
 
 
 def row_of(settings: dict[str, Any]) -> str | None:
-    """Return the name of the published row with exactly these settings (apart from `free` ones), or None.
-
-    Args:
-        settings: of a row, with dotted keys: `{"model.name": "alibi", ...}`.
-    """
+    """Return the name of the published row with these settings (dotted keys), apart from `free` ones, or None."""
+    own = settings.keys() - set(content()["free"])
     for name, row in content()["rows"].items():
         where = row["where"]
-        if settings.keys() - where.keys() <= set(content()["free"]) and all(
-            settings.get(key) == value for key, value in where.items()
-        ):
+        if own <= where.keys() and all(settings.get(key) == value for key, value in where.items()):
             return name
     return None
 
@@ -58,14 +53,13 @@ def figures(row: str) -> list[Figure]:
     """Return all values that were published for a row."""
     values = []
     for table in (table for table in content()["tables"] if table["row"] == row):
-        for line in table["rows"]:
+        for number, line in enumerate(table["rows"], start=1):
             metrics = dict(zip(table["columns"], line))
-            at = [metrics.pop(axis) for axis in ("epoch", "step") if axis in metrics]
-            final = line is table["rows"][-1]
+            at = next((metrics.pop(axis) for axis in ("epoch", "step") if axis in metrics), None)
+            about = (at, table["chosen"], number == len(table["rows"]))
             for name, value in metrics.items():
                 unit = table.get("unit", 100) if "accuracy" in name else 1
-                about = (value / unit, at[0] if at else None, table["chosen"], final)
-                values.append(Figure(table["report"], table["table"], name, *about))
+                values.append(Figure(table["report"], table["table"], name, value / unit, *about))
     return values
 
 

@@ -23,7 +23,6 @@ from speechformer.report import legacy, published
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, read_result
 from speechformer.runs.identity import NOT_IDENTITY, plain_number
-from speechformer.runs.legacy import upgrade_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,11 +86,8 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The part of the config that decides the row."""
-        settings = {
-            key: plain_number(value, key)
-            for key, value in self.config.items()
-            if key not in NOT_IN_ROW and not key.startswith(NOT_IN_ROW_GROUPS)
-        }
+        own = {key: value for key, value in self.config.items() if key not in NOT_IN_ROW}
+        settings = {key: plain_number(own[key], key) for key in own if not key.startswith(NOT_IN_ROW_GROUPS)}
         if settings.get("recipe.init") != "normal":  # no other initialisation reads it
             settings.pop("recipe.init_std", None)
         explicit = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])
@@ -124,14 +120,19 @@ class Row:
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.status == "finished"]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that some of its finished runs have."""
+        return list(dict.fromkeys(name for run in self.finished for name in run.metrics))
+
     def values(self, metric: str) -> dict[int | None, float]:
         """Return the final value of a metric by seed, of the runs that have it."""
         values = {run.seed: run.metrics.get(metric) for run in self.finished}
         return {seed: value for seed, value in values.items() if value is not None}
 
-    def summary(self, metric: str) -> Summary | None:
-        """Return the statistics of the final values of a metric, or None if no run has it."""
-        values = self.values(metric).values()
+    def summary(self, metric: str, best: bool = False) -> Summary | None:
+        """Return the statistics of the final or best values of a metric, or None if no run has it."""
+        values = (self.best_values(metric) if best else self.values(metric)).values()
         return Summary(values) if values else None
 
     def best_values(self, metric: str) -> dict[int | None, float]:
@@ -257,11 +258,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the result of one run, of any version.
-
-    Raises:
-        ValueError: the file is truncated or lacks an entry.
-    """
+    """Read the result of one run, of any version; raise a ValueError if it is truncated or lacks an entry."""
     result = read_result(folder)
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
@@ -270,15 +267,11 @@ def read_run(folder: Path) -> Run:
         needed |= {"metrics", "corpus", "parameters"}
     if missing := needed - {name for name, value in result.items() if value is not None or name == "seed"}:
         raise ValueError(f"missing: {', '.join(sorted(missing))}")
-    result = upgrade_result(result)
     return Run(folder, result, dict(flat(result["config"])))
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """Read all runs under some folders.
-
-    Returns:
-        The runs, and a remark for each folder that looks like a run but has no readable result.
+    """Read all runs under some folders; the remarks name each folder of a run that has no readable result.
 
     Raises:
         UserError: a folder does not exist, or there is no readable result.
@@ -343,19 +336,18 @@ def read_results(*folders: str | Path) -> pd.DataFrame:
 
 
 def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
-    """Sort runs into tables.
-
-    Returns:
-        The tables, and a remark for each run that repeats another and is left out.
-    """
+    """Sort runs into tables; return these, and a remark for each run that repeats another and is left out."""
     frame, remarks = drop_duplicates(index(runs))
     trained = frame["baseline"].isna()
     baselines = {key: list(group) for key, group in frame[~trained].groupby(TABLE[1:])["run"]}
     groups = frame[trained].groupby(TABLE)["run"]
     tables = [Table(key, list(group), baselines.get(key[1:], [])) for key, group in groups]
-    order = {study: number for number, study in enumerate(published.content()["studies"])}
+    studies = list(published.content()["studies"])
     tables.sort(  # stable: the groups are sorted already
-        key=lambda table: (order.get(table.study, len(order)), table.study, table.task, table.protocol != "paper")
+        key=lambda table: (
+            studies.index(table.study) if table.study in studies else len(studies),
+            *(table.study, table.task, table.protocol != "paper"),
+        )
     )
     names = [table.name for table in tables]
     for number, table in enumerate(tables):
@@ -367,8 +359,8 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
 def index(runs: list[Run]) -> pd.DataFrame:
     """Return one row per run: the run, and what decides its table and row.
 
-    A run that failed before it read its corpus gets the corpus of the runs with the same study, task, protocol and
-    corpus name, if they have one in common, else "".
+    A run that failed before it read its corpus gets that of the runs with the same study, task, protocol and corpus
+    name, if they have one in common, else "".
     """
     import pandas as pd
 
@@ -380,11 +372,7 @@ def index(runs: list[Run]) -> pd.DataFrame:
 
 
 def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder.
-
-    Returns:
-        The remaining rows, and a remark for each run that is left out.
-    """
+    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder."""
     identity = [name for name in frame if name != "run"]
     frame = frame.sort_values("run", key=lambda runs: [run.status == "finished" for run in runs], kind="stable")
     repeated = frame.duplicated(identity, keep="last")
@@ -397,18 +385,15 @@ def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def build_rows(runs: list[Run]) -> list[Row]:
     """Group the runs of a table by config: published rows in their order, the study's reference, the others."""
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: -1 if run.seed is None else run.seed):
         groups.setdefault(run.row_key, []).append(run)
-    rows = []
-    for members in groups.values():
-        members.sort(key=lambda run: -1 if run.seed is None else run.seed)
-        rows.append(Row("", members[0].settings, members, published.row_of(members[0].settings)))
-    seeds = {run.seed for run in runs if run.seed is not None}
+    known, seeds = published.content(), {run.seed for run in runs if run.seed is not None}
+    rows = [Row("", own[0].settings, own, published.row_of(own[0].settings)) for own in groups.values()]
     for row, label in zip(rows, labels(rows)):
         row.label = label
         row.missing = sorted(seeds - {run.seed for run in row.runs})
-    reference = published.content()["studies"].get(runs[0].study, {}).get("reference", {})
-    order = list(published.content()["rows"])
+    reference = known["studies"].get(runs[0].study, {}).get("reference", {})
+    order = list(known["rows"])
     rows.sort(
         key=lambda row: (
             order.index(row.published) if row.published else len(order),
@@ -422,20 +407,20 @@ def build_rows(runs: list[Run]) -> list[Row]:
 def labels(rows: list[Row]) -> list[str]:
     """Name each row: as published, or by the overrides in which it differs from the others."""
 
-    def differs(key: str, row: Row) -> bool:
-        """Whether rows differ in a key; an option of a model or pattern is compared among rows that have it."""
-        name = f"{key.partition('.')[0]}.name"
-        similar = [other for other in rows if key == name or other.settings.get(name) == row.settings.get(name)]
-        return any(other.settings.get(key, ABSENT) != row.settings[key] for other in similar)
+    def override(row: Row, key: str) -> str:
+        """Return "key=value" if rows differ in it; an option of a model or pattern counts among rows that have it."""
+        kind, value = f"{key.partition('.')[0]}.name", row.settings[key]
+        similar = [other for other in rows if key == kind or other.settings.get(kind) == row.settings.get(kind)]
+        if all(other.settings.get(key, ABSENT) == value for other in similar):
+            return ""
+        text = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
+        return f"{key.removesuffix('.name')}={text}"
 
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
     result = []
     for row, name in zip(rows, names):
-        overrides = []
-        for key, value in sorted(row.settings.items(), key=lambda item: not item[0].endswith(".name")):
-            if differs(key, row):
-                text = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
-                overrides.append(f"{key.removesuffix('.name')}={text}")
-        typed = " ".join(overrides) or f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
+        keys = sorted(row.settings, key=lambda key: not key.endswith(".name"))
+        typed = " ".join(text for key in keys if (text := override(row, key)))
+        typed = typed or f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
         result.append(name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed)
     return result

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 from tabulate import tabulate
 
 from speechformer.report import published
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Difference, Interval, Summary, paired_difference
+from speechformer.report.statistics import Interval, Summary, paired_difference
 
 NONE = "–"
 WORDS = {
@@ -82,9 +82,7 @@ def markdown_table(header: Sequence[str], rows: list[list[str]]) -> str:
 def results_table(table: Table) -> str:
     """Return mean ± sd of each row and metric with the confidence interval of the mean, then the baselines."""
     columns = table.columns
-    rows = [
-        [row.label, row.state, *(result_cell(row, metric) for metric in columns), *size(row)] for row in table.rows
-    ]
+    rows = [[row.label, row.state, *(result_cell(row, name) for name in columns), *size(row)] for row in table.rows]
     rows += [[label, "not run", *[NONE] * (len(columns) + 2)] for label in table.expected]
     for run in table.baselines:
         values = (number(metric, run.metrics.get(metric)) for metric in columns)
@@ -134,8 +132,7 @@ def comparisons(table: Table) -> Iterator[Comparison]:
     for row in table.rows if table.comparable else []:
         for theirs in published.figures(row.published) if row.published else []:
             if theirs.chosen == "best":
-                best = row.best_values(theirs.name).values()
-                ours = Summary(best) if best else None
+                ours = row.summary(theirs.name, best=True)
             else:
                 ours = row.summary(theirs.name) if theirs.final else row.curve(theirs.name).get(theirs.at or math.nan)
             yield Comparison(row, theirs, ours)
@@ -148,8 +145,8 @@ def published_table(table: Table) -> str:
         theirs, ours, name = line.theirs, line.ours, line.theirs.name
         if not theirs.final:
             continue
-        cells = [line.row.label, heading(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})"]
-        cells.append(f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value))
+        value = f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value)
+        cells = [line.row.label, heading(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})", value]
         if ours is None:
             rows.append([*cells, "not measured", *[NONE] * 4])
             continue
@@ -161,14 +158,13 @@ def published_table(table: Table) -> str:
     return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
 
 
-def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Difference]]:
+def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Summary]]:
     """Yield (row, reference, metric, paired difference): each row minus the first, or all pairs."""
     pairs = combinations(table.rows, 2) if all_pairs else ((table.rows[0], row) for row in table.rows[1:])
-    for reference, row in pairs:
-        for metric in table.report["compare"]:
-            difference = paired_difference(row.values(metric), reference.values(metric))
-            if table.has(metric) and difference is not None:
-                yield row, reference, metric, difference
+    for (reference, row), metric in product(pairs, filter(table.has, table.report["compare"])):
+        difference = paired_difference(row.values(metric), reference.values(metric))
+        if difference is not None:
+            yield row, reference, metric, difference
 
 
 def differences_table(table: Table) -> str:
@@ -176,9 +172,9 @@ def differences_table(table: Table) -> str:
     rows = []
     for row, reference, metric, difference in differences(table):
         p = NONE if math.isnan(difference.p) else f"{difference.p:.3f}" if difference.p >= 0.001 else "< 0.001"
-        cells = [f"{row.label} − {reference.label}", heading(metric), str(difference.n)]
-        cells.append(number(metric, difference.mean, signed=True))
-        cells.append(format_interval(metric, difference.confidence_interval, signed=True))
+        mean = number(metric, difference.mean, signed=True)
+        interval = format_interval(metric, difference.confidence_interval, signed=True)
+        cells = [f"{row.label} − {reference.label}", heading(metric), str(difference.n), mean, interval]
         rows.append([*cells, p, yes_or_no(difference.significant)])
     header = ["", "metric", "seeds", "paired difference", "95 % confidence interval", "p", "significant at 5 %"]
     return markdown_table(header, rows)
@@ -186,14 +182,12 @@ def differences_table(table: Table) -> str:
 
 def lengths_table(table: Table) -> str:
     """Return the mean test perplexity in contexts of other lengths than in training, or "" if not measured."""
-    rows = []
-    for row in table.rows if table.lengths() else []:
-        cells = [row.label, str(row.settings["block_size"])]
-        for length in table.lengths():
-            value = row.at_length(length)
-            cells.append(mean_and_sd(table.metric, value) if isinstance(value, Summary) else value)
-        rows.append(cells)
-    return markdown_table(["", "trained on, tokens", *(f"tested on {length}" for length in table.lengths())], rows)
+    lengths, rows = table.lengths(), []
+    for row in table.rows if lengths else []:
+        values = [row.at_length(length) for length in lengths]
+        cells = [mean_and_sd(table.metric, value) if isinstance(value, Summary) else value for value in values]
+        rows.append([row.label, str(row.settings["block_size"]), *cells])
+    return markdown_table(["", "trained on, tokens", *(f"tested on {length}" for length in lengths)], rows)
 
 
 def source_lengths_table(table: Table) -> str:
@@ -201,15 +195,16 @@ def source_lengths_table(table: Table) -> str:
     buckets = table.source_lengths()
     lines: list[tuple[str, list[Run]]] = [(row.label, row.finished) for row in table.rows]
     lines += [(f"*{run.baseline}*", [run]) for run in table.baselines]
-    rows = []
-    for label, runs in lines if buckets else []:
-        cells = [label]
-        for bucket in buckets:
-            columns = {name: [run.metrics.get(f"test_{name}_at_{bucket}") for run in runs] for name in BUCKET}
-            present = {name: [value for value in values if value is not None] for name, values in columns.items()}
-            texts = [BUCKET[name] + mean_and_sd(name, Summary(values)) for name, values in present.items() if values]
-            cells.append("<br>".join(texts) or NONE)
-        rows.append(cells)
+
+    def cell(runs: list[Run], bucket: str) -> str:
+        texts = []
+        for name, prefix in BUCKET.items():
+            values = [run.metrics.get(f"test_{name}_at_{bucket}") for run in runs]
+            if present := [value for value in values if value is not None]:
+                texts.append(prefix + mean_and_sd(name, Summary(present)))
+        return "<br>".join(texts) or NONE
+
+    rows = [[label, *(cell(runs, bucket) for bucket in buckets)] for label, runs in lines if buckets]
     return markdown_table(["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())], rows)
 
 

@@ -37,7 +37,8 @@ from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps.folder import COMMAND, names, write_jobs
 from speechformer.training import runtime
-from speechformer.training.run import Job, execute_ensemble
+
+Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
 
 def sweep_name(*, _root_: DictConfig) -> str:
@@ -129,6 +130,8 @@ class EnsembleLauncher(Launcher):
         console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
         try:
             with runtime.process_set_up():
+                from speechformer.training.fit_ensemble import execute_ensemble
+
                 execute_ensemble(jobs)
         except Exception as error:
             reason = one_sentence(error) or type(error).__name__

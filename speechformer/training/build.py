@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,7 +22,7 @@ from speechformer.models.stack import count_parameters
 from speechformer.runs.folder import RunFolder
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
-from speechformer.training.callbacks import NoProfiler, PhaseTimer, Progress
+from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 
@@ -34,18 +35,16 @@ def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> Any:
 
 
 class Run:
-    """A run under way, `alone` or in an ensemble: config, folder, data, task, and what accompanies its training.
+    """A run under way: config, folder, data, task, and what accompanies its training.
 
-    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones;
-    `ended_at`, the step at which a member of an ensemble diverged, or None.
+    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones.
     """
 
-    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any, alone: bool) -> None:
+    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
         self.config, self.folder, self.data = config, folder, data
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
         self.task.attach(data)
-        self.ended_at: int | None = None
         self.averaged = config["task"].get("average_checkpoints", 1)
         monitor = self.task.metric_name(data.chosen_on)
         keep = self.averaged if self.averaged > 1 else 0
@@ -57,36 +56,31 @@ class Run:
         self.metrics: dict[str, float | None] = {}
         self.parameters = count_parameters(self.task.model)
         data.limit_length(self.task.model.max_length)
-        if not alone:  # it draws its random numbers as it would alone: from where its seed has come to
-            self.task.generator = torch.Generator()
-            self.task.generator.set_state(torch.get_rng_state())
 
 
-def build_trainer(runs: Sequence[Run], device: Any, timer: PhaseTimer) -> pl.Trainer:
-    """Return Lightning's Trainer for a run, or for an ensemble, which calls the callbacks of its runs itself.
+def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any) -> pl.Trainer:
+    """Return Lightning's Trainer for a config.
+
+    Args:
+        own: what comes from us: logger, callbacks.
 
     Raises:
         UserError: Lightning does not accept an argument or value of `trainer.*`.
     """
-    first, alone, config = runs[0], len(runs) == 1, runs[0].config
-    folders = [run.folder for run in runs]
     arguments = {**config["trainer"], "devices": device}
     arguments["profiler"] = arguments.get("profiler") or NoProfiler()
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
         arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
-    shared = [timer, Progress(folders)]
     try:
         return pl.Trainer(
-            default_root_dir=folders[0].path,
-            logger=first.logger if alone else False,
-            callbacks=[first.logger, *shared, *first.callbacks] if alone else shared,
+            default_root_dir=folder,
             # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
             plugins=[AtomicCheckpointIO(), LightningEnvironment()],
-            enable_checkpointing=alone,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            **own,
             **arguments,
         )
     except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:

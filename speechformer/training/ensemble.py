@@ -32,8 +32,7 @@ class MemberTrainer:
     """The Trainer of an ensemble as member k sees it."""
 
     def __init__(self, ensemble: Ensemble, k: int) -> None:
-        self.ensemble, self.k, self.member = ensemble, k, ensemble.members[k]
-        self.logger = self.member.logger
+        self.ensemble, self.k, self.logger = ensemble, k, ensemble.members[k].logger
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ensemble.trainer, name)
@@ -41,11 +40,11 @@ class MemberTrainer:
     @property
     def global_step(self) -> int:
         """The steps that the member has done."""
-        return self.ensemble.trainer.global_step if self.member.ended_at is None else self.member.ended_at
+        return self.ensemble.ended_at.get(self.k, self.ensemble.trainer.global_step)
 
     def save_checkpoint(self, path: Path, weights_only: bool = False) -> None:
         """Write the member's own checkpoint, unless the member has ended."""
-        if self.member.ended_at is None:
+        if self.k not in self.ensemble.ended_at:
             self.ensemble.saved_member = self.k
             self.ensemble.trainer.save_checkpoint(path, weights_only)
 
@@ -55,6 +54,7 @@ class Ensemble(pl.LightningModule):
 
     Attributes:
         saved_member: the member whose checkpoint is being saved.
+        ended_at: the step at which a member diverged, by its number.
         rates: the learning rates as fractions of the highest, which is that of `first`.
     """
 
@@ -63,6 +63,7 @@ class Ensemble(pl.LightningModule):
     def __init__(self, members: Sequence[Run]) -> None:
         super().__init__()
         self.members, self.saved_member = list(members), 0
+        self.ended_at: dict[int, int] = {}
         self.tasks = [member.task for member in members]
         self.generators = DropoutGenerators([task.generator for task in self.tasks])
         self.model = stack_models([task.model for task in self.tasks], self.generators)
@@ -74,7 +75,7 @@ class Ensemble(pl.LightningModule):
 
     def active(self) -> list[tuple[int, Run]]:
         """Return the members that have not ended, with their numbers."""
-        return [(k, member) for k, member in enumerate(self.members) if member.ended_at is None]
+        return [(k, member) for k, member in enumerate(self.members) if k not in self.ended_at]
 
     def tie(self) -> None:
         """Make the members' parameters views of the stacked ones, on the current device."""
@@ -145,10 +146,10 @@ class Ensemble(pl.LightningModule):
                 parameter.grad *= factors_K.view(-1, *[1] * (parameter.ndim - 1))
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
-        for _, member in self.active():
+        for k, member in self.active():
             if member.task.diverged_at is not None:
                 member.task.trainer.save_checkpoint(member.folder.path / "last.ckpt")
-                member.ended_at = self.global_step
+                self.ended_at[k] = self.global_step
         if self.active():
             return None
         self.trainer.should_stop = True

@@ -1,6 +1,6 @@
-"""Train and evaluate one run, or several as an ensemble: from configs, a corpus and folders to results.
+"""Train and evaluate one run: from a config, a corpus and a folder to a result.
 
-data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen checkpoint  ->  results
+data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen checkpoint  ->  result
 """
 
 from __future__ import annotations
@@ -22,53 +22,50 @@ from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
-from speechformer.training.callbacks import PhaseTimer
+from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
-from speechformer.training.ensemble import Ensemble
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
 
 
 def fit(
-    jobs: Sequence[tuple[dict[str, Any], RunFolder]], corpus: Any, launcher: str | None, start: runtime.Start
-) -> list[dict[str, Any]]:
-    """Train, evaluate and test one run, or several as an ensemble. A run resumes from its folder's `last.ckpt`.
+    config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | None, start: runtime.Start
+) -> dict[str, Any]:
+    """Train, evaluate and test one run. It resumes from the folder's `last.ckpt`, if there is one.
 
     Args:
-        jobs: the resolved config of each run as plain data, and its folder, which this process owns.
-        corpus: of all of them.
-        launcher: of the sweep that they belong to, or None.
+        config: the resolved config as plain data.
+        folder: the run's folder, which this process owns.
+        launcher: of the sweep that this run belongs to, or None.
 
     Returns:
-        The content of each `result.json`.
+        The content of `result.json`.
 
     Raises:
-        UserError: a config or the corpus asks for something impossible.
+        UserError: the config or the corpus asks for something impossible.
     """
-    (config, folder), rank = jobs[0], int(os.environ.get("LOCAL_RANK", 0))
+    rank = int(os.environ.get("LOCAL_RANK", 0))
     with runtime.threads(config, folder.owner) as threads:
-        data = build_data(config, corpus)
-        runs = [Run(own_config, own_folder, data, alone=len(jobs) == 1) for own_config, own_folder in jobs]
-        ensemble = Ensemble(runs) if len(runs) > 1 else None
+        run = Run(config, folder, build_data(config, corpus))
         if rank:
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
             checkpoint = resumable(folder.path)
-            trainer = build_trainer(runs, device, timer)
+            callbacks = [run.logger, timer, Progress([folder]), *run.callbacks]
+            trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:
-                compile_blocks(ensemble or runs[0].task, config["compile"], trainer.strategy.root_device)
+                compile_blocks(run.task, config["compile"], trainer.strategy.root_device)
             if not rank:
-                prepare_folders(runs, threads, resumes=checkpoint is not None)
-                announce(runs, trainer, threads, start, resumes=checkpoint is not None)
-            train_and_evaluate(runs, ensemble, trainer, timer, checkpoint)
+                prepare_folders([run], threads, resumes=checkpoint is not None)
+                announce([run], trainer, threads, start, resumes=checkpoint is not None)
+            train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
-        machine = describe_machine(trainer, threads, len(runs))
-        results = [make_result(run, timer.seconds, machine) for run in runs]
-    for result in results if not rank else ():
+        result = make_result(run, timer.seconds, describe_machine(trainer, threads))
+    if not rank:
         console.say(console.summary(result))
-    return results
+    return result
 
 
 def prepare_folders(runs: Sequence[Run], threads: int, resumes: bool) -> None:
@@ -94,40 +91,37 @@ def announce(runs: Sequence[Run], trainer: pl.Trainer, threads: int, start: runt
         console.say("The run was interrupted; it resumes from its last checkpoint.")
 
 
-def train_and_evaluate(
-    runs: Sequence[Run], ensemble: Ensemble | None, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any
-) -> None:
+def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any) -> None:
     """Train, evaluate the last step, and test the chosen weights; the metrics go into `run.metrics`."""
-    module, data = ensemble or runs[0].task, runs[0].data
-    loaders = None if ensemble else data  # an ensemble has its own
-    trainer.fit(module, datamodule=loaders, ckpt_path=checkpoint)
+    task, data = run.task, run.data
+    trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
     timer.enter("evaluation")
-    sound = [run for run in runs if not run.task.diverged()]
-    if any(not run.task.curve or run.task.curve[-1]["step"] != trainer.global_step for run in sound):
-        trainer.validate(module, datamodule=loaders, verbose=False)  # the last step, wherever the interval ends
-    if ensemble:
-        ensemble.tie()  # Lightning has moved it back from its device
-    for run in runs:
-        run.task.trainer.save_checkpoint(run.folder.path / "last.ckpt")
-    for run in sound:
-        run.metrics |= data.reference_metrics()
-        run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
+    sound = not task.diverged()
+    if sound and (not task.curve or task.curve[-1]["step"] != trainer.global_step):
+        trainer.validate(task, datamodule=data, verbose=False)  # the last step, wherever the interval ends
+    trainer.save_checkpoint(run.folder.path / "last.ckpt")
+    if not sound:
+        return
+    add_last_evaluation(run)
     if data.chosen_on == "validation":
-        tested = [run for run in sound if run.checkpoints.best is not None]
-        for run in tested:
-            load_chosen_weights(run.task, run.folder.path, run.averaged)
-        if tested:
-            trainer.test(module, datamodule=loaders, verbose=False)
-    elif sound and (extra := data.extra_dataloader()) is not None:  # the rest was measured at the last step
-        tested = sound
-        trainer.test(module, extra, verbose=False)
+        if run.checkpoints.best is None:
+            return
+        load_chosen_weights(task, run.folder.path, run.averaged)
+        trainer.test(task, datamodule=data, verbose=False)
+    elif (extra := data.extra_dataloader()) is not None:  # the rest was measured at the last step
+        trainer.test(task, extra, verbose=False)
     else:
-        tested = []
-    for run in tested:
-        run.metrics |= run.task.compute_metrics()
+        return
+    run.metrics |= task.compute_metrics()
 
 
-def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int) -> dict[str, Any]:
+def add_last_evaluation(run: Run) -> None:
+    """Add to a run's metrics those that need no model, and those of its last evaluation."""
+    run.metrics |= run.data.reference_metrics()
+    run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
+
+
+def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int = 1) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
     return {

@@ -1,4 +1,4 @@
-"""Execute a run, or an ensemble: check the config, read the corpus, own the folder, train, and write the result.
+"""Execute one run: check the config, read the corpus, own the folder, train, and write the result.
 
 Heavy imports stand inside functions, so that a run that has ended, or that another process works on, is answered at
 once.
@@ -18,10 +18,8 @@ from omegaconf import DictConfig
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
-from speechformer.runs.folder import FOREIGN, OccupiedError, RunFolder, lock, own, result_or_none
+from speechformer.runs.folder import RunFolder, own
 from speechformer.training import devices, runtime
-
-Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
 
 def execute(
@@ -66,42 +64,4 @@ def execute(
         with environment():
             from speechformer.training.fit import fit
 
-            (result,) = fit([(config, folder)], corpus, launcher, start)
-            return folder.finish(result)
-
-
-def execute_ensemble(jobs: Sequence[Job]) -> list[Path]:
-    """Train runs that `sweeps.launcher.group_jobs` has grouped as one ensemble, those whose folders are new.
-
-    Returns:
-        The folders of the runs that have a result now; none if fewer than two were new.
-    """
-    start = runtime.Start()
-    with contextlib.ExitStack() as locks:
-        members = [member for job in jobs if (member := own_if_new(locks, *job)) is not None]
-        if len(members) < 2:
-            return []
-        from speechformer.training.fit import fit
-
-        for config, folder in members:
-            folder.begin(config, devices.share_of_threads())
-        for (_, folder), result in zip(members, fit(members, load(members[0][0]), None, start)):
-            folder.finish(result)
-    return [folder.path for _, folder in members]
-
-
-def own_if_new(
-    locks: contextlib.ExitStack, cfg: DictConfig, directory: Path, overrides: Sequence[str]
-) -> tuple[dict[str, Any], RunFolder] | None:
-    """Lock the folder of a run and return its config and folder; None if the folder is not new or not free."""
-    config = as_plain(cfg)
-    config.pop("force")
-    corpus = load(config)
-    try:
-        previous = locks.enter_context(lock(directory, wait=False))
-    except OccupiedError:
-        return None
-    if previous or result_or_none(directory) or any((directory / name).exists() for name in FOREIGN):
-        return None
-    fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    return config, RunFolder(directory, fingerprint, overrides)
+            return folder.finish(fit(config, corpus, folder, launcher, start))

@@ -1,0 +1,124 @@
+"""Train several runs as one ensemble, on top of the ordinary run, which knows nothing of ensembles."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from omegaconf import DictConfig
+
+from speechformer import console
+from speechformer.config import as_plain
+from speechformer.corpora.load import load
+from speechformer.kernels.dispatch import compile_blocks
+from speechformer.runs import identity
+from speechformer.runs.folder import FOREIGN, OccupiedError, RunFolder, lock, result_or_none
+from speechformer.training import devices, runtime
+from speechformer.training.build import Run, build_data, build_trainer, lease_devices
+from speechformer.training.callbacks import PhaseTimer, Progress
+from speechformer.training.checkpoints import load_chosen_weights
+from speechformer.training.ensemble import Ensemble
+from speechformer.training.fit import add_last_evaluation, announce, describe_machine, make_result, prepare_folders
+
+Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
+
+
+def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> list[Path]:
+    """Train runs that `sweeps.launcher.group_jobs` has grouped as one ensemble, those whose folders are new.
+
+    Args:
+        jobs: config, folder and overrides of each run.
+
+    Returns:
+        The folders of the runs that have a result now; none if fewer than two were new.
+    """
+    start = runtime.Start()
+    with contextlib.ExitStack() as locks:
+        members = [member for job in jobs if (member := own_if_new(locks, *job)) is not None]
+        if len(members) < 2:
+            return []
+        for config, folder in members:
+            folder.begin(config, devices.share_of_threads())
+        for (_, folder), result in zip(members, fit_ensemble(members, start)):
+            folder.finish(result)
+    return [folder.path for _, folder in members]
+
+
+def own_if_new(
+    locks: contextlib.ExitStack, cfg: DictConfig, directory: Path, overrides: Sequence[str]
+) -> Member | None:
+    """Lock the folder of a run and return its config and folder; None if the folder is not new or not free."""
+    config = as_plain(cfg)
+    config.pop("force")
+    corpus = load(config)
+    try:
+        previous = locks.enter_context(lock(directory, wait=False))
+    except OccupiedError:
+        return None
+    if previous or result_or_none(directory) or any((directory / name).exists() for name in FOREIGN):
+        return None
+    fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
+    return config, RunFolder(directory, fingerprint, overrides)
+
+
+def fit_ensemble(members: Sequence[Member], start: runtime.Start) -> list[dict[str, Any]]:
+    """Train, evaluate and test an ensemble; return the result of each of its runs."""
+    config, folders = members[0][0], [folder for _, folder in members]
+    with runtime.threads(config, folders[0].owner) as threads:
+        data = build_data(config, load(config))
+        runs = [build_member(own_config, folder, data) for own_config, folder in members]
+        ensemble = Ensemble(runs)
+        waiting = time.perf_counter()
+        with lease_devices(config["trainer"], threads, None) as device:
+            timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
+            own = {"callbacks": [timer, Progress(folders)], "logger": False, "enable_checkpointing": False}
+            trainer = build_trainer(config, folders[0].path, device, **own)
+            if config["compile"] is not None:
+                compile_blocks(ensemble, config["compile"], trainer.strategy.root_device)
+            prepare_folders(runs, threads, resumes=False)
+            announce(runs, trainer, threads, start, resumes=False)
+            train_and_evaluate(runs, ensemble, trainer, timer)
+        timer.enter("evaluation")
+        machine = describe_machine(trainer, threads, len(runs))
+        results = [make_result(run, timer.seconds, machine) for run in runs]
+    for result in results:
+        console.say(console.summary(result))
+    return results
+
+
+def build_member(config: dict[str, Any], folder: RunFolder, data: Any) -> Run:
+    """Return a run that draws its random numbers as it would alone: from where its seed has come to."""
+    run = Run(config, folder, data)
+    run.task.generator = torch.Generator()
+    run.task.generator.set_state(torch.get_rng_state())
+    return run
+
+
+def train_and_evaluate(runs: Sequence[Run], ensemble: Ensemble, trainer: pl.Trainer, timer: PhaseTimer) -> None:
+    """Train, evaluate the last step, and test the chosen weights of each run; the metrics go into `run.metrics`."""
+    trainer.fit(ensemble)
+    timer.enter("evaluation")
+    sound = [run for run in runs if not run.task.diverged()]
+    if any(not run.task.curve or run.task.curve[-1]["step"] != trainer.global_step for run in sound):
+        trainer.validate(ensemble, verbose=False)
+    ensemble.tie()  # Lightning has moved it back from its device
+    for run in runs:
+        run.task.trainer.save_checkpoint(run.folder.path / "last.ckpt")
+    for run in sound:
+        add_last_evaluation(run)
+    tested, extra = [], None
+    if runs[0].data.chosen_on == "validation":
+        tested = [run for run in sound if run.checkpoints.best is not None]
+        for run in tested:
+            load_chosen_weights(run.task, run.folder.path, run.averaged)
+    elif (extra := runs[0].data.extra_dataloader()) is not None:
+        tested = sound
+    if tested:
+        trainer.test(ensemble, extra, verbose=False)
+    for run in tested:
+        run.metrics |= run.task.compute_metrics()
