@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # Make every run behind outputs/reference/report.md, as many at once as there are cores, and the report. The same
 # command resumes: finished runs are not run again. A failed run does not stop the others (hence the "-"); the report

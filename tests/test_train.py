@@ -244,7 +244,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["recipe.betas=[2,3]"], "recipe.betas must be two numbers in [0, 1), not [2, 3]"),
         (["seed=4294967296"], "seed must be less than 2^32"),
         (["corpus.classes=abc"], "corpus.classes must be a list of names"),
-        (["corpus.classes=[a,b]"], "test_CLS.tsv:3: label '2' is not one of 0 (a), 1 (b)"),
+        (["corpus.classes=[a,b]"], "train_CLS.tsv:3: label '2' is not one of 0 (a), 1 (b)"),
         (["architecture=3"], "architecture is a group of keys (norm, final_norm"),
         (["~architecture.norm"], "architecture.norm is missing"),
         (

@@ -81,9 +81,12 @@ def read_result(directory: Path) -> dict[str, Any]:
     """Return the content of `result.json`, under today's names.
 
     Raises:
-        OSError, ValueError: there is no such file, or it is not JSON.
+        OSError, ValueError: there is no such file, or it is no JSON object.
     """
-    return upgrade_result(json.loads((directory / RESULT).read_text(encoding="utf-8")))
+    result = json.loads((directory / RESULT).read_text(encoding="utf-8"))
+    if not isinstance(result, dict):
+        raise ValueError("it is no JSON object")
+    return upgrade_result(result)
 
 
 def result_or_none(directory: Path) -> dict[str, Any] | None:
