@@ -53,6 +53,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
 
     Raises:
         UserError: a setting is invalid, the folder holds another run, or the run diverged.
+        KeyboardInterrupt: you pressed Ctrl-C. The same call resumes from the last checkpoint.
 
     Example:
         >>> run = speechformer.fit("corpus=sample", "model=alibi", "trainer.max_epochs=2")

@@ -224,6 +224,13 @@ def difference(before: Any, after: Any) -> str:
     return f"differs: {', '.join(sorted(parts))}; metrics by up to {largest:.1e}" if parts else ""
 
 
+def numerics_version(checkout: Path) -> int:
+    """Return the version of the numerics that a checkout states; 0 before there was one."""
+    path = checkout / "speechformer" / "runs" / "identity.py"
+    stated = re.search(r"^NUMERICS_VERSION\D*(\d+)", path.read_text() if path.exists() else "", re.MULTILINE)
+    return int(stated[1]) if stated else 0
+
+
 def report(before: dict[str, Any], after: dict[str, Any], fine: str = "equal") -> int:
     """Print a line for each case and each run that was killed; return 1 if anything differs or failed."""
     texts = {case: difference(before[case], after[case]) for case in after}
@@ -252,17 +259,35 @@ def worktree(commit: str | None) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", folder], check=True)
 
 
+def compare(base: Path, head: Path, cases: Sequence[str], jobs: int) -> int:
+    """Compare two checkouts; return 1 if a case failed, or differs although both state the same numerics."""
+    before, after = run(base, cases, jobs), run(head, cases, jobs)
+    differs = report(before, after)
+    versions = numerics_version(base), numerics_version(head)
+    if not differs or any(isinstance(outcome, dict) for outcome in (*before.values(), *after.values())):
+        return differs
+    if 0 in versions or versions[0] == versions[1]:
+        print(f"The results differ; raise NUMERICS_VERSION (now {versions[1]}) in speechformer/runs/identity.py.")
+        return 1
+    print(f"The results differ, as NUMERICS_VERSION says: {versions[0]} and {versions[1]}.")
+    return 0
+
+
 def record(jobs: int) -> int:
-    """Write the readable figures of the fast cases; returns 1 if one failed."""
-    cases = {}
+    """Write the readable figures of the fast cases; return 1 if one failed, or differs under the same version."""
+    from test_golden import CHANGED, differences
+
+    cases, earlier, version = {}, json.loads(GOLDEN.read_text(encoding="utf-8")), numerics_version(ROOT)
     for case, outcome in run(ROOT, FAST, jobs).items():
         if isinstance(outcome, dict):
             print(outcome["error"], file=sys.stderr)
             return 1
         cases[case] = {key: outcome[0][key] for key in ("corpus", "steps", "weight_norm", "metrics")}
-    identity = ROOT / "speechformer" / "runs" / "identity.py"
-    stated = re.search(r"^NUMERICS_VERSION\D*(\d+)", identity.read_text() if identity.exists() else "", re.MULTILINE)
-    content = {"numerics_version": int(stated[1]) if stated else 1, "cases": cases}
+        is_comparable = case in earlier["cases"] and version == earlier["numerics_version"]
+        if is_comparable and (lines := differences(earlier["cases"][case], cases[case])):
+            print("\n".join([f"{case}: {CHANGED}", *lines]), file=sys.stderr)
+            return 1
+    content = {"numerics_version": version, "cases": cases}
     GOLDEN.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -277,20 +302,21 @@ def main() -> int:
     two = commands.add_parser("compare", help="compare two commits; exit with 1 if a result differs")
     two.add_argument("base")
     two.add_argument("head", nargs="?", help="default: the working tree")
+    for command in (alone, two):
+        command.add_argument("--cases", type=lambda names: names.split(","), default=list(CASES), metavar="A,B")
     for command in (alone, two, commands.add_parser("record", help="rewrite tests/golden.json")):
         command.add_argument("--jobs", type=int, default=2, help="runs at a time")
-        command.add_argument("--cases", type=lambda names: names.split(","), default=list(CASES), metavar="A,B")
-    given = parser.parse_args()
-    if unknown := sorted(set(given.cases) - set(CASES)):
+    arguments = parser.parse_args()
+    if arguments.command == "record":
+        return record(arguments.jobs)
+    if unknown := sorted(set(arguments.cases) - set(CASES)):
         parser.error(f"unknown cases: {', '.join(unknown)}; choose from {', '.join(CASES)}")
-    if given.command == "record":
-        return record(given.jobs)
-    if given.command == "run":
-        found = run(given.checkout, given.cases, given.jobs)
-        given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        return report(found, found, "finished")
-    with worktree(given.base) as base, worktree(given.head) as head:
-        return report(*(run(checkout, given.cases, given.jobs) for checkout in (base, head)))
+    if arguments.command == "run":
+        outcomes = run(arguments.checkout, arguments.cases, arguments.jobs)
+        arguments.output.write_text(json.dumps(outcomes, indent=2) + "\n", encoding="utf-8")
+        return report(outcomes, outcomes, "finished")
+    with worktree(arguments.base) as base, worktree(arguments.head) as head:
+        return compare(base, head, arguments.cases, arguments.jobs)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from conftest import TINY
 
 import speechformer
 from speechformer.errors import UserError
+from speechformer.tasks.classify import Classify
 
 SHORT = [*TINY, "trainer.max_steps=2"]
 
@@ -54,6 +55,16 @@ def test_fit_trains_once_and_leaves_the_process_as_it_was(tmp_path: Path) -> Non
     written = (tmp_path / "run" / "result.json").stat().st_mtime_ns
     again = speechformer.fit(*SHORT, "threads=1", "trainer.deterministic=true", directory=str(tmp_path / "run"))
     assert again.result == run.result and (tmp_path / "run" / "result.json").stat().st_mtime_ns == written
+
+
+def test_ctrl_c_interrupts_fit_and_not_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Classify, "training_step", interrupt)
+        speechformer.fit(*SHORT, directory=tmp_path)
+    assert speechformer.fit(*SHORT, directory=tmp_path).result["attempts"] == 2
 
 
 def test_fit_and_the_command_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,3 +77,12 @@ def test_attention_is_our_own() -> None:
             continue
         used = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert not {name for name in used if name.startswith(("Transformer", "MultiheadAttention"))}, path
+
+
+def test_functions_and_classes_are_short() -> None:
+    limits = {ast.FunctionDef: 45, ast.ClassDef: 135}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                lines = node.end_lineno - node.lineno + 1  # type: ignore[operator]
+                assert lines <= limits[type(node)], f"{path}:{node.lineno}: {node.name} has {lines} lines; split it"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY, compose
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from speechformer.analysis.load import load
@@ -31,6 +32,16 @@ def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pyte
     assert (tmp_path / "tokenizer.json").read_bytes() == (run.directory / "tokenizer.json").read_bytes()
     described = json.loads((tmp_path / "export.json").read_text())
     assert described["task"] == run.task.name and described["weights_of"] == run.checkpoint
+
+
+def test_an_export_of_version_0_1_is_read(a_classifier: Path, tmp_path: Path) -> None:
+    """Its header says `core` where today's says `architecture`."""
+    path, _ = export(load(a_classifier), "safetensors", tmp_path)
+    with safe_open(path, framework="pt") as file:
+        header, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header["speechformer"] = header["speechformer"].replace('"architecture"', '"core"')
+    save_file(weights, path, metadata=header)
+    assert torch.equal(load_safetensors(path).model.head[0].weight, load(a_classifier).model.head[0].weight)
 
 
 def test_tied_tables_stay_tied(a_translator: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import golden_runs
 import pytest
 import torch
 from conftest import compose
@@ -70,3 +71,29 @@ def test_every_fast_case_is_recorded() -> None:
 
 def test_the_golden_figures_are_of_this_version_of_the_numerics() -> None:
     assert json.loads(GOLDEN.read_text(encoding="utf-8"))["numerics_version"] == NUMERICS_VERSION, CHANGED
+
+
+@pytest.mark.parametrize(
+    ("versions", "after", "code"),
+    [((1, 1), "other", 1), ((1, 2), "other", 0), ((0, 1), "other", 1), ((1, 1), "same", 0), ((1, 2), "failed", 1)],
+)
+def test_results_may_differ_only_under_another_version(
+    versions: tuple[int, int], after: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(checkout: Path, *_: object) -> dict[str, Any]:
+        if checkout.name == "1" and after == "failed":
+            return {"lm": {"error": "it failed"}}
+        weights = "b" if checkout.name == "1" and after == "other" else "a"
+        return {"lm": [{"status": "finished", "steps": 1, "corpus": "", "metrics": {}, "sha256": {"last": weights}}]}
+
+    monkeypatch.setattr(golden_runs, "run", outcome)
+    monkeypatch.setattr(golden_runs, "numerics_version", lambda checkout: versions[int(checkout.name)])
+    assert golden_runs.compare(tmp_path / "0", tmp_path / "1", ["lm"], 1) == code
+
+
+def test_figures_that_changed_are_not_recorded_under_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    outcomes = {case: [{**run, "weight_norm": run["weight_norm"] * 1.01}] for case, run in golden["cases"].items()}
+    monkeypatch.setattr(golden_runs, "run", lambda *_: outcomes)
+    assert golden_runs.record(1) == 1
+    assert json.loads(GOLDEN.read_text(encoding="utf-8")) == golden

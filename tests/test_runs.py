@@ -52,6 +52,20 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
     assert identity.commit.__wrapped__() is None
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_every_process_of_a_run_has_its_share_of_threads(
+    rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first writes `run.json`."""
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    folder = runs.RunFolder(tmp_path, "1234")
+    folder.begin({}, threads=8)
+    assert folder.owner["threads"] == 8 and (tmp_path / runs.OWNER).exists() == (rank == "0")
+    again = runs.RunFolder(tmp_path, "1234", previous={"threads": 2})
+    again.begin({}, threads=8)
+    assert again.owner["threads"] == 2
+
+
 def test_table_lines_up() -> None:
     lines = console.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
     assert lines == ["name        n", "a       1,000", "longer      2"]

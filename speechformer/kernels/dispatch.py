@@ -21,7 +21,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
-| `Stack.attention_bias`: bias reused      | same length, no padding, no cached keys, no trained bias               |
+| bias of the last pass reused             | same length, no padding, no cached keys, no trained bias               |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
 | `loss.next_token_loss`: logits in chunks | always; with torch's fused loss when training on a CPU from torch 2.13 |
 
@@ -46,8 +46,8 @@ from torch import Tensor, nn
 
 from speechformer.errors import UserError, pick
 from speechformer.kernels.attention import DroppedAttention, block_mask, cached_block_mask, flex_attention
-from speechformer.kernels.dropout import FastDropout
-from speechformer.kernels.padding import Unpadder, without_padding
+from speechformer.kernels.dropout import FastDropout, draw_ahead
+from speechformer.kernels.padding import Unpadder, unpadder_for, without_padding
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
 from speechformer.layers.block import Block
@@ -160,7 +160,7 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
             output_RD = DroppedAttention.apply(qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T))
             return self.output(output_RD.view(x_BTD.shape)), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
-        output_BTD, weights = self.attend(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
+        output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
 
 
@@ -174,6 +174,48 @@ class FastBlock(Block):
         """Return each use of dropout in a pass without cross-attention, in order, and the shape that it meets."""
         weights = (self.attention.dropout, (B, self.attention.heads, T, T))
         return [weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]
+
+
+class StackKernels(nn.Module):
+    """The fast paths of a whole pass through the blocks of a `models.stack.Stack`."""
+
+    embedding: nn.Embedding
+    positions: Positions
+    pattern: Pattern
+    causal: bool
+    dropout: FastDropout
+    blocks: Any  # nn.ModuleList of `FastBlock`s
+    last_bias: tuple[tuple, AttentionBias] | None = None
+
+    @property
+    def can_unpad(self) -> bool:
+        """Whether a plain pass may leave out padding."""
+        on_cpu = self.embedding.weight.device.type == "cpu"
+        return self.training and on_cpu and not any(block.compiled for block in self.blocks)
+
+    def plan_pass(self, x_BTD: Tensor, token_mask_BT: Tensor | None) -> Unpadder | None:
+        """Draw the dropout masks of a plain pass, if it needs any; return what leaves out its padding, or None."""
+        unpadder = unpadder_for(token_mask_BT) if token_mask_BT is not None and self.can_unpad else None
+        if self.dropout.active and x_BTD.device.type == "cpu":
+            uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
+            draw_ahead([(self.dropout, x_BTD.shape), *uses], x_BTD.dtype, unpadder)
+        return unpadder
+
+    def attention_bias(
+        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
+    ) -> Bias:
+        """Return the bias of a pass; that of the last pass again if only the length decides it."""
+        (_, T, _), device = x_BTD.shape, x_BTD.device
+        bias = AttentionBias(self.positions, self.pattern, T, S, self.causal, token_mask_BS, device, unpadder)
+        trained = self.positions.overrides("bias") and any(True for _ in self.positions.parameters())
+        if token_mask_BS is None and T == S and not trained:
+            # autograd cannot save tensors made in inference mode
+            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
+            if self.last_bias is None or self.last_bias[0] != key:
+                self.last_bias = (key, bias)
+            bias = self.last_bias[1]
+        bias.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
+        return bias
 
 
 def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:

@@ -117,13 +117,13 @@ class SelfAttention(MultiHeadAttention):
             with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise.
             cache: keys and values of the S - T tokens before x, [B, N, S - T, H], extended in place. Start with {}.
         """
-        output_BTD, weights = self.attend(self.qkv(x_BTD), positions, bias, with_weights, cache)
+        output_BTD, weights = self.attention_of_projections(self.qkv(x_BTD), positions, bias, with_weights, cache)
         return self.output(output_BTD), weights
 
-    def attend(
+    def attention_of_projections(
         self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
-        """Do what `forward` does between the projections."""
+        """Split into heads, rotate, extend the cache, compute attention, and join the heads: [B, T, D]."""
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = positions.rotate(q, k, cache["k"].shape[2] if cache else 0)
         if cache:

@@ -59,8 +59,8 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.dropout = self.dropout_class(dropout)
         if cross:
-            attend = self.cross_attention_class
-            self.cross_attention = attend(width, heads, self.dropout_class(dropout), qkv_bias, bias)
+            arguments = (width, heads, self.dropout_class(dropout), qkv_bias, bias)
+            self.cross_attention = self.cross_attention_class(*arguments)
             self.cross_attention_norm = nn.LayerNorm(width)
 
     def residual(

@@ -140,7 +140,7 @@ class EnsembleStack(Stack):
     patterns: list[Pattern]  # as many as `positions` has members
 
     def attention_bias(
-        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None
+        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
     ) -> Tensor:
         (B, T, _), n = x_BTD.shape, len(self.patterns)
         members: Any = self.positions

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build, pick
-from speechformer.kernels.dispatch import AttentionBias, FastBlock
-from speechformer.kernels.dropout import FastDropout, draw_ahead
-from speechformer.kernels.padding import Unpadder, unpadder_for
+from speechformer.kernels.dispatch import FastBlock, StackKernels
+from speechformer.kernels.dropout import FastDropout
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
@@ -30,7 +29,7 @@ def select(cache: Cache, rows: Tensor) -> Cache:
     return [{name: part[rows] for name, part in layer.items()} for layer in cache]
 
 
-class Stack(nn.Module):
+class Stack(StackKernels):
     """A stack of transformer blocks, from token ids to hidden states.
 
     Args:
@@ -73,17 +72,10 @@ class Stack(nn.Module):
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.max_length = self.positions.max_length  # tokens; None for no limit
         self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
-        self.last_bias: tuple[tuple, AttentionBias] | None = None
         self.dropout = FastDropout(dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
         self.blocks: Iterable[Any] = nn.ModuleList(FastBlock(**block) for _ in range(layers))
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
-
-    @property
-    def can_unpad(self) -> bool:
-        """Whether a plain pass may leave out padding; see `kernels.dispatch`."""
-        on_cpu = self.embedding.weight.device.type == "cpu"
-        return self.training and on_cpu and not any(block.compiled for block in self.blocks)
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return embeddings and token mask, with the first token if the stack has one."""
@@ -116,14 +108,9 @@ class Stack(nn.Module):
         """
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
         offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
-        unpadder = None
-        if memory is None and cache is None:
-            unpadder = unpadder_for(token_mask_BT) if token_mask_BT is not None and self.can_unpad else None
-            self.draw_dropout(x_BTD, unpadder)
+        unpadder = self.plan_pass(x_BTD, token_mask_BT) if memory is None and cache is None else None
         x_BTD = self.positions.embed(x_BTD, offset)
-        bias = self.attention_bias(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder)
-        if isinstance(bias, AttentionBias):
-            bias.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
+        bias = self.attention_bias(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder, with_weights)
         x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
@@ -135,27 +122,6 @@ class Stack(nn.Module):
             cross_weights += [] if cross is None else [cross]
         x_BTD = self.final_norm(x_BTD)
         return x_BTD if unpadder is None else unpadder.pad(x_BTD), weights, cross_weights
-
-    def attention_bias(
-        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None
-    ) -> AttentionBias | Tensor:
-        """Return the bias of a pass; that of the last pass again if only the length decides it."""
-        (_, T, _), device = x_BTD.shape, x_BTD.device
-        bias = AttentionBias(self.positions, self.pattern, T, S, self.causal, token_mask_BS, device, unpadder)
-        trained = self.positions.overrides("bias") and any(True for _ in self.positions.parameters())
-        if token_mask_BS is not None or T != S or trained:
-            return bias
-        # autograd cannot save tensors made in inference mode
-        key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
-        if self.last_bias is None or self.last_bias[0] != key:
-            self.last_bias = (key, bias)
-        return self.last_bias[1]
-
-    def draw_dropout(self, x_BTD: Tensor, unpadder: Unpadder | None) -> None:
-        """Draw the dropout masks of a pass without cross-attention, if dropout needs them."""
-        if self.dropout.active and x_BTD.device.type == "cpu":
-            uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
-            draw_ahead([(self.dropout, x_BTD.shape), *uses], x_BTD.dtype, unpadder)
 
     def new_cache(self) -> Cache:
         """Return the cache of an empty sequence."""

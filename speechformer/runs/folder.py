@@ -189,10 +189,10 @@ class RunFolder:
 
     def begin(self, config: Mapping[str, Any], threads: int | None) -> None:
         """Write `run.json` and `config.yaml`, and remove the result of an attempt that failed."""
+        self.owner["threads"] = self.owner["threads"] or threads
         if not self.writes:
             return
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-        self.owner |= {**about, "threads": self.owner["threads"] or threads}
+        self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         write_json(self.path / OWNER, self.owner)
         remove(self.path, RESULT)
         (self.path / CONFIG).write_text(OmegaConf.to_yaml(dict(config)), encoding="utf-8")
@@ -239,6 +239,21 @@ def remove(directory: Path, *names: str) -> None:
 
 
 @contextlib.contextmanager
+def failure_recorded(folder: RunFolder, config: Mapping[str, Any], is_new: bool) -> Iterator[None]:
+    """Make an exception the run's result; a `UserError` removes what the run has written into a new folder."""
+    try:
+        yield
+    except UserError:
+        if is_new:
+            remove(folder.path, OWNER, CONFIG, TOKENIZER)
+        raise
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            write_result(folder.path, failure_result(config, folder.overrides, folder.identity, error))
+        raise
+
+
+@contextlib.contextmanager
 def own(
     directory: Path,
     config: Mapping[str, Any],
@@ -270,16 +285,8 @@ def own(
                 remove(directory, OWNER)
                 folder = RunFolder(directory, fingerprint, overrides)
             folder.check()
-            try:
+            with failure_recorded(folder, config, is_new):
                 yield folder
-            except UserError:
-                if is_new:
-                    remove(directory, OWNER, CONFIG, TOKENIZER)
-                raise
-            except Exception as error:
-                with contextlib.suppress(OSError):
-                    write_result(directory, failure_result(config, overrides, fingerprint, error))
-                raise
     except OSError as error:
         raise UserError(
             f"{error.filename or directory}: {error.strerror or one_sentence(error)}. Fix that, and run the same "

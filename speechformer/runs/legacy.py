@@ -16,8 +16,6 @@ RENAMED_KEYS = {
     "corpus.longest": "corpus.max_length",
 }
 RENAMED_CHOICES = {"hydra/launcher=packed": "hydra/launcher=ensemble"}
-# Lightning stores a callback's state under the name of its class.
-RENAMED_CALLBACKS = {"Record": "ReplayLogger", "Stopwatch": "PhaseTimer", "Dashboard": "TensorBoardCallback"}
 OLD_METRIC = re.compile(r"_accuracy_(un)?seen$")
 
 
@@ -61,17 +59,16 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint, as `torch.load` reads it, with current names: arguments, weights, metrics, callbacks."""
+    """Return a checkpoint or an export's header with current names of arguments and weights.
+
+    An old checkpoint serves to load the model. Training does not resume from it: its run has another fingerprint.
+    """
     upgraded = dict(checkpoint)
     if "hyper_parameters" in upgraded:
         upgraded["hyper_parameters"] = _renamed(upgraded["hyper_parameters"], {"core": "architecture"})
     if "state_dict" in upgraded:
         weights = upgraded["state_dict"].items()
         upgraded["state_dict"] = {re.sub(r"^core\.", "model.", name): weight for name, weight in weights}
-    if "progress" in upgraded:
-        upgraded["progress"] = {**upgraded["progress"], "curve": _rename_metrics(upgraded["progress"]["curve"])}
-    if "callbacks" in upgraded:
-        upgraded["callbacks"] = _rename_metrics(_renamed(upgraded["callbacks"], RENAMED_CALLBACKS))
     return upgraded
 
 

@@ -120,13 +120,13 @@ class TrainableModule(pl.LightningModule):
             self.record_loss(float(recorded), self.global_step + 1, logged)
         return loss * batch["weight"] if "weight" in batch else loss
 
-    def record_loss(self, loss: float, step: int, logged: bool, lr_factor: float = 1.0) -> None:
-        """Record divergence; optionally log the training loss and the optimizer's learning rate times `lr_factor`."""
+    def record_loss(self, loss: float, step: int, logged: bool) -> None:
+        """Record divergence; optionally log the training loss and the learning rate."""
         if self.diverged_at is None and not math.isfinite(loss):
             self.diverged_at = step
         # `self.log` costs as much as a layer, and writes only after the checkpoint of its step.
         if logged and self.trainer.logger is not None:
-            lr = lr_factor * self.trainer.optimizers[0].param_groups[0]["lr"]
+            lr = self.trainer.optimizers[0].param_groups[0]["lr"]
             self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr}, step)
 
     def diverged(self) -> bool:

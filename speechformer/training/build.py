@@ -55,7 +55,6 @@ class Run:
         self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}
         self.parameters = count_parameters(self.task.model)
-        data.limit_length(self.task.model.max_length)
 
 
 def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any) -> pl.Trainer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -67,14 +66,22 @@ class PhaseTimer(pl.Callback):
 
 
 class Progress(pl.Callback):
-    """A progress bar on stderr, a line on stdout for each evaluation, and the step in each run's `run.json`."""
+    """A progress bar on stderr, a line on stdout for each evaluation, and the step in the run's `run.json`."""
 
-    def __init__(self, folders: Sequence[RunFolder]) -> None:
-        self.folders = list(folders)
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
         self.reported_at = 0.0
         self.bar: tqdm | None = None
         self.steps: int | None = None  # of the whole run
         self.columns: list[str] = []
+
+    def report(self, **progress: Any) -> None:
+        """Write how far the run is into its `run.json`."""
+        self.folder.report_progress(**progress)
+
+    def loss_of(self, outputs: Any) -> float:
+        """Return the loss of a training step."""
+        return float(outputs["loss"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
@@ -102,12 +109,11 @@ class Progress(pl.Callback):
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
             self.reported_at = now
             with contextlib.suppress(OSError):  # a lost update does not matter
-                for folder in self.folders:
-                    folder.report_progress(step=trainer.global_step, steps=self.steps)
+                self.report(step=trainer.global_step, steps=self.steps)
         if self.bar is None or self.bar.disable:
             return
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self.bar.set_postfix_str(f"loss {float(outputs['loss']) / len(self.folders):.3f}", refresh=False)
+            self.bar.set_postfix_str(f"loss {self.loss_of(outputs):.3f}", refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -128,6 +134,6 @@ class Progress(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            last = self.folders[0].path / "last.ckpt"
+            last = self.folder.path / "last.ckpt"
             then = f"resumes from {last}" if last.exists() else "starts again: no checkpoint yet"
             console.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

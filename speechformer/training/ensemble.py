@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,9 +24,11 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import PAD
 from speechformer.data.batches import Batch
 from speechformer.models.ensemble import DropoutGenerators, stack_models
+from speechformer.runs.folder import RunFolder
 from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.trainable import is_logged
 from speechformer.training.build import Run
+from speechformer.training.callbacks import Progress
 
 
 class MemberTrainer:
@@ -36,6 +39,12 @@ class MemberTrainer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ensemble.trainer, name)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizer, as far as it has the member's learning rate."""
+        rate, (optimizer,) = self.ensemble.rates[self.k], self.ensemble.trainer.optimizers
+        return [SimpleNamespace(param_groups=[{"lr": rate * group["lr"]} for group in optimizer.param_groups])]
 
     @property
     def global_step(self) -> int:
@@ -111,7 +120,7 @@ class Ensemble(pl.LightningModule):
         if logged or losses_K.device.type == "cpu":
             losses = losses_K.tolist()
             for k, member in self.active():
-                member.task.record_loss(losses[k], self.global_step + 1, logged, self.rates[k])
+                member.task.record_loss(losses[k], self.global_step + 1, logged)
         return losses_K.sum()
 
     def losses(self, batch: Batch) -> Tensor:
@@ -120,30 +129,20 @@ class Ensemble(pl.LightningModule):
         self.tokens += tokens
         return losses_K
 
-    def gradient_norms(self) -> Tensor:
-        """Return the norm of the gradients of each member, over all of its parameters, [K]."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        return torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         step = self.global_step + 1
         if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            norms = self.gradient_norms().tolist()
+            norms = gradient_norms(self.model).tolist()
             for k, member in self.active():
                 member.logger.log_metrics({"gradient_norm": norms[k]}, step)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        if not gradient_clip_val:
-            return
-        if gradient_clip_algorithm == "value":
+        if gradient_clip_val and gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(self.model.parameters(), gradient_clip_val)
-            return
-        factors_K = (gradient_clip_val / (self.gradient_norms() + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad *= factors_K.view(-1, *[1] * (parameter.ndim - 1))
+        elif gradient_clip_val:
+            clip_member_norms(self.model, gradient_clip_val)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
         for k, member in self.active():
@@ -181,24 +180,6 @@ class Ensemble(pl.LightningModule):
 
     on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
-    def call_callbacks(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the members' callbacks."""
-        for _, member in self.active():
-            for callback in member.callbacks:
-                getattr(callback, hook)(member.task.trainer, member.task, *arguments)
-
-    def on_fit_start(self) -> None:
-        self.call_callbacks("on_fit_start")
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        self.call_callbacks("on_train_batch_end", outputs, batch, batch_idx)
-
-    def on_validation_end(self) -> None:
-        self.call_callbacks("on_validation_end")
-
-    def on_train_end(self) -> None:
-        self.call_callbacks("on_train_end")
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         make_member_checkpoint(self, checkpoint)
 
@@ -206,6 +187,59 @@ class Ensemble(pl.LightningModule):
         """Return the metrics of the last evaluation, averaged over the members."""
         each = [member.task.compute_metrics() for _, member in self.active()]
         return {name: sum(metrics[name] for metrics in each) / len(each) for name in (each[0] if each else {})}
+
+
+class CallMemberCallbacks(pl.Callback):
+    """Calls the callbacks of each member of an ensemble that has not ended."""
+
+    def call(self, ensemble: Any, hook: str, *arguments: Any) -> None:
+        """Call a hook of the members' callbacks."""
+        for _, member in ensemble.active():
+            for callback in member.callbacks:
+                getattr(callback, hook)(member.task.trainer, member.task, *arguments)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.call(pl_module, "on_fit_start")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.call(pl_module, "on_train_batch_end", outputs, batch, batch_idx)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.call(pl_module, "on_validation_end")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.call(pl_module, "on_train_end")
+
+
+class EnsembleProgress(Progress):
+    """The progress of an ensemble: in the `run.json` of each member, with the mean of their losses."""
+
+    def __init__(self, folders: Sequence[RunFolder]) -> None:
+        super().__init__(folders[0])
+        self.folders = folders
+
+    def report(self, **progress: Any) -> None:
+        for folder in self.folders:
+            folder.report_progress(**progress)
+
+    def loss_of(self, outputs: Any) -> float:
+        return super().loss_of(outputs) / len(self.folders)
+
+
+def gradient_norms(model: torch.nn.Module) -> Tensor:
+    """Return the norm of the gradients of each member, over all of its parameters, [K]."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+
+
+def clip_member_norms(model: torch.nn.Module, largest: float) -> None:
+    """Scale the gradients of each member whose norm is above `largest`, as torch's `clip_grad_norm_` does."""
+    factors_K = (largest / (gradient_norms(model) + 1e-6)).clamp(max=1.0)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= factors_K.view(-1, *[1] * (parameter.ndim - 1))
 
 
 def scale_steps(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], rates: list[float]) -> None:

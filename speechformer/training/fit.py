@@ -47,19 +47,20 @@ def fit(
     rank = int(os.environ.get("LOCAL_RANK", 0))
     with runtime.threads(config, folder.owner) as threads:
         run = Run(config, folder, build_data(config, corpus))
+        run.data.limit_length(run.task.model.max_length)
         if rank:
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
             checkpoint = resumable(folder.path)
-            callbacks = [run.logger, timer, Progress([folder]), *run.callbacks]
+            callbacks = [run.logger, timer, Progress(folder), *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:
                 compile_blocks(run.task, config["compile"], trainer.strategy.root_device)
             if not rank:
-                prepare_folders([run], threads, resumes=checkpoint is not None)
-                announce([run], trainer, threads, start, resumes=checkpoint is not None)
+                prepare_folder(run, threads, resumes=checkpoint is not None)
+                announce(run, trainer, threads, start, resumes=checkpoint is not None)
             train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
         result = make_result(run, timer.seconds, describe_machine(trainer, threads))
@@ -68,21 +69,19 @@ def fit(
     return result
 
 
-def prepare_folders(runs: Sequence[Run], threads: int, resumes: bool) -> None:
+def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
     """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
-    for run in runs:
-        run.folder.owner["threads"] = threads
-        run.folder.report_progress()
-        run.folder.remove_outputs(keep_results=resumes)
-        run.data.tokenizer.save(run.folder.path / "tokenizer.json")
+    run.folder.owner["threads"] = threads
+    run.folder.report_progress()
+    run.folder.remove_outputs(keep_results=resumes)
+    run.data.tokenizer.save(run.folder.path / "tokenizer.json")
 
 
-def announce(runs: Sequence[Run], trainer: pl.Trainer, threads: int, start: runtime.Start, resumes: bool) -> None:
+def announce(run: Run, trainer: pl.Trainer, threads: int, start: runtime.Start, resumes: bool) -> None:
     """Print the corpus, the parameters and the folder of a run that begins."""
-    first, others = runs[0], len(runs) - 1
-    console.say(first.data.corpus_line())
-    console.say(console.parameters_line(first.parameters))
-    console.say(f"Folder: {first.folder.path}" + (f", and {others} more" if others else ""))
+    console.say(run.data.corpus_line())
+    console.say(console.parameters_line(run.parameters))
+    console.say(f"Folder: {run.folder.path}")
     busy = devices.cores_of_others(start.cpu)
     free = devices.cores() - busy
     if busy > 0.5 and 1 < threads > free + 0.5 and trainer.strategy.root_device.type == "cpu":
@@ -121,7 +120,7 @@ def add_last_evaluation(run: Run) -> None:
     run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
 
 
-def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int = 1) -> dict[str, Any]:
+def describe_machine(trainer: pl.Trainer, threads: int) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
     return {
@@ -130,7 +129,7 @@ def describe_machine(trainer: pl.Trainer, threads: int, ensemble_size: int = 1) 
         "threads": threads,
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "ensemble_size": ensemble_size,
+        "ensemble_size": 1,
     }
 
 

@@ -20,10 +20,10 @@ from speechformer.runs import identity
 from speechformer.runs.folder import FOREIGN, OccupiedError, RunFolder, lock, result_or_none
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
-from speechformer.training.callbacks import PhaseTimer, Progress
+from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
-from speechformer.training.ensemble import Ensemble
-from speechformer.training.fit import add_last_evaluation, announce, describe_machine, make_result, prepare_folders
+from speechformer.training.ensemble import CallMemberCallbacks, Ensemble, EnsembleProgress
+from speechformer.training.fit import add_last_evaluation, announce, describe_machine, make_result, prepare_folder
 
 Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
 
@@ -72,19 +72,23 @@ def fit_ensemble(members: Sequence[Member], start: runtime.Start) -> list[dict[s
     with runtime.threads(config, folders[0].owner) as threads:
         data = build_data(config, load(config))
         runs = [build_member(own_config, folder, data) for own_config, folder in members]
+        data.limit_length(runs[0].task.model.max_length)
         ensemble = Ensemble(runs)
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, None) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
-            own = {"callbacks": [timer, Progress(folders)], "logger": False, "enable_checkpointing": False}
+            callbacks = [timer, EnsembleProgress(folders), CallMemberCallbacks()]
+            own = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
             trainer = build_trainer(config, folders[0].path, device, **own)
             if config["compile"] is not None:
                 compile_blocks(ensemble, config["compile"], trainer.strategy.root_device)
-            prepare_folders(runs, threads, resumes=False)
-            announce(runs, trainer, threads, start, resumes=False)
+            for run in runs:
+                prepare_folder(run, threads, resumes=False)
+            announce(runs[0], trainer, threads, start, resumes=False)
+            console.say(f"and {len(runs) - 1} more folders, in an ensemble")
             train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
-        machine = describe_machine(trainer, threads, len(runs))
+        machine = describe_machine(trainer, threads) | {"ensemble_size": len(runs)}
         results = [make_result(run, timer.seconds, machine) for run in runs]
     for result in results:
         console.say(console.summary(result))

@@ -102,6 +102,10 @@ def isolated() -> Iterator[None]:
     try:
         with quiet(), isolate_rng():
             yield
+    except SystemExit as end:
+        if isinstance(end.__context__, KeyboardInterrupt):  # Lightning exits the process at Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
     finally:
         torch.use_deterministic_algorithms(deterministic)
         for name in os.environ.keys() - variables.keys():
