@@ -58,7 +58,7 @@ class BeamSearch:
         self.finished_B = torch.zeros(B, dtype=torch.long, device=device)
         self.best_B = torch.full((B,), -math.inf, device=device)
         self.score_BK = torch.full((B, beam), -math.inf, device=device)
-        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so the first one stands for all
+        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so only the first one counts
         self.ids_BKT = torch.full((B, beam, 1), BEGIN, device=device)
 
     def log_probabilities(self, length: int) -> Tensor:
