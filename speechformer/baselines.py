@@ -222,7 +222,7 @@ def metrics_table(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def tasks(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the override for each task that the corpus has files for; an empty one if the task is given already."""
+    """Return the override for each task that the corpus has files for; an empty one if `overrides` name the task."""
     from speechformer.corpora.load import load
     from speechformer.corpora.speeches import Corpus
 

@@ -46,24 +46,25 @@ TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
     str: ("a word", (str,)),
     list: ("a list", (list,)),
 }
+SET_ALREADY = "speechformer sets it"
 WHOLE_PART = "metrics always cover the whole of each part"
-FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: what to do instead, or why
-    "val_check_interval": "set eval_interval",
-    "check_val_every_n_epoch": "set eval_interval",
+FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why, and what to set instead
+    "val_check_interval": f"{SET_ALREADY}; set eval_interval",
+    "check_val_every_n_epoch": f"{SET_ALREADY}; set eval_interval",
     "logger": "TensorBoard and CSV are always on",
-    "callbacks": "a run has its own",
-    "enable_checkpointing": "set checkpoint_every",
-    "default_root_dir": "set hydra.run.dir",
+    "callbacks": SET_ALREADY,
+    "enable_checkpointing": f"{SET_ALREADY}; set checkpoint_every",
+    "default_root_dir": f"{SET_ALREADY}; set hydra.run.dir",
     "limit_val_batches": WHOLE_PART,
     "limit_test_batches": WHOLE_PART,
-    "overfit_batches": "set trainer.limit_train_batches",
-    "fast_dev_run": "set trainer.max_steps",
+    "overfit_batches": "evaluation uses all batches; set trainer.limit_train_batches",
+    "fast_dev_run": "a run always writes its result; set trainer.max_steps",
     "barebones": "a run always reports its metrics",
-    "num_sanity_val_steps": "evaluation begins with eval_interval",
+    "num_sanity_val_steps": "eval_interval determines every evaluation",
     "num_nodes": "a run uses one machine",
-    "plugins": "a run has its own",
-    "enable_progress_bar": "a run has its own",
-    "enable_model_summary": "a run prints its parameters",
+    "plugins": SET_ALREADY,
+    "enable_progress_bar": SET_ALREADY,
+    "enable_model_summary": "a run prints its number of parameters",
 }
 
 
@@ -174,11 +175,11 @@ def check_numbers(config: dict[str, Any]) -> None:
 
 
 def check_trainer_arguments(arguments: dict[str, Any]) -> None:
-    """Require that `trainer.*` names arguments of Lightning's Trainer that are free here."""
+    """Require that `trainer.*` names arguments of Lightning's Trainer that can be set."""
     known = set(load_plain(CONF / "config.yaml")["trainer"]) | {"strategy"}
     for name in arguments:
         if name in FIXED_TRAINER_ARGUMENTS:
-            raise UserError(f"trainer.{name} is not free here; {FIXED_TRAINER_ARGUMENTS[name]}.")
+            raise UserError(f"trainer.{name} cannot be set, because {FIXED_TRAINER_ARGUMENTS[name]}.")
         if name not in known:  # Lightning takes seconds to import: ask it only about other names
             from lightning.pytorch import Trainer
 

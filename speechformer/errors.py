@@ -43,6 +43,12 @@ def run_command(command: Callable[[], object]) -> None:
         sys.exit("Interrupted.")
 
 
+def require(valid: bool, name: str, rule: str, value: object, typed: bool = False) -> None:
+    """Raise a UserError "NAME must be RULE, not VALUE." unless `valid`; `typed`: name the option of a command."""
+    if not valid:
+        raise UserError(f"{'--' + name.replace('_', '-') if typed else name} must be {rule}, not {value}.")
+
+
 def one_sentence(error: BaseException) -> str:
     """Return the first paragraph of an error's message on one line."""
     return " ".join(str(error).strip().split("\n\n")[0].split())

@@ -7,10 +7,16 @@ import sys
 from typing import Any
 
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
-from speechformer.analysis.continuation import DEFAULT_TOKENS, continue_text, detokenize, read_prompt
+from speechformer.analysis.continuation import (
+    DEFAULT_TOKENS,
+    check_options,
+    continue_text,
+    detokenize,
+    read_prompt,
+)
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import UserError, run_command
+from speechformer.errors import UserError, require, run_command
 from speechformer.tasks.text import note_unknown
 
 
@@ -58,19 +64,19 @@ def main() -> None:
 
     def command() -> None:
         n, seed = arguments.n, arguments.seed
-        if n < 1:
-            raise UserError(f"n must be at least 1, not {n}.")
-        if seed > 2**63 - n:
-            raise UserError(f"seed must be at least 0 and below 2^63 for each of the {n} continuations, not {seed}.")
+        options = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "top_p")}
+        check_options(**options, seed=seed, typed=True)
+        require(n >= 1, "n", "at least 1", n, typed=True)
+        require(seed + n <= 2**63, "seed", f"at most 2^63 - {n} for {n} continuations", seed, typed=True)
+        prompts = read_sentences(arguments.prompt) if arguments.prompt else []
         run = load_run(arguments.run, arguments.checkpoint, "generate")
         if arguments.temperature == 0 and n > 1:
             print("(at temperature 0 there is one continuation)", file=sys.stderr)
             n = 1
-        options = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "top_p")}
-        if not arguments.prompt and sys.stdin.isatty():
+        if not prompts and sys.stdin.isatty():
             converse(run, n, seed, **options)
             return
-        for prompt in read_sentences(arguments.prompt):
+        for prompt in prompts or read_sentences([]):
             print_continuations(run, prompt, n, seed, **options)
 
     run_command(command)

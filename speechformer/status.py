@@ -1,4 +1,4 @@
-"""Show how sweeps and runs stand, from any terminal: `python -m speechformer.status FOLDER [--watch]`.
+"""Show the state of sweeps and runs, from any terminal: `python -m speechformer.status FOLDER [--watch]`.
 
     finished, diverged, failed, killed    as the result says
     running                               a process holds the run's lock
@@ -47,7 +47,7 @@ def overview(folder: Path) -> tuple[str, bool]:
 
 
 def describe(jobs: list[sweeps.Job]) -> str:
-    """Count the jobs by state, estimate the time left, and list those that run or went wrong."""
+    """Count the jobs by state, estimate the time left, and list those that run or failed."""
     rows = []
     for job in jobs:
         if job.state.status == "running":

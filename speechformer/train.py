@@ -1,6 +1,6 @@
 """Train one run, or with `-m` a sweep: `python -m speechformer.train task=classify model=alibi`.
 
-This is the Hydra edge: it composes the config, names the run's folder, and turns bad input into one sentence. Heavy
+The module composes the config with Hydra, names the run's folder, and reports invalid input in one sentence. Heavy
 imports come later, so that `--help`, shell completion and a typo are answered at once.
 """
 

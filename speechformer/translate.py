@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from speechformer import console
 from speechformer.analysis.attention_maps import draw
 from speechformer.analysis.command_line import load_run, read_texts, run_parser
-from speechformer.analysis.translation import align, encode_sources, translate_sources
+from speechformer.analysis.translation import align, check_options, encode_sources, translate_sources
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError, run_command
+
+
+def check_alignment(texts: Sequence[str]) -> None:
+    """Require that --attention has one sentence to align."""
+    number = sum(bool(text.strip()) for text in texts)
+    if len(texts) != 1 or number != 1:
+        raise UserError(f"--attention draws the alignment of one sentence, but there are {number}.")
 
 
 def main() -> None:
@@ -26,11 +34,15 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
 
     def command() -> None:
+        check_options(arguments.beam, arguments.length_penalty, typed=True)
+        if arguments.attention and arguments.attention.suffix.lower() != ".png":
+            raise UserError(f"--attention must name a .png file, not {arguments.attention}.")
+        if arguments.attention and arguments.text:
+            check_alignment(arguments.text)
         run = load_run(arguments.run, arguments.checkpoint, "translate")
         texts = read_texts(arguments.text)
-        if arguments.attention and (len(texts) != 1 or not texts[0].strip()):
-            number = sum(bool(text.strip()) for text in texts)
-            raise UserError(f"--attention draws the alignment of one sentence, but there are {number}.")
+        if arguments.attention:
+            check_alignment(texts)
         sources = encode_sources(run, texts)
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:
@@ -39,11 +51,7 @@ def main() -> None:
         for ids in translations:
             console.say(on_one_line(run.tokenizer.decode(ids)))
         if arguments.attention:
-            picture = draw(align(run, sources[0], translations[0]), f"model={run.label}")
-            try:
-                picture.save(arguments.attention)
-            except ValueError as error:
-                raise UserError(f"--attention {arguments.attention}: {error}; name a .png file.") from None
+            draw(align(run, sources[0], translations[0]), f"model={run.label}").save(arguments.attention)
 
     run_command(command)
 

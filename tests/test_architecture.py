@@ -1,4 +1,4 @@
-"""Arrows point down only: which part of the package may import which."""
+"""Imports point downward only: which part of the package may import which."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import speechformer
 
 PACKAGE = Path(speechformer.__file__).parent
-# From the ground up: a room may import only rooms of the floors below its own.
-FLOORS = (
+# From the lowest: a part of the package may import only parts of the levels below its own.
+LEVELS = (
     "errors console",
     "corpora",
     "runs layers metrics",
@@ -24,11 +24,11 @@ FLOORS = (
     "sweeps",
     "train bench predict generate translate attention positions export toy status download audit baselines",
 )
-FLOOR_OF = {name: k for k, names in enumerate(FLOORS) for name in names.split()}
+LEVEL_OF = {name: k for k, names in enumerate(LEVELS) for name in names.split()}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def room(path: Path) -> str:
+def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -45,17 +45,17 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_only_from_the_floors_below(path: Path) -> None:
+def test_a_file_imports_only_from_the_levels_below(path: Path) -> None:
     if path.name == "__init__.py":
         assert path.parent == PACKAGE or not imported(path)  # the package's own exports by name, lazily
         return
-    rooms = {name.split(".")[1] for name in imported(path) if name.startswith("speechformer.")}
-    above = {other for other in rooms - {room(path)} if FLOOR_OF[other] >= FLOOR_OF[room(path)]}
-    assert not above, f"{path} imports {', '.join(sorted(above))} from its own floor or one above"
+    parts = {name.split(".")[1] for name in imported(path) if name.startswith("speechformer.")}
+    above = {other for other in parts - {part(path)} if LEVEL_OF[other] >= LEVEL_OF[part(path)]}
+    assert not above, f"{path} imports {', '.join(sorted(above))} from its own level or one above"
 
 
 @pytest.mark.parametrize(
-    ("rooms", "heavy"),
+    ("parts", "heavy"),
     [
         (
             ("corpora", "runs", "console", "errors", "download", "config", "report", "audit", "sweeps", "status"),
@@ -65,9 +65,9 @@ def test_a_file_imports_only_from_the_floors_below(path: Path) -> None:
         (("layers", "kernels", "models"), ("lightning",)),
     ],
 )
-def test_light_rooms_import_nothing_heavy(rooms: tuple[str, ...], heavy: tuple[str, ...]) -> None:
+def test_light_parts_import_no_heavy_library(parts: tuple[str, ...], heavy: tuple[str, ...]) -> None:
     for path in FILES:
-        if room(path) in rooms:
+        if part(path) in parts:
             assert not {name.split(".")[0] for name in imported(path)} & set(heavy), path
 
 

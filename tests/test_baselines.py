@@ -50,7 +50,7 @@ def test_kneser_ney_is_that_of_nltk(order: int) -> None:
 def test_every_distribution_sums_to_one(model: KneserNey, context: tuple[int, ...]) -> None:
     probabilities = [model.probability(word, context) for word in range(1, 31)]
     assert sum(probabilities) == pytest.approx(1)
-    assert min(probabilities) > 0  # a word that was never seen is possible
+    assert min(probabilities) > 0  # a word outside the training set is possible
 
 
 def test_discounts_are_estimated_from_singles_and_doubles() -> None:
@@ -73,10 +73,10 @@ def test_on_the_speeches_as_measured_elsewhere(speeches: Corpus) -> None:
     data = StreamData(speeches, **{key: config[key] for key in keys})
     train = data.encode_stream(data.splits.train, "training", 2).tolist()
     model = KneserNey(train, 5, len(data.tokenizer) - 1, [0.85] * 5)
-    found = {
+    perplexities = {
         name: model.perplexity(data.encode_stream(rows, name, 2).tolist()) for name, rows in data.splits.test.items()
     }
-    assert found == pytest.approx({"obama": 237, "wbush": 363, "hbush": 255}, abs=1.01)
+    assert perplexities == pytest.approx({"obama": 237, "wbush": 363, "hbush": 255}, abs=1.01)
 
 
 @pytest.mark.parametrize("protocol", ["paper", "clean"])

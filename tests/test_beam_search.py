@@ -63,9 +63,9 @@ def test_a_beam_of_one_is_greedy(model: str) -> None:
     model = opinionated(model)
     ids = sources(6)
     for limit in (3, 12):
-        found = beam_search(model, ids, beam=1, alpha=1.0, limits=[limit] * 6)
+        translations = beam_search(model, ids, beam=1, alpha=1.0, limits=[limit] * 6)
         expected = [greedy(model, row[row != PAD], limit) for row in ids]
-        assert [translation for translation, _ in found] == expected
+        assert [translation for translation, _ in translations] == expected
     assert len({len(translation) for translation in expected}) > 1  # some end by themselves
 
 
@@ -88,8 +88,8 @@ def test_a_wide_beam_finds_the_best_of_all(model: str, alpha: float) -> None:
     model = opinionated(model)
     ids = sources(3, 6)
     limit = 3
-    found = beam_search(model, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
-    for row, (translation, score) in zip(ids, found):
+    translations = beam_search(model, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
+    for row, (translation, score) in zip(ids, translations):
         best = every_translation(model, row[row != PAD], limit, alpha)[0]
         assert translation == best[1] and score == pytest.approx(best[0], abs=1e-4)
 
@@ -99,9 +99,9 @@ def test_a_wider_beam_scores_no_worse_on_the_whole_and_its_score_is_that_of_its_
     ids = sources(6)
     totals = []
     for beam in (1, 4, 16):
-        found = beam_search(model, ids, beam=beam, alpha=0.6, limits=[12] * 6)
-        totals.append(sum(score for _, score in found))
-        for row, (translation, score) in zip(ids, found):
+        translations = beam_search(model, ids, beam=beam, alpha=0.6, limits=[12] * 6)
+        totals.append(sum(score for _, score in translations))
+        for row, (translation, score) in zip(ids, translations):
             log = model(row[row != PAD][None], torch.tensor([[BEGIN, *translation]]))[0].log_softmax(dim=-1)
             total = sum(float(log[t, token]) for t, token in enumerate([*translation, END]))
             assert score == pytest.approx(total / length_penalty(len(translation) + 1, 0.6), abs=1e-4)
@@ -139,12 +139,12 @@ def test_sentences_together_are_translated_as_each_alone_in_any_order_and_size_o
 
 def test_a_batch_is_bounded_by_its_hypotheses_tokens_and_each_source_is_in_one() -> None:
     lengths = [5, 90, 7, 7, 31, 400, 2, 8, 8, 8]
-    found = list(batch_sources(lengths, beam=5, max_length=None, tokens=1000))
-    assert sorted(index for chosen in found for index in chosen) == list(range(10))
-    for chosen in found:
+    batches = list(batch_sources(lengths, beam=5, max_length=None, tokens=1000))
+    assert sorted(index for chosen in batches for index in chosen) == list(range(10))
+    for chosen in batches:
         most = sum(5 * max_target_length(lengths[index], None) for index in chosen)
         assert len(chosen) == 1 or most <= 1000
-    assert [5] in found  # which is too long for any
+    assert [5] in batches  # which is too long for any
     assert max(map(len, batch_sources([3] * 50, beam=5, max_length=None, tokens=10**6, rows=35))) == 7
 
 
@@ -153,8 +153,8 @@ def test_no_translation_passes_its_limit_or_the_models_positions() -> None:
     with torch.no_grad():
         model.output.bias[END] = -50  # a model that never ends
     ids = [row[row != PAD].tolist() for row in sources(3, 12)]
-    found = translate_ids(model, ids, beam=2, alpha=1.0, max_length=model.max_length)
-    assert all(len(translation) == 7 for translation in found)  # and an <eos>
+    translations = translate_ids(model, ids, beam=2, alpha=1.0, max_length=model.max_length)
+    assert all(len(translation) == 7 for translation in translations)  # and an <eos>
     free = opinionated("sinusoidal")
     with torch.no_grad():
         free.output.bias[END] = -50
@@ -176,6 +176,6 @@ def test_decoding_on_cuda_finds_what_the_cpu_finds(model: str) -> None:
     model = opinionated(model, block_size=30)
     ids, limits = sources(5), [14, 13, 12, 9, 5]
     expected = beam_search(model, ids, beam=3, alpha=1.0, limits=limits)
-    found = beam_search(model.cuda(), ids.cuda(), beam=3, alpha=1.0, limits=limits)
-    for ours, theirs in zip(found, expected):
+    on_cuda = beam_search(model.cuda(), ids.cuda(), beam=3, alpha=1.0, limits=limits)
+    for ours, theirs in zip(on_cuda, expected):
         assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-3)

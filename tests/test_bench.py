@@ -47,9 +47,9 @@ def test_sides_take_turns_and_the_result_is_the_median_per_unit() -> None:
         time.sleep(seconds)
         return work
 
-    found = turns({"a": lambda: side("a", 0.02, 1), "b": lambda: side("b", 0.04, 4)}, rounds=3)
+    seconds = turns({"a": lambda: side("a", 0.02, 1), "b": lambda: side("b", 0.04, 4)}, rounds=3)
     assert order == ["a", "b"] * 4  # the first of each is the warm-up
-    assert found["a"] == pytest.approx(0.02, abs=0.01) and found["b"] == pytest.approx(0.01, abs=0.005)
+    assert seconds["a"] == pytest.approx(0.02, abs=0.01) and seconds["b"] == pytest.approx(0.01, abs=0.005)
 
 
 def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -117,12 +117,12 @@ def test_the_ratio_is_of_the_fastest_other_side() -> None:
 def test_the_measured_kernels_agree(model: str, pattern: str) -> None:
     bias = bias_of(model, pattern, 40)
     qkv = [torch.randn(1, 8, 40, 64) for _ in range(3)]
-    found = {name: run(*qkv) for name, run in kernels(bias, torch.float32).items()}
-    assert set(found) >= {"dense mask", "reference"} and ("no mask" in found) == (
+    outputs = {name: run(*qkv) for name, run in kernels(bias, torch.float32).items()}
+    assert set(outputs) >= {"dense mask", "reference"} and ("no mask" in outputs) == (
         pattern == "full" and model == "nope"
     )
-    for mixed in found.values():
-        torch.testing.assert_close(mixed, found["reference"], atol=1e-5, rtol=1e-5)
+    for mixed in outputs.values():
+        torch.testing.assert_close(mixed, outputs["reference"], atol=1e-5, rtol=1e-5)
 
 
 def test_memory_includes_the_attention_weights_of_the_reference() -> None:
@@ -176,21 +176,23 @@ def test_the_share_of_the_rate_and_the_flops_of_a_large_model() -> None:
     """Oracle: torch's own counter of FLOPs, on a size whose attention and products both matter; it counts attention
     in full, of which causality spares half."""
     sizes = {"width": 32, "heads": 2, "layers": 2, "ff": 64, "block_size": 64, "vocab_size": 100}
-    found = bench_large(1e12, sizes, batch=1, steps=1)
-    assert found.more["part_of_the_rate"] == pytest.approx(found.more["flops"] / found.seconds["speechformer"] / 1e12)
+    result = bench_large(1e12, sizes, batch=1, steps=1)
+    assert result.more["part_of_the_rate"] == pytest.approx(
+        result.more["flops"] / result.seconds["speechformer"] / 1e12
+    )
     model, ids = decoder_of(sizes), torch.randint(100, (1, 65))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # whose products it knows
         logits = model(ids[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
     spared = 6 * 2 * 32 * 64 * 64
-    assert counter.get_total_flops() - spared == pytest.approx(found.more["flops"], rel=0.1)
+    assert counter.get_total_flops() - spared == pytest.approx(result.more["flops"], rel=0.1)
 
 
 def test_compiled_blocks_are_timed_beside_others(traced: list[str]) -> None:
     pytest.importorskip("x_transformers")  # the bench builds all sides
-    found = bench_compiled(1, modes=["default"])
+    result = bench_compiled(1, modes=["default"])
     assert traced == ["default"] * SIZES["report"]["layers"]
-    assert list(found.seconds) == ["default", "not compiled"] and min(found.seconds.values()) > 0
+    assert list(result.seconds) == ["default", "not compiled"] and min(result.seconds.values()) > 0
 
 
 def test_without_a_gpu_its_part_says_so() -> None:

@@ -13,12 +13,12 @@ HYPOTHESES = ["La maison est blanche.", "Où vas-tu\u00a0?", "Je ne sais pas.", 
 
 
 def test_the_scores_are_sacrebleus_on_the_same_strings() -> None:
-    found = score(HYPOTHESES, REFERENCES)
+    scores = score(HYPOTHESES, REFERENCES)
     theirs = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
-    assert found["bleu"] == bleu(HYPOTHESES, REFERENCES) == theirs.score
-    assert found["chrf"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
-    assert found["length_ratio"] == theirs.sys_len / theirs.ref_len
-    assert found["exact"] == 0.25
+    assert scores["bleu"] == bleu(HYPOTHESES, REFERENCES) == theirs.score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
+    assert scores["length_ratio"] == theirs.sys_len / theirs.ref_len
+    assert scores["exact"] == 0.25
     assert score(REFERENCES, REFERENCES)["bleu"] == pytest.approx(100)
 
 
@@ -33,14 +33,14 @@ def test_the_interval_is_that_of_sacrebleus_bootstrap() -> None:
 
 def test_translations_that_have_nothing_right_have_an_interval() -> None:
     """sacreBLEU's own raises there."""
-    found = score(["qqq", "qqq", "L"] * 3, ["La", "Où", "Le"] * 3)
-    assert found["bleu"] == 0 and found["chrf_interval"] > 0
+    scores = score(["qqq", "qqq", "L"] * 3, ["La", "Où", "Le"] * 3)
+    assert scores["bleu"] == 0 and scores["chrf_interval"] > 0
 
 
 def test_signatures_name_case_tokens_and_version() -> None:
-    found = signatures()
-    assert found["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
-    assert found["chrf"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
+    by_metric = signatures()
+    assert by_metric["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    assert by_metric["chrf"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_buckets(words: int, name: str) -> None:
 
 def test_each_bucket_is_measured_on_its_sentences_alone() -> None:
     sources = ["a b"] * 8 + ["w " * 25] * 8
-    found = score_by_length(sources, HYPOTHESES, REFERENCES)
-    assert list(found) == ["1-10", "21-30"] and set(found) < set(LENGTHS)
-    assert found["1-10"] == score(HYPOTHESES[:8], REFERENCES[:8])
-    assert found["21-30"] == score(HYPOTHESES[8:], REFERENCES[8:])
+    by_length = score_by_length(sources, HYPOTHESES, REFERENCES)
+    assert list(by_length) == ["1-10", "21-30"] and set(by_length) < set(LENGTHS)
+    assert by_length["1-10"] == score(HYPOTHESES[:8], REFERENCES[:8])
+    assert by_length["21-30"] == score(HYPOTHESES[8:], REFERENCES[8:])
 
 
 def test_copying_the_source_of_the_ted_test_scores_next_to_nothing(ted_pairs: Pairs) -> None:

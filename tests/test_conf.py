@@ -70,7 +70,7 @@ def test_a_machine_sets_the_trainers_device(machine: str) -> None:
     assert (trainer.devices, trainer.get("strategy")) == ((2, "ddp") if machine == "ddp" else (1, None))
 
 
-def test_what_people_change_most_stands_flat_at_the_top() -> None:
+def test_the_most_used_keys_are_at_the_top_level() -> None:
     flat = "seed width heads layers ff block_size batch_size dropout vocab_size eval_interval checkpoint_every"
     assert set(flat.split()) <= set(compose())
 
@@ -120,15 +120,15 @@ SWEEPS = [name for name in EXPERIMENTS if "sweeper" in (CONF / "experiment" / f"
 @pytest.mark.parametrize("experiment", SWEEPS)
 def test_every_value_that_an_experiment_sweeps_composes(experiment: str) -> None:
     file = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml"))
-    seen = set()
+    composed = set()
     for key, values in file["hydra"]["sweeper"]["params"].items():  # type: ignore
         for value in [values] if values.startswith("range") else values.split(","):
             if not value.startswith("range"):
                 config = plain(experiment, f"{key}={value}")
                 check_config(config)
-                seen.add((key, value))
+                composed.add((key, value))
                 assert config["study"]
-    assert len(seen) >= 2
+    assert len(composed) >= 2
 
 
 def test_make_reproduce_runs_every_experiment_and_nothing_else() -> None:

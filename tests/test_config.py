@@ -30,7 +30,7 @@ def test_an_old_name_is_answered_with_the_new_one(overrides: list[str], message:
     assert str(error.value) == message
 
 
-def test_an_old_name_that_is_added_or_stands_in_an_experiment_is_answered_too() -> None:
+def test_an_old_name_is_explained_if_it_is_added_or_in_an_experiment() -> None:
     with pytest.raises(UserError, match=r"core\.norm is now architecture\.norm"):
         check_overrides(["+core.norm=post"])
     with pytest.raises(UserError, match=r"^core is now architecture\.$"):
@@ -54,7 +54,7 @@ def test_the_data_of_a_task_are_fixed() -> None:
         (["architecture.bias=off"], "architecture.bias must be true or false, not 'off'."),
         (["trainer.max_epochs=-2"], "trainer.max_epochs must be a whole number of at least -1, not -2."),
         (["recipe.betas=[0.9]"], "recipe.betas must be two numbers in [0, 1), not [0.9]."),
-        (["+trainer.callbacks=x"], "trainer.callbacks is not free here; a run has its own."),
+        (["+trainer.callbacks=x"], "trainer.callbacks cannot be set, because speechformer sets it."),
         (["~architecture.norm"], "architecture.norm is missing; keys cannot be removed."),
     ],
 )

@@ -101,9 +101,9 @@ def test_a_log_is_appended_to_and_an_error_gives_the_console_back(tmp_path: Path
 def test_a_progress_bar_sees_no_terminal_while_a_job_logs_to_a_file(tmp_path: Path) -> None:
     ours, terminal = os.openpty()
     code = (
-        "import sys\nfrom pathlib import Path\nfrom speechformer import console\nseen = [sys.stderr.isatty()]\n"
-        "with console.log_to_file(Path('log.txt')):\n    seen.append(sys.stderr.isatty())\n"
-        "print(*seen, sys.stderr.isatty())"
+        "import sys\nfrom pathlib import Path\nfrom speechformer import console\nis_tty = [sys.stderr.isatty()]\n"
+        "with console.log_to_file(Path('log.txt')):\n    is_tty.append(sys.stderr.isatty())\n"
+        "print(*is_tty, sys.stderr.isatty())"
     )
     done = run(code, tmp_path, stderr=terminal)
     os.close(ours)

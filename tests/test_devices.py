@@ -30,7 +30,7 @@ def work(folder: str, names: list[str], told: Any, seconds: float) -> None:
 
 
 def test_runs_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
-    """8 processes on 3 devices: whoever overlaps in time has another one, and all three are used."""
+    """8 processes on 3 devices: no two hold a device at the same time, and all three are used."""
     told = CONTEXT.Queue()
     names = [f"gpu-{tmp_path.name}-{k}" for k in range(3)]
     processes = [CONTEXT.Process(target=work, args=(str(tmp_path), names, told, 0.3)) for _ in range(8)]
@@ -45,10 +45,9 @@ def test_runs_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
             assert index != other or stop <= begun or ended <= start
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the cores' use is asked of Linux")
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 def test_cpu_time_of_other_processes_is_measured() -> None:
-    """Beside a process that counts as fast as it can, as much of a core as the system says that it got; what this one
-    does itself is nobody else's."""
+    """Oracle: the CPU time that the system counts for a busy process. This process's own time does not count."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         before, of_busy, own = devices.cpu_clock(), seconds_of(busy.pid), time.process_time()

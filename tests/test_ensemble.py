@@ -33,7 +33,7 @@ def both(folder: Path, members: list[list[str]]) -> list[tuple[Path, Path]]:
 
 
 def close(one: Any, alone: Any, within: float, path: str = "") -> None:
-    """Refuse plain data or tensors that differ by more."""
+    """Require that plain data or tensors differ by no more."""
     if isinstance(alone, dict):
         assert set(one) == set(alone), path
         for key in alone:

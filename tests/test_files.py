@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError) as error, atomic_write(tmp_path / "nowhere" / "file"):
         pass
     assert error.value.filename == str(tmp_path / "nowhere" / "file")
+
+
+def test_old_leftovers_of_killed_processes_are_deleted(target: Path) -> None:
+    names = ["file.01234567.partial", "file.89abcdef.partial", "other.01234567.partial"]
+    leftovers = [target.with_name(name) for name in names]
+    for leftover, minutes in zip(leftovers, (61, 59, 61)):
+        leftover.write_bytes(b"half")
+        os.utime(leftover, times=(time.time() - 60 * minutes,) * 2)
+    with atomic_write(target) as file:
+        file.write(b"new")
+    assert [leftover.exists() for leftover in leftovers] == [False, True, True]  # the second may still be written
 
 
 def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:

@@ -101,10 +101,10 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
 def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """All that a run leaves and that must not depend on its having been stopped."""
     paths = {name: folder / f"{name}.ckpt" for name in ("last", "best", "average")}
-    kept = {name: torch.load(path, weights_only=True) for name, path in paths.items() if path.exists()}
-    last = kept["last"]
+    checkpoints = {name: torch.load(path, weights_only=True) for name, path in paths.items() if path.exists()}
+    last = checkpoints["last"]
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    weights = {name: checkpoint["state_dict"] for name, checkpoint in kept.items()}
+    weights = {name: checkpoint["state_dict"] for name, checkpoint in checkpoints.items()}
     moments = last["optimizer_states"][0]["state"]
     return {
         **{key: result.get(key) for key in ("status", "metrics", "best", "curve", "steps", "identity", "error")},
@@ -317,7 +317,7 @@ def test_an_averaged_run_whose_result_is_damaged_has_it_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("status", ["finished", "failed"])
-def test_a_result_that_is_cut_in_half_or_says_failure_is_made_again(status: str, tmp_path: Path) -> None:
+def test_a_truncated_or_failed_result_is_computed_again(status: str, tmp_path: Path) -> None:
     first = run(tmp_path / "a", *RUNS["lm"])
     text = (tmp_path / "a" / "result.json").read_text()
     half = text[: len(text) // 2] if status == "finished" else text.replace('"finished"', '"failed"')
@@ -342,7 +342,7 @@ def test_a_checkpoint_that_is_cut_short_is_said_and_done_without(
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Path) -> None:
-    """The limit on the size of a file (RLIMIT_FSIZE) refuses a write as a full disk does."""
+    """The limit on the size of a file (RLIMIT_FSIZE) fails a write as a full disk does."""
     options = [*OWN, "width=64", *RUNS["lm"], "checkpoint_every=2", f"hydra.run.dir={tmp_path / 'a'}"]
     command = [sys.executable, "-m", "speechformer.train", *options]
 
@@ -352,15 +352,15 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Pa
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    refused = subprocess.run(command, capture_output=True, text=True, preexec_fn=little)
-    assert refused.returncode == 1
-    line = refused.stderr.strip().splitlines()[-1]
+    failed = subprocess.run(command, capture_output=True, text=True, preexec_fn=little)
+    assert failed.returncode == 1
+    line = failed.stderr.strip().splitlines()[-1]
     assert (
         line.startswith(f"Error: {tmp_path / 'a'}")
         and ".ckpt: " in line
         and "resumes from the last checkpoint" in line
     )
-    assert "Traceback" not in refused.stderr
+    assert "Traceback" not in failed.stderr
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert runs.read_result(tmp_path / "a")["status"] == "finished"
@@ -388,7 +388,7 @@ def test_a_figure_that_is_infinite_is_a_result(tmp_path: Path, capsys: pytest.Ca
     assert "at the end" in result["error"] and "DIVERGED" in capsys.readouterr().out
 
 
-def test_a_refused_run_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_with_an_invalid_config_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="width must be a multiple of heads"):
         run(tmp_path / "a", "heads=3")
     assert not list(tmp_path.iterdir())

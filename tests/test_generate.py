@@ -85,21 +85,30 @@ def test_learned_positions_end(a_run_of_learned_positions: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["x", "--tokens", "0"], "tokens must be at least 1"),
-        (["x", "--top-k", "0"], "top_k must be at least 1"),
-        (["x", "--n", "0"], "n must be at least 1"),
-        (["x", "--seed", "-1"], "seed must be at least 0"),
-        (["x", "--seed", str(2**63 - 1), "--n", "2"], "seed must be at least 0 and below 2.63"),
-        (["x", "--temperature", "-1"], "temperature must be 0 or above"),
-        (["x", "--top-p", "0"], "top_p must be above 0 and at most 1"),
+        (["x", "--tokens", "0"], "--tokens must be at least 1"),
+        (["x", "--top-k", "0"], "--top-k must be at least 1"),
+        (["x", "--n", "0"], "--n must be at least 1"),
+        (["x", "--seed", "-1"], "--seed must be at least 0"),
+        (["x", "--seed", str(2**63 - 1), "--n", "2"], "--seed must be at most 2.63 - 2 for 2 continuations"),
+        (["x", "--temperature", "-1"], "--temperature must be 0 or above"),
+        (["x", "--top-p", "0"], "--top-p must be above 0 and at most 1"),
+        (["--top-p", "2"], "--top-p must be above 0 and at most 1"),  # before it asks for a prompt
         ([" "], "Sentence 1 is empty"),
         (["the people " * 9000], f"The prompt has 18000 words; give at most its last {MAX_PROMPT}"),
     ],
 )
 def test_errors(arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["generate", str(a_language_model), *arguments])
+    """Invalid arguments are errors before the model is loaded."""
+    folder = a_language_model if "prompt" in sentence else Path("nowhere")
+    monkeypatch.setattr(sys, "argv", ["generate", str(folder), *arguments])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(SystemExit, match=sentence):
         main()
+
+
+def test_errors_in_python_name_the_argument(run: TrainedRun) -> None:
+    with pytest.raises(UserError, match="^top_k must be at least 1, not 0.$"):
+        run.generate("x", top_k=0)
 
 
 def test_a_closed_pipe_ends_it_without_a_message(a_language_model: Path) -> None:

@@ -19,8 +19,8 @@ ENSEMBLE = ["hydra/launcher=ensemble", "hydra.sweep.dir=here"]
 
 def groups(*jobs: str) -> tuple[list[list[str]], dict[str, int]]:
     """How jobs are grouped, by their words."""
-    found, alone = group_jobs((compose(*job.split()), Path(job), job.split()) for job in jobs)
-    return [[str(directory) for _, directory, _ in group] for group in found], alone
+    ensembles, alone = group_jobs((compose(*job.split()), Path(job), job.split()) for job in jobs)
+    return [[str(directory) for _, directory, _ in group] for group in ensembles], alone
 
 
 def test_runs_whose_parameters_have_the_same_shapes_are_an_ensemble() -> None:
@@ -28,8 +28,8 @@ def test_runs_whose_parameters_have_the_same_shapes_are_an_ensemble() -> None:
     alike = ["model=alibi", "model=rope", "model=nope", "seed=3", "pattern=window", "recipe.lr=1e-2"]
     alike.append("model=alibi model.slopes=[0.5,0.25] model.scale=2.0")
     others = ["model=learned", "model=learned seed=1", "model=alibi model.slopes=learned", "width=128"]
-    found, alone = groups(*alike, *others)
-    assert found == [alike, ["model=learned", "model=learned seed=1"]]
+    ensembles, alone = groups(*alike, *others)
+    assert ensembles == [alike, ["model=learned", "model=learned seed=1"]]
     assert alone == {"no other run of the sweep has the same shapes and settings": 2}
 
 
@@ -55,8 +55,8 @@ def test_runs_whose_parameters_have_the_same_shapes_are_an_ensemble() -> None:
     ],
 )
 def test_all_other_settings_must_be_equal(setting: str) -> None:
-    found, _ = groups("seed=0", "seed=1", f"{setting} seed=0", f"{setting} seed=1")
-    assert found == [["seed=0", "seed=1"], [f"{setting} seed=0", f"{setting} seed=1"]]
+    ensembles, _ = groups("seed=0", "seed=1", f"{setting} seed=0", f"{setting} seed=1")
+    assert ensembles == [["seed=0", "seed=1"], [f"{setting} seed=0", f"{setting} seed=1"]]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_all_other_settings_must_be_equal(setting: str) -> None:
     ],
 )
 def test_a_run_that_cannot_be_in_an_ensemble_runs_alone_with_a_reason(job: str, why: str) -> None:
-    found, alone = groups(job, f"{job} seed=1")
-    assert found == [] and len(alone) == 1
+    ensembles, alone = groups(job, f"{job} seed=1")
+    assert ensembles == [] and len(alone) == 1
     assert why in next(iter(alone)) and next(iter(alone.values())) == 2
 
 
-def test_a_packed_sweep_is_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
+def test_an_ensemble_sweep_has_the_results_of_an_ordinary_sweep(sweep: Sweep, tmp_path: Path) -> None:
     """Oracle: the same sweep, one run after another."""
     jobs = ["seed=0,1", "model=alibi,rope,learned"]
     code, out, err = sweep(*LM, *jobs, *ENSEMBLE)
@@ -83,17 +83,17 @@ def test_a_packed_sweep_is_the_sweep(sweep: Sweep, tmp_path: Path) -> None:
     assert out.count("Ensemble of") == 2 and "Sweep of 6 runs: 6 finished." in out
     assert out.count("in an ensemble of 4 runs: ") == 4 and out.count("in an ensemble of 2 runs: ") == 2
     assert sweep(*LM, *jobs, "hydra.sweep.dir=there")[0] == 0
-    packed, plain = results(tmp_path / "here"), results(tmp_path / "there")
-    assert list(packed) == list(plain)
+    ensemble, plain = results(tmp_path / "here"), results(tmp_path / "there")
+    assert list(ensemble) == list(plain)
     for name, result in plain.items():
-        assert packed[name]["metrics"] == pytest.approx(result["metrics"], rel=1e-3)
+        assert ensemble[name]["metrics"] == pytest.approx(result["metrics"], rel=1e-3)
         for key in ("identity", "overrides", "config", "parameters", "steps", "seed", "status"):
-            assert packed[name][key] == result[key]
+            assert ensemble[name][key] == result[key]
     code, out, _ = sweep(*LM, *jobs, *ENSEMBLE)
     assert code == 0 and out.count("Already finished: ") == 6 and "Ensemble of" not in out
 
 
-def test_what_is_not_packed_runs_all_the_same(sweep: Sweep, tmp_path: Path) -> None:
+def test_runs_outside_an_ensemble_run_one_by_one(sweep: Sweep, tmp_path: Path) -> None:
     code, out, err = sweep(*LM, "seed=0,1", "width=8,10,0", "model=alibi,rnn", *ENSEMBLE)
     assert "Not in an ensemble: 4 of 12 runs, because recurrent layers cannot be stacked." in out
     assert "width must be a whole number of at least 1, not 0" in out

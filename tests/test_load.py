@@ -66,7 +66,8 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
     with pytest.raises(UserError, match="has no average.ckpt, best.ckpt, last.ckpt: it is not a run"):
         load(tmp_path)
     with pytest.raises(
-        UserError, match="is a run of task=classify, which tells speakers apart; generate needs a run of task=lm"
+        UserError,
+        match="task=classify, which classifies the speaker of a sentence; generate needs a run of task=lm",
     ):
         load(a_classifier).require("generate")
     with pytest.raises(UserError, match="has no average.ckpt. Leave out the checkpoint"):
@@ -117,6 +118,9 @@ def test_logits_are_those_of_the_model(a_classifier: Path, a_language_model: Pat
         assert torch.equal(run.logits(SENTENCE), expected[0]) and torch.equal(run.logits(*ids), expected[0])
         assert torch.equal(run.logits(*(part[None] for part in ids)), expected)
     run = load(a_classifier)
+    for inputs in ([], ["a", "b"], ["a", torch.ones(2)], [torch.ones(2), torch.ones(2)]):
+        with pytest.raises(UserError, match=r"one text, or one tensor of ids for each input of the model \(ids\)"):
+            run.logits(*inputs)
     padded = torch.nn.functional.pad(run.read(SENTENCE).ids[0], (0, 2))
     torch.testing.assert_close(run.logits(padded), run.logits(SENTENCE))
 

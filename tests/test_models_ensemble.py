@@ -114,7 +114,7 @@ def test_evaluation_drops_nothing_out() -> None:
         )
 
 
-def test_a_parameter_that_stands_in_two_places_is_stacked_once() -> None:
+def test_a_shared_parameter_is_stacked_once() -> None:
     models = [build("lm", "nope", "full", tied_output=True) for _ in range(K)]
     ensemble = stack_models(models, DropoutGenerators([torch.Generator() for _ in range(K)]))
     assert ensemble.output.weight is ensemble.decoder.embedding.weight

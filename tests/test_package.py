@@ -54,4 +54,5 @@ def test_version_and_oldest_torch_are_the_same_everywhere() -> None:
     heading = f"\n## [{project['version']}] - {citation['date-released']}\n"
     assert heading in (PROJECT / "CHANGELOG.md").read_text("utf-8")
     (oldest,) = (name.removeprefix("torch>=") for name in project["dependencies"] if name.startswith("torch>="))
+    assert f"a torch that you have ({oldest} or newer)" in (PROJECT / "README.md").read_text("utf-8")
     assert f'"torch=={oldest}.0"' in (PROJECT / ".github" / "workflows" / "ci.yml").read_text("utf-8")

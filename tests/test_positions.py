@@ -270,10 +270,10 @@ def test_the_pictures_show_what_the_classes_compute(
 def test_the_mean_cosine_of_two_positions() -> None:
     """Oracle: sin a sin b + cos a cos b = cos(a - b), so the cosine of two positions k apart is the mean over the
     pairs of cos(k w), for every two of them."""
-    found = mean_cosine(sinusoid(50, 16), 20)
+    means = mean_cosine(sinusoid(50, 16), 20)
     for k in range(21):
         expected = sum(math.cos(k * 10000 ** (-2 * pair / 16)) for pair in range(8)) / 8
-        assert found[k].item() == pytest.approx(expected, abs=1e-5)
+        assert means[k].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

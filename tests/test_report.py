@@ -54,7 +54,7 @@ def text_of(report: str) -> str:
 )
 def test_every_published_row_is_a_line_of_its_report(table: dict[str, Any]) -> None:
     text = text_of(table["report"])
-    lines = [[float(found) for found in re.findall(r"\d+\.?\d*", line)] for line in text.splitlines()]
+    lines = [[float(number) for number in re.findall(r"\d+\.?\d*", line)] for line in text.splitlines()]
     for row in table["rows"]:
         # in one line and in this order; other figures (another row's column) may stand between
         assert any(all(value in rest for value in row) for line in lines for rest in [iter(line)]), row
@@ -305,7 +305,7 @@ def test_the_reference_of_a_study_comes_first(tmp_path: Path) -> None:
     assert [row.label for row in table.rows] == ["model=nope", "model=alibi", "model=rope"]
 
 
-def test_theirs_stands_beside_ours_chosen_in_the_same_way(tmp_path: Path) -> None:
+def test_published_and_our_values_are_chosen_in_the_same_way(tmp_path: Path) -> None:
     runs = []
     for seed, (first, last) in enumerate([(390.0, 420.0), (400.0, 430.0), (410.0, 440.0)]):
         run = result("experiment=marsol_table1_full", f"seed={seed}", value=last)
@@ -449,7 +449,7 @@ def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Pa
     ]
 
 
-def test_a_whole_number_is_the_same_setting_with_and_without_its_nought(tmp_path: Path) -> None:
+def test_a_whole_number_is_the_same_setting_as_int_and_float(tmp_path: Path) -> None:
     (table,) = tables_of(put(tmp_path, result("model=alibi"), result("model=alibi", "model.scale=1", "seed=1")))
     assert [row.state for row in table.rows] == ["2"]
 
@@ -521,9 +521,9 @@ def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None
         assert len(set(colours)) == len(choices), key
         assert [style.colour for style in styles(rows[::-1])] == colours[::-1]
     alike = [Row(lr, settings_of(f"recipe.lr={lr}"), []) for lr in ("1e-4", "1e-3", "1e-2")]
-    found = styles(alike)
-    assert len({style.colour for style in found}) == 1 and len(set(found)) == 3
-    assert len({style[1:] for style in found}) == 3
+    of_alike = styles(alike)
+    assert len({style.colour for style in of_alike}) == 1 and len(set(of_alike)) == 3
+    assert len({style[1:] for style in of_alike}) == 3
 
 
 def test_five_hundred_runs_in_three_seconds_and_without_torch(tmp_path: Path) -> None:

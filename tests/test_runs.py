@@ -1,4 +1,4 @@
-"""Results on disk, and what the screen makes of them."""
+"""Results on disk, and how the console shows them."""
 
 from __future__ import annotations
 

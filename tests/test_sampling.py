@@ -28,7 +28,7 @@ def test_any_temperature_that_is_a_number_will_do(temperature: float) -> None:
     torch.testing.assert_close(sampling_probabilities(LOGITS, temperature, None, 1.0), expected)
 
 
-def test_top_p_is_of_what_top_k_has_kept() -> None:
+def test_top_p_applies_to_the_words_that_top_k_keeps() -> None:
     """Of two words with 55 and 45 % of what is left, the first has half of it alone; of all words it has a third."""
     logits = torch.tensor([2.0, 1.8, 1.6, 0.1])
     assert sampling_probabilities(logits, 1.0, 2, 0.5).nonzero().flatten().tolist() == [0]
@@ -50,9 +50,9 @@ def test_top_p_keeps_the_fewest_that_suffice(p: float) -> None:
     enough = [s for s in sets if sum(probabilities[list(s)]) >= p]
     fewest = min(len(s) for s in enough)
     best = max((s for s in enough if len(s) == fewest), key=lambda s: float(sum(probabilities[list(s)])))
-    found = sampling_probabilities(LOGITS.double(), 1.0, None, p)
-    assert set(found.nonzero().flatten().tolist()) == best
-    torch.testing.assert_close(found[list(best)], probabilities[list(best)] / probabilities[list(best)].sum())
+    sampled = sampling_probabilities(LOGITS.double(), 1.0, None, p)
+    assert set(sampled.nonzero().flatten().tolist()) == best
+    torch.testing.assert_close(sampled[list(best)], probabilities[list(best)] / probabilities[list(best)].sum())
 
 
 def test_words_are_drawn_as_often_as_they_are_probable() -> None:

@@ -160,8 +160,8 @@ def test_a_job_that_is_killed_is_named_and_one_that_still_queues_is_waited_for(
 
     def pid() -> int | None:
         """The process of the job that trains."""
-        claims = [read_json(path) or {} for path in tmp_path.glob("sweep/*/run.json")]
-        return next((claim["pid"] for claim in claims if "pid" in claim), None)
+        owners = [read_json(path) or {} for path in tmp_path.glob("sweep/*/run.json")]
+        return next((owner["pid"] for owner in owners if "pid" in owner), None)
 
     held = ["+hydra.launcher.additional_parameters.hold=true", "trainer.max_steps=100000,20", "eval_interval=10000"]
     with open(stderr, "w") as log:

@@ -77,9 +77,9 @@ def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, swe
     options += ["model=alibi,learned"]
     short = ["trainer.max_epochs=-1", "trainer.max_steps=9", "eval_interval=9"]
     code, _, _ = sweep(wild, *options, *short, "hydra.sweep.dir=sweep")
-    found = results(tmp_path / "sweep")
-    assert code == 1 and len(found) == 16
-    assert {result["status"] for result in found.values()} == {"finished", "failed", "diverged"}
+    in_sweep = results(tmp_path / "sweep")
+    assert code == 1 and len(in_sweep) == 16
+    assert {result["status"] for result in in_sweep.values()} == {"finished", "failed", "diverged"}
     finished = [job for job in sweeps.jobs_of(tmp_path / "sweep") if job.state.status == "finished"]
     assert len(finished) >= 4
     for job in finished:
@@ -90,7 +90,7 @@ def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(little: Path, swe
 
 
 def test_a_sweep_says_at_its_end_what_failed_and_runs_only_that_again(sweep: Sweep, tmp_path: Path) -> None:
-    # 9 is not a multiple of 2 heads: that job is refused, the others go on
+    # 9 is not a multiple of 2 heads: that job fails, the others go on
     code, out, err = sweep(*LM, "width=9,8,16", "hydra.sweep.dir=sweep")
     assert code == 1
     assert "Sweep of 3 runs: 2 finished, 1 failed." in out
@@ -151,7 +151,7 @@ def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> No
     assert len(gaps) == 4 and min(gaps) < 0.3
 
 
-def test_several_devices_in_a_sweep_are_refused_with_the_way_that_works(sweep: Sweep, tmp_path: Path) -> None:
+def test_several_devices_in_a_sweep_are_an_error_that_names_alternatives(sweep: Sweep, tmp_path: Path) -> None:
     """Before anything is launched; where a job asks for it, it is that job's failure."""
     code, out, _ = sweep(*LM, "machine=ddp", "seed=0,1", "hydra.sweep.dir=sweep")
     assert str(code).startswith("Error: trainer.devices=2 in a sweep: ") and "hydra/launcher=submitit_slurm" in str(
@@ -163,7 +163,7 @@ def test_several_devices_in_a_sweep_are_refused_with_the_way_that_works(sweep: S
     assert results(tmp_path / "sweep")["machine=cpu"]["status"] == "finished"
 
 
-def test_what_was_refused_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, for example, is no longer full."""
 
     def full(*_: Any) -> None:
@@ -276,8 +276,8 @@ def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(li
                 kills += kill_one_worker(tmp_path / "sweep")
         code = process.wait()
     assert kills == 5
-    found = results(tmp_path / "sweep")
-    assert len(found) == 8 and sum(result["attempts"] > 1 for result in found.values()) >= 1
+    ended = results(tmp_path / "sweep")
+    assert len(ended) == 8 and sum(result["attempts"] > 1 for result in ended.values()) >= 1
     for job in sweeps.jobs_of(tmp_path / "sweep"):
         result = read_result(job.folder)  # type: ignore[arg-type]
         alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))
@@ -356,7 +356,7 @@ def deadly(folder: Path, code: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_a_worker_killed_before_it_could_sign_is_given_up_too(little: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_before_it_locks_its_run_is_given_up_too(little: Path, tmp_path: Path) -> None:
     """While it reads the corpus, for example."""
     code = "    run.load = lambda config: os.kill(os.getpid(), signal.SIGKILL)\n"
     arguments = [*own(little), *LM, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]

@@ -214,29 +214,29 @@ def rates(task: Task, steps: int) -> list[float]:
     """The learning rate at each step of a run."""
     about = {"gradient_clip_val": None, "precision": "32-true", "estimated_stepping_batches": math.inf}
     task._trainer = SimpleNamespace(**about)  # type: ignore
-    made = task.configure_optimizers()
-    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    found = []
+    configured = task.configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    lrs = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        lrs.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return lrs
 
 
 def test_the_papers_schedule_is_its_equation() -> None:
     """Oracle: Vaswani et al. 2017, equation 3, steps counted from 1; lr is a factor."""
-    found = rates(translation(schedule="vaswani", warmup_steps=40, lr=2.0), 200)
+    lrs = rates(translation(schedule="vaswani", warmup_steps=40, lr=2.0), 200)
     width = 16
     expected = [2 * width**-0.5 * min(step**-0.5, step * 40**-1.5) for step in range(1, 201)]
-    assert found == pytest.approx(expected, rel=1e-9)
+    assert lrs == pytest.approx(expected, rel=1e-9)
 
 
 def test_inverse_square_root_after_a_warm_up() -> None:
     """Oracle: in a straight line up to lr at the last step of the warm-up, then lr sqrt(warmup / step)."""
-    found = rates(translation(schedule="inverse_sqrt", warmup_steps=10, lr=1e-2), 100)
-    assert found[:10] == pytest.approx([1e-3 * step for step in range(1, 11)])
-    assert found[9:] == pytest.approx([1e-2 * (10 / step) ** 0.5 for step in range(10, 101)])
+    lrs = rates(translation(schedule="inverse_sqrt", warmup_steps=10, lr=1e-2), 100)
+    assert lrs[:10] == pytest.approx([1e-3 * step for step in range(1, 11)])
+    assert lrs[9:] == pytest.approx([1e-2 * (10 / step) ** 0.5 for step in range(10, 101)])
     without = rates(translation(schedule="inverse_sqrt", warmup_steps=0, lr=1e-2), 9)
     assert without == pytest.approx([1e-2 / step**0.5 for step in range(1, 10)])
     with pytest.raises(UserError, match="recipe.schedule=vaswani needs recipe.warmup_steps"):
@@ -280,8 +280,8 @@ def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path)
         torch.manual_seed(k)
         tasks.append(translation())
         torch.save({"state_dict": tasks[-1].state_dict()}, tmp_path / f"{k}.ckpt")
-    found = average([tmp_path / f"{k}.ckpt" for k in range(3)])
-    for name, value in found.items():
+    mean = average([tmp_path / f"{k}.ckpt" for k in range(3)])
+    for name, value in mean.items():
         expected = sum(task.state_dict()[name] for task in tasks) / 3
         torch.testing.assert_close(value, expected)
         assert value.dtype == tasks[0].state_dict()[name].dtype

@@ -87,9 +87,9 @@ def test_the_layout_names_charts_that_there_are(run: Path, a_language_model: Pat
     for folder in (run, a_language_model, a_translator):
         events = events_of(folder)
         content = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
-        found = {category.title: category for category in layout_pb2.Layout.FromString(content).category}
-        assert set(found) == {"Metrics", "Training", "Attention"}
-        for category in found.values():
+        categories = {category.title: category for category in layout_pb2.Layout.FromString(content).category}
+        assert set(categories) == {"Metrics", "Training", "Attention"}
+        for category in categories.values():
             for chart in category.chart:
                 matched = [tag for tag in events.Tags()["scalars"] for p in chart.multiline.tag if re.match(p, tag)]
                 assert matched or "leaked" in chart.title, chart.title  # the sample repeats nothing

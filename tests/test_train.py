@@ -229,7 +229,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         ),
         (["trainer.max_step=2"], "trainer has no key 'max_step'; .*Did you mean max_steps?"),
         (["+trainer.max_stepz=2"], "trainer has no argument 'max_stepz'; .*Did you mean max_steps?"),
-        (["+trainer.logger=false"], "trainer.logger is not free here"),
+        (["+trainer.logger=false"], "trainer.logger cannot be set"),
         (["+foo=1"], "+foo=1 adds a key that nothing reads"),
         (["width=abc"], "width must be a whole number, not 'abc'"),
         (["width=0"], "width must be a whole number of at least 1, not 0"),
@@ -258,9 +258,9 @@ def test_help_is_quick_and_names_the_choices() -> None:
             ["trainer.devices=[a]"],
             "trainer.devices must be a number of devices, or [K] for device number K, not ['a']",
         ),
-        (["+trainer.plugins=x"], "trainer.plugins is not free here"),
+        (["+trainer.plugins=x"], "trainer.plugins cannot be set"),
         (["corpus.seed=x"], "corpus.seed must be a whole number, not 'x'"),
-        (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches is not free here"),
+        (["+trainer.limit_val_batches=2"], "trainer.limit_val_batches cannot be set"),
         (["seed=-1"], "seed must be a whole number of at least 0, not -1"),
         (["dropout=1"], "dropout must be a number between 0 and 0.999, not 1"),
         (["trainer.max_steps=many"], "trainer.max_steps must be a whole number of at least -1, not 'many'"),
@@ -283,7 +283,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["study=3"], "study must be a name or null, not 3"),
         (["task.name=lm"], "task.name=lm: make a choice with task=lm"),
         (["trainer.accelerator=tpu"], "trainer: "),
-        (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar is not free here"),
+        (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar cannot be set"),
         (["corpus.speeches.classes=[a]"], "corpus has no key 'speeches'; the valid ones are: name, seed, classes"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["experiment=null"], "For no experiment, leave experiment= out"),
@@ -337,7 +337,7 @@ def test_a_clear_refusal_reaches_a_caller_of_fit(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_seed_nought_seeds_like_every_other(tmp_path: Path) -> None:
+def test_seed_zero_seeds_like_every_other(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first = run(tmp_path / "a", "seed=0", *CLASSIFY)
     torch.manual_seed(2)
@@ -406,11 +406,11 @@ def test_a_run_whose_last_step_diverges_says_so(tmp_path: Path) -> None:
 
 
 def test_training_never_touches_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError("the network was touched")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
     assert run(tmp_path / "a", *LM)["status"] == "finished"
 
 
@@ -465,7 +465,7 @@ def test_a_warm_up_longer_than_the_run_is_said(
         (["task.tokens=word"], "task.tokens has no choice 'word'; .*Did you mean words?"),
     ],
 )
-def test_what_only_a_core_or_a_corpus_can_refuse_is_refused(
+def test_invalid_options_of_a_model_or_a_corpus_are_errors(
     arguments: list[str], message: str, little_pairs: Path, tmp_path: Path
 ) -> None:
     own = ["task=translate", f"corpus.root={little_pairs}", "task.vocab_size=20"]

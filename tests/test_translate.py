@@ -71,6 +71,8 @@ def test_a_run_translates_as_it_was_tested(trained: tuple[Path, dict]) -> None:
     rows = pairs_of(trained[0])
     run = load(trained[0])
     assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
+    with pytest.raises(UserError, match="^length_penalty must be between 0 and 10, not 11.$"):
+        run.translate("x", length_penalty=11)
     assert run.translate([]) == [] and run.translate([" ", rows[0][0]]) == ["", rows[0][2]]
 
 
@@ -160,17 +162,20 @@ def test_a_run_of_mixed_precision_translates_as_it_was_tested(
     [
         (["nowhere", "x"], "nowhere: no such folder"),
         (["EMPTY", "x"], "has no average.ckpt, best.ckpt, last.ckpt"),
-        (["RUN", "x", "--beam", "0"], "beam must be at least 1"),
-        (["RUN", "x", "--length-penalty", "-1"], "length_penalty must be between 0 and 10"),
+        (["nowhere", "--beam", "0"], "--beam must be at least 1, not 0."),  # before it loads the run or reads stdin
+        (["nowhere", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10, not -1.0."),
         (
-            ["RUN", "x", "y", "--attention", "a.png"],
+            ["nowhere", "x", "y", "--attention", "a.png"],
             "--attention draws the alignment of one sentence, but there are 2",
         ),
-        (["RUN", " ", "--attention", "a.png"], "--attention draws the alignment of one sentence, but there are 0"),
-        (["RUN", "x", "--attention", "a.xyz"], "name a .png file"),
+        (
+            ["nowhere", " ", "--attention", "a.png"],
+            "--attention draws the alignment of one sentence, but there are 0",
+        ),
+        (["nowhere", "x", "--attention", "a.xyz"], "--attention must name a .png file, not a.xyz."),
         (
             ["CLASSIFIER", "x"],
-            "is a run of task=classify, which tells speakers apart; translate needs a run of task=translate",
+            "task=classify, which classifies the speaker of a sentence; translate needs a run of task=translate",
         ),
     ],
 )

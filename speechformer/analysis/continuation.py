@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from speechformer.errors import UserError
+from speechformer.errors import UserError, require
 from speechformer.generation.sampling import sample
 
 if TYPE_CHECKING:
@@ -36,6 +36,17 @@ def read_prompt(run: TrainedRun, prompt: str) -> list[str]:
     return run.tokenizer.decode(run.tokenizer.encode(prompt))
 
 
+def check_options(
+    tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int, typed: bool = False
+) -> None:
+    """Require valid arguments of `continue_text`; with `typed`, errors name the options of the command."""
+    require(tokens is None or tokens >= 1, "tokens", "at least 1", tokens, typed)
+    require(0 <= temperature < float("inf"), "temperature", "0 or above", temperature, typed)
+    require(top_k is None or top_k >= 1, "top_k", "at least 1", top_k, typed)
+    require(0 < top_p <= 1, "top_p", "above 0 and at most 1", top_p, typed)
+    require(0 <= seed < 2**63, "seed", "at least 0 and below 2^63", seed, typed)
+
+
 def continue_text(
     run: TrainedRun,
     prompt: str,
@@ -58,15 +69,7 @@ def continue_text(
     Raises:
         UserError: at the call, if an argument is invalid or the model has too few positions.
     """
-    for name, value, valid, rule in (
-        ("tokens", tokens, tokens is None or tokens >= 1, "at least 1"),
-        ("top_k", top_k, top_k is None or top_k >= 1, "at least 1"),
-        ("temperature", temperature, 0 <= temperature < float("inf"), "0 or above"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
-        ("seed", seed, 0 <= seed < 2**63, "at least 0 and below 2^63"),
-    ):
-        if not valid:
-            raise UserError(f"{name} must be {rule}, not {value}.")
+    check_options(tokens, temperature, top_k, top_p, seed)
     ids = run.tokenizer.encode(prompt)
     if not ids:
         raise UserError("The prompt is empty; give at least one word.")

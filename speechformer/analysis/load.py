@@ -106,8 +106,11 @@ class TrainedRun:
             [classes] of a classifier, [T, vocabulary] of a language model (row t predicts token t + 1) and of a
             translator (row t predicts token t of the translation); with a batch dimension for ids [B, T].
         """
-        ids = [part for part in inputs if isinstance(part, Tensor)] or self.read(str(inputs[0])).ids
-        ids = [part.to(self.task.device) for part in ids]
+        parts = self.read(inputs[0]).ids if len(inputs) == 1 and isinstance(inputs[0], str) else inputs
+        ids = [part.to(self.task.device) for part in parts if isinstance(part, Tensor)]
+        if not len(ids) == len(parts) == len(self.task.inputs):
+            names = ", ".join(self.task.inputs)
+            raise UserError(f"logits takes one text, or one tensor of ids for each input of the model ({names}).")
         return self.task(*ids) if ids[0].ndim == 2 else self.task(*(part[None] for part in ids))[0]
 
     def attention(self, text: str | TextInputs) -> list[AttentionMap]:

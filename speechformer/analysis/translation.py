@@ -10,7 +10,7 @@ import torch
 
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.corpora.special_tokens import BEGIN, END
-from speechformer.errors import UserError
+from speechformer.errors import UserError, require
 from speechformer.generation.beam_search import translate_ids
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ def encode_sources(run: TrainedRun, texts: Sequence[str]) -> list[list[int]]:
     return [[*ids, END][: run.max_length] if text.strip() else [] for text, ids in zip(texts, encoded)]
 
 
+def check_options(beam: int | None, length_penalty: float | None, typed: bool = False) -> None:
+    """Require valid arguments of `translate_sources`; with `typed`, errors name the options of the command."""
+    require(beam is None or beam >= 1, "beam", "at least 1", beam, typed)
+    valid = length_penalty is None or 0 <= length_penalty <= 10
+    require(valid, "length_penalty", "between 0 and 10", length_penalty, typed)
+
+
 def translate_sources(
     run: TrainedRun,
     sources: Sequence[Sequence[int]],
@@ -33,10 +40,7 @@ def translate_sources(
 
     `beam` and `length_penalty` are those of `TrainedRun.translate`.
     """
-    if beam is not None and beam < 1:
-        raise UserError(f"beam must be at least 1, not {beam}.")
-    if length_penalty is not None and not 0 <= length_penalty <= 10:
-        raise UserError(f"length_penalty must be between 0 and 10, not {length_penalty}.")
+    check_options(beam, length_penalty)
     model: Any = run.model
     decoding = run.task.hparams["decoding"]
     beam = decoding["beam"] if beam is None else beam

@@ -7,6 +7,7 @@ nothing is repaired or skipped.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -95,12 +96,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def delete_leftovers(path: Path, before: float) -> None:
+    """Delete the temporary files for `path` whose last modification was before a time of the file system's clock."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.????????.partial"):
+        with contextlib.suppress(OSError):  # another process deletes it too
+            if leftover.stat().st_mtime < before:
+                leftover.unlink()
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` when the block ends; readers see the old content or the new one.
 
     The data goes to a file `NAME.RANDOM.partial` in the same folder first. If the block raises, that file is deleted
-    and `path` stays as it was.
+    and `path` stays as it was. A killed process leaves its file behind; a write to `path` deletes those older than
+    an hour.
 
     Raises:
         OSError: the file cannot be written; its `errno` is that of the cause, its `filename` is `path`.
@@ -108,6 +118,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with open(partial, "xb") as file:
+            delete_leftovers(path, before=os.fstat(file.fileno()).st_mtime - 3600)
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
 PAD_TOKEN, UNKNOWN_TOKEN = "<pad>", "<unk>"
@@ -73,8 +74,8 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text; unknown words are 1."""
-        return [self.ids.get(word, 1) for word in split_words(text)]
+        """Encode a text; unknown words are `UNKNOWN`."""
+        return [self.ids.get(word, UNKNOWN) for word in split_words(text)]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Decode ids to words; ids that only pad the embedding table are `<unk>`."""

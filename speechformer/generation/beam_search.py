@@ -58,7 +58,7 @@ class BeamSearch:
         self.finished_B = torch.zeros(B, dtype=torch.long, device=device)
         self.best_B = torch.full((B,), -math.inf, device=device)
         self.score_BK = torch.full((B, beam), -math.inf, device=device)
-        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so the first one stands for all
+        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so only the first one counts
         self.ids_BKT = torch.full((B, beam, 1), BEGIN, device=device)
 
     def log_probabilities(self, length: int) -> Tensor:
@@ -85,12 +85,14 @@ class BeamSearch:
         self.finish(value, hypothesis, token, length)
         # The K best that do not end, in their order; if there are fewer, hypotheses of score -inf fill the row.
         value = value.masked_fill(token == END, -math.inf)
-        self.score_BK, kept = value.topk(K, dim=1)
+        self.score_BK, unfinished = value.topk(K, dim=1)
         possible = self.score_BK[:, 0] / length_penalty(self.limit_B, self.alpha)
         done = (self.finished_B >= K) | (self.best_B >= possible) | (self.limit_B <= length)
         still_open = (~done).nonzero().flatten()
         if len(still_open):
-            self.keep(still_open, hypothesis.gather(1, kept)[still_open], token.gather(1, kept)[still_open])
+            self.keep(
+                still_open, hypothesis.gather(1, unfinished)[still_open], token.gather(1, unfinished)[still_open]
+            )
         return len(still_open) > 0
 
     def finish(self, value: Tensor, hypothesis: Tensor, token: Tensor, length: int) -> None:

@@ -20,7 +20,7 @@ class Figure:
     Attributes:
         at: the epoch or step, or None if the report gives none.
         chosen: "last", or "best" on test during the run.
-        final: whether it stands in the last line of its table.
+        final: whether it is in the last line of its table.
     """
 
     report: str

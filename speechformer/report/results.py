@@ -376,10 +376,10 @@ def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     identity = [name for name in frame if name != "run"]
     frame = frame.sort_values("run", key=lambda runs: [run.status == "finished" for run in runs], kind="stable")
     repeated = frame.duplicated(identity, keep="last")
-    kept = frame[~repeated].sort_index()
-    pairs = frame[repeated].sort_index().merge(kept, on=identity, suffixes=("", "_kept"))
-    remarks = [f"{a.folder} repeats {b.folder} and is left out." for a, b in zip(pairs["run"], pairs["run_kept"])]
-    return kept, remarks
+    unique = frame[~repeated].sort_index()
+    pairs = frame[repeated].sort_index().merge(unique, on=identity, suffixes=("", "_unique"))
+    remarks = [f"{a.folder} repeats {b.folder} and is left out." for a, b in zip(pairs["run"], pairs["run_unique"])]
+    return unique, remarks
 
 
 def build_rows(runs: list[Run]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Hydra's side of a sweep: its folder's name, the callback that writes down its jobs, and `hydra/launcher=ensemble`.
+"""Hydra's side of a sweep: its folder's name, the callback that records its jobs, and `hydra/launcher=ensemble`.
 
 Runs of a sweep that have the same shapes train as one model (see `training.ensemble`): they may differ in seed,
 `recipe.lr`, pattern, and positions whose parameters have the same shapes. They train first, in one process, and leave
@@ -58,7 +58,7 @@ def sweep_name(*, _root_: DictConfig) -> str:
 
 
 class SweepCallback(Callback):
-    """Hydra's callback at the start of a multirun: checks that it can be swept, and writes down the jobs."""
+    """Hydra callback that checks the config and records the jobs at the start of a multirun."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
@@ -108,7 +108,7 @@ class EnsembleLauncher(Launcher):
         return self.basic.launch(job_overrides, initial_job_idx)
 
     def compose_job(self, overrides: Sequence[str], number: int) -> Job:
-        """Return what Hydra will make of a job's overrides."""
+        """Return the job that Hydra composes from its overrides."""
         cfg = self.context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id, cfg.hydra.job.num = str(number), number

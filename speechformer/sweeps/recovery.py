@@ -1,4 +1,4 @@
-"""Bring a sweep to its end, whatever happens to its workers.
+"""Finish a sweep even if its workers are killed.
 
 A killed worker takes joblib's whole pool with it, so the sweep is started again without the jobs that have ended.
 Jobs that were under way are first run alone; one that is killed alone as well is given up. No torch here.
@@ -62,13 +62,13 @@ def needs_another_round(folder: Path, lost: str, command: Sequence[str]) -> bool
     if lost in LOST_JOB:
         wait_for_queue(folder)
         for job in dead_jobs(folder):
-            give_up(job, "its process was killed, by the system (out of memory, out of time) or by somebody")
+            give_up(job, "its process was killed, by the system (out of memory, out of time) or by a user")
         return False
     return wait_for_other_processes(folder) and any(job.state.status in OPEN for job in jobs_of(folder))
 
 
 def dead_jobs(folder: Path) -> list[Job]:
-    """Return the jobs that this command began and whose process has gone, without a result."""
+    """Return the jobs that this command started and whose process has ended without a result."""
     dead = []
     for job in jobs_of(folder):
         pointer = folder / JOBS / f"{job.number}.json"
@@ -147,7 +147,7 @@ def wait_for_queue(folder: Path) -> None:
 
 
 def conclude(folder: Path) -> int:
-    """Report on a sweep that came to its end; return the command's exit code, 0 if every run has finished."""
+    """Report on a sweep that has ended; return the command's exit code, 0 if every run has finished."""
     from speechformer.report.__main__ import write_report
 
     jobs = jobs_of(folder)

@@ -1,8 +1,7 @@
 """What a task is: a network with its loss, its metrics, and the way in which its results are presented.
 
-A task is a LightningModule. Nothing outside this folder depends on which task it is; `speechformer/tasks/README.md`
-explains how to add one. A checkpoint holds the constructor's arguments as plain data, so `load_task(path)` rebuilds a
-task from the checkpoint alone.
+A task is a LightningModule; `speechformer/tasks/README.md` explains how to add one. A checkpoint holds the
+constructor's arguments as plain data, so `load_task(path)` rebuilds a task from the checkpoint alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from speechformer.data.batches import Batch, Example
 from speechformer.errors import pick
 from speechformer.layers.block import ACTIVATIONS, NORMS
 from speechformer.models.classifier import POOLS
-from speechformer.tasks.text import MAX_TOKENS, TextInputs, read_words
+from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.trainable import TrainableModule
 
 # What every network takes: keys of the config, and keys of its group `architecture`
@@ -137,7 +136,7 @@ class Task(EvaluableModule):
         """
         raise NotImplementedError
 
-    def read(self, text: str, tokenizer: Any, max_tokens: int = MAX_TOKENS) -> TextInputs:
+    def read(self, text: str, tokenizer: Any, max_tokens: int) -> TextInputs:
         """Return a text as inputs of the network, of at most `max_tokens` tokens per side."""
         return read_words(text, tokenizer, min(max_tokens, self.model.max_length or max_tokens))
 

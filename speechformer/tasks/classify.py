@@ -20,7 +20,7 @@ from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.text import MAX_TOKENS, TextInputs, escape_markdown, read_words
+from speechformer.tasks.text import TextInputs, escape_markdown, read_words
 
 
 class Classify(Task):
@@ -33,7 +33,7 @@ class Classify(Task):
     """
 
     name, metric, mode = "classify", "accuracy", "max"
-    purpose = "tells speakers apart"
+    purpose = "classifies the speaker of a sentence"
     abilities = frozenset({"predict"})
     datamodule, tokenizer_class = SentenceData, Tokenizer
     inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
@@ -91,7 +91,7 @@ class Classify(Task):
             if chosen.any():
                 self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
 
-    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> TextInputs:
+    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> TextInputs:
         block_size = self.hparams["architecture"]["block_size"]
         limit = min(max_tokens, self.model.max_length or max_tokens, block_size)
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")

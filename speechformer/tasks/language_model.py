@@ -25,7 +25,7 @@ from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.text import MAX_TOKENS, TextInputs, escape_markdown
+from speechformer.tasks.text import TextInputs, escape_markdown
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 
@@ -104,7 +104,7 @@ class LanguageModel(Task):
                 tests[split].append(value)
         return metrics | {f"{split}_perplexity_mean": sum(values) / len(values) for split, values in tests.items()}
 
-    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int = MAX_TOKENS) -> TextInputs:
+    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> TextInputs:
         inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
         if len(inputs.ids[0]) > block_size:
             inputs.notes.append(f"it was trained on {block_size} words at once")

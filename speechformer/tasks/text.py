@@ -11,8 +11,6 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
 
-MAX_TOKENS = 128  # per side; a picture of more shows nothing
-
 
 @dataclass
 class TextInputs:

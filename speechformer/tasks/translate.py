@@ -22,7 +22,7 @@ from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.text import MAX_TOKENS, TextInputs
+from speechformer.tasks.text import TextInputs
 
 SHOWN = 5  # validation sentences in TensorBoard
 
@@ -135,7 +135,7 @@ class Translate(Task):
             text = f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
             logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[union-attr]
 
-    def read(self, text: str, tokenizer: Subwords, max_tokens: int = MAX_TOKENS) -> TextInputs:
+    def read(self, text: str, tokenizer: Subwords, max_tokens: int) -> TextInputs:
         """Return a source and its translation as inputs of the network."""
         return read_pair(self, text, tokenizer, min(max_tokens, self.model.max_length or max_tokens))
 
