@@ -17,6 +17,7 @@ from speechformer.analysis.attention_maps import AttentionMap, Check, check_maps
 from speechformer.analysis.attention_page import render_page
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
 from speechformer.analysis.load import TrainedRun
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError, run_command
 
 MAX_TOKENS = 128  # on each side; larger pictures cannot be read
@@ -64,13 +65,13 @@ def examine(run: TrainedRun, text: str) -> tuple[list[AttentionMap], list[str], 
     return maps, notes, all(check.passed for check in checks)
 
 
-def save_pictures(titles: Sequence[str], maps: Sequence[Sequence[AttentionMap]], folder: Path) -> None:
+def save_pictures(titles: Sequence[str], maps: Sequence[Sequence[AttentionMap]], output: OutputFolder) -> None:
     """Write a PNG for each map of each run; several runs share one colour scale."""
     several = len(maps) > 1
     scale = max(float(part.weights.max()) for parts in maps for part in parts) if several else None
     for number, (title, parts) in enumerate(zip(titles, maps), start=1):
         for part in parts:
-            path = folder / f"{f'{number}_' if several else ''}{part.name}.png"
+            path = output.file(f"{f'{number}_' if several else ''}{part.name}.png")
             draw(part, title, scale).save(path)
             console.say(str(path))
 
@@ -102,10 +103,9 @@ def attention(arguments: argparse.Namespace) -> None:
         f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
         for label, run in zip(models, runs)
     ]
-    output = arguments.output or Path("outputs/attention") / runs[0].directory.resolve().name
-    output.mkdir(parents=True, exist_ok=True)
+    output = OutputFolder(arguments.output or Path("outputs/attention") / runs[0].directory.resolve().name)
     save_pictures([f"{runs[0].task.name}, model={label}" for label in labels], maps, output)
-    page = output / "attention.html"
+    page = output.file("attention.html")
     page.write_text(render_page(texts[0], list(zip(labels, maps, notes))), encoding="utf-8")
     console.say(str(page))
     if not all(passed):

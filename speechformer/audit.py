@@ -8,7 +8,7 @@ removes from train, and which sentences of dev and test occur in train. `corpora
 from __future__ import annotations
 
 import argparse
-import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,8 @@ from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import run_command
+from speechformer.errors import UserError, run_command
+from speechformer.runs.folder import read_json, write_json
 
 KINDS = ("exact", "same", "near")
 NEAR_IS = f"Jaccard index of the sets of lower-case words at least {NEAR}"
@@ -185,6 +186,14 @@ def report_pairs(findings: dict[str, Any]) -> str:
     return layout(findings, [read, files, between], "pairs whose source appears in test")
 
 
+def write(findings: dict[str, Any], path: Path) -> None:
+    """Write the findings as JSON; a file that holds anything but findings of an audit is not overwritten."""
+    if os.path.lexists(path) and (read_json(path) or {}).keys() != findings.keys():
+        raise UserError(f"{path} is there already, and is no audit of this corpus. Choose another file or remove it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, findings)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
@@ -197,9 +206,7 @@ def main() -> None:
         findings = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
         console.say(report_pairs(findings) if isinstance(corpus, Pairs) else report(findings))
         if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(findings, indent=2, ensure_ascii=False) + "\n"
-            arguments.json.write_text(text, encoding="utf-8")
+            write(findings, arguments.json)
 
     run_command(command)
 

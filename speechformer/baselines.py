@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 
 from speechformer import console
 from speechformer.config import as_plain, compose
+from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError, pick, run_command
 from speechformer.runs import folder as runs
@@ -203,9 +204,8 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     for name, (metrics, settings, parameters) in baselines.items():
         own = {"baseline": {"name": name, **settings}, "parameters": {"total": parameters}}
         results.append({"status": "finished", "task": task, "metrics": metrics, **own, **about})
-        folder = directory / f"{task}_{config['protocol']['name']}_{name}"
-        folder.mkdir(parents=True, exist_ok=True)
-        runs.write_result(folder, results[-1])
+        path = OutputFolder(directory).file(f"{task}_{config['protocol']['name']}_{name}/{runs.RESULT}")
+        runs.write_result(path.parent, results[-1])
     console.say(data.corpus_line())
     console.say(console.table(metrics_table(results)))
     return results

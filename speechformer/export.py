@@ -24,7 +24,7 @@ from torch.export import Dim
 
 from speechformer.analysis.command_line import load_run, run_parser
 from speechformer.analysis.load import TrainedRun
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import OutputFolder, atomic_write
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError, run_command
 from speechformer.layers.positions import Positions
@@ -113,8 +113,8 @@ def compare(run: TrainedRun, exported: Any) -> float:
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, safetensors = folder / FILES[format], format == "safetensors"
+    output, safetensors = OutputFolder(folder), format == "safetensors"
+    path, tokenizer, header = (output.file(name) for name in (FILES[format], "tokenizer.json", "export.json"))
     run.task.cpu()
     with atomic_write(path) as file:
         file.write(as_safetensors(run) if safetensors else as_program(run))
@@ -124,8 +124,8 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    shutil.copy(run.directory / "tokenizer.json", folder / "tokenizer.json")
-    (folder / "export.json").write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
+    shutil.copy(run.directory / "tokenizer.json", tokenizer)
+    header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference
 
 

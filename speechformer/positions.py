@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError, run_command
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
@@ -251,14 +252,12 @@ def draw_learned_bias(figure: Any, left: Any, right: Any, name: str, bias: Tenso
 
 def save_figures(folder: Path, run: Path | None) -> None:
     """Write the pictures to a folder: all encodings and patterns, or what `run` has learned."""
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; name a folder.")
+    output = OutputFolder(folder)
     drawings = [draw_overview, draw_sinusoidal, draw_alibi, draw_rope, draw_patterns]
     figures = {drawing.__name__.removeprefix("draw_"): drawing() for drawing in drawings if run is None}
     figures |= {"learned": draw_run(run)} if run is not None else {}
-    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        path = folder / f"{name}.png"
+        path = output.file(f"{name}.png")
         figure.savefig(path)
         Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)  # a third of the size
         print(path)

@@ -59,6 +59,8 @@ def run(cfg: DictConfig) -> float | None:
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(cfg, directory, overrides, hydra_config)
     started = time.time()
+    if not hydra_config.run.dir.strip():
+        sys.exit("Error: hydra.run.dir is empty; name a folder, or omit it.")
     try:
         check_overrides(overrides)
         result = execute(cfg, directory, overrides, environment=runtime.process_set_up)

@@ -119,14 +119,14 @@ def write_corpus(checkout: Path, folder: Path) -> Path:
     command = [sys.executable, "-m", "speechformer.corpora.sample", str(corpus)]
     subprocess.run(command, **settings(checkout, folder), check=True, stdout=subprocess.DEVNULL)
     lines = {file.name: file.read_bytes().splitlines(keepends=True) for file in corpus.iterdir()}
-    kept = {name: own[: (120 if "train" in name else 30) if "_" in name else 12] for name, own in lines.items()}
-    kept["test_CLS.tsv"] += kept["train_CLS.tsv"][:10]
-    kept["train_LM.txt"] += kept["test_LM_marlowe.txt"][:5]
+    shortened = {name: own[: (120 if "train" in name else 30) if "_" in name else 12] for name, own in lines.items()}
+    shortened["test_CLS.tsv"] += shortened["train_CLS.tsv"][:10]
+    shortened["train_LM.txt"] += shortened["test_LM_marlowe.txt"][:5]
     for name in ("train.en", "train.fr"):
         long = b" ".join(line.strip() for line in lines[name][300:320]) + b"\n"
-        repeated = [*lines[name][:3], *kept[name.replace("train", "test")][:3]]
-        kept[name] = [*lines[name][:200], b"<doc>\n", long, *repeated]
-    for name, own in kept.items():
+        repeated = [*lines[name][:3], *shortened[name.replace("train", "test")][:3]]
+        shortened[name] = [*lines[name][:200], b"<doc>\n", long, *repeated]
+    for name, own in shortened.items():
         (corpus / name).write_bytes(b"".join(own))
     return corpus
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from speechformer.corpora import files
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import OutputFolder, atomic_write
+from speechformer.errors import UserError
 
 
 @pytest.fixture
@@ -93,3 +94,49 @@ def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, target]).returncode == 9
     assert target.read_bytes() == b"old"
+
+
+def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path: Path) -> None:
+    output = OutputFolder(tmp_path / "new")
+    output.file("tables/a.csv").write_text("1")
+    output.file("tables/b.csv").write_text("1")
+    (tmp_path / "new" / "tables" / "mine.csv").write_text("precious")
+    again = OutputFolder(tmp_path / "new")
+    again.file("tables/a.csv").write_text("2")
+    again.remove_stale("tables/*.csv")
+    left = {path.name: path.read_text() for path in (tmp_path / "new" / "tables").iterdir()}
+    assert left == {"a.csv": "2", "mine.csv": "precious"}
+    with pytest.raises(UserError, match=r"mine.csv is there already, and speechformer has not written it"):
+        again.file("tables/mine.csv")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "broken link", "not listed"])
+def test_what_took_the_place_of_an_output_is_left_alone(kind: str, tmp_path: Path) -> None:
+    folder, target = tmp_path / "out", tmp_path / "target"
+    if kind != "not listed":  # we have written it once, and it has been replaced since
+        OutputFolder(folder).file("a").touch()
+        (folder / "a").unlink()
+    else:
+        folder.mkdir()
+    if kind == "folder":
+        (folder / "a").mkdir()
+    elif kind == "link":
+        target.write_text("precious")
+        (folder / "a").symlink_to(target)
+    elif kind == "broken link":
+        (folder / "a").symlink_to(target)
+    elif kind == "not listed":
+        (folder / "a").write_text("precious")
+    if kind == "file":  # a file of the name that we write is ours
+        assert OutputFolder(folder).file("a") == folder / "a"
+        return
+    with pytest.raises(UserError, match="a is there already"):
+        OutputFolder(folder).file("a")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": 3}', '{"files": {"a": 1}}'])
+def test_a_damaged_list_of_outputs_lists_nothing(content: str, tmp_path: Path) -> None:
+    (tmp_path / ".speechformer.json").write_text(content)
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(UserError, match="a.txt is there already"):
+        OutputFolder(tmp_path).file("a.txt")

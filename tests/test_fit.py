@@ -372,13 +372,30 @@ def test_a_folder_that_cannot_be_written_is_one_sentence() -> None:
         run(Path("/proc/run"), *RUNS["lm"])
 
 
-def test_a_folder_with_what_is_no_run_of_ours_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").mkdir()
-    (tmp_path / "tensorboard" / "precious").touch()
+@pytest.mark.parametrize(
+    "name",
+    ["film.partial", "weights/a", "weights/3.ckpt", "config.yaml", "tokenizer.json", "average.ckpt", "tensorboard/a"],
+)
+def test_a_folder_that_is_no_runs_folder_is_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
     for force in ("false", "true"):
-        with pytest.raises(runs.ForeignError, match="holds tensorboard but no run.json"):
+        with pytest.raises(runs.ForeignError, match=f"holds {name.partition('/')[0]} and no run.json"):
             run(tmp_path, *RUNS["lm"], f"force={force}")
-    assert (tmp_path / "tensorboard" / "precious").exists()
+    assert (tmp_path / name).read_text() == "precious"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+
+
+def test_a_run_removes_no_file_but_its_own(tmp_path: Path) -> None:
+    """Run again by force, and resumed; the user's files are in its folder and in all folders that it empties."""
+    folder = tmp_path / "a"
+    run(folder, *RUNS["translation, averaged"])
+    names = ["film.partial", "weights/a", "weights/b.ckpt", "tensorboard/notes", "notes.txt", "last.ckpt.partial"]
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("precious")
+    run(folder, *RUNS["translation, averaged"], "force=true")
+    assert {(folder / name).read_text() for name in names} == {"precious"}
 
 
 def test_a_figure_that_is_infinite_is_a_result(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -60,9 +60,9 @@ def test_numerics_are_unchanged(
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     run_in_process(overrides(case, corpus, ROOT), tmp_path / "run")
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    found = differences(golden["cases"][case], figures(tmp_path / "run"))
-    if found:
-        pytest.fail("\n".join([f"{case}: {CHANGED}", *found]), pytrace=False)
+    lines = differences(golden["cases"][case], figures(tmp_path / "run"))
+    if lines:
+        pytest.fail("\n".join([f"{case}: {CHANGED}", *lines]), pytrace=False)
 
 
 def test_every_fast_case_is_recorded() -> None:

@@ -29,6 +29,7 @@ from speechformer import console
 from speechformer.bench import attention, gpu, runs, steps, translation
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError, run_command
 from speechformer.runs.folder import write_json
 
@@ -73,6 +74,9 @@ def bench(parts: list[str], rounds: int, output: Path | None) -> None:
             raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
     if rounds < 1:
         raise UserError("--rounds must be at least 1.")
+    written = OutputFolder(output) if output else None
+    if written:  # before anything is measured
+        written.file("bench.json")
     runs.prepare()
     about, rows = machine(), []
     console.say(
@@ -85,11 +89,10 @@ def bench(parts: list[str], rounds: int, output: Path | None) -> None:
         comparisons = PARTS[part](rounds) if part != "gpu" else gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"])
         rows += comparisons
         console.say(table(comparisons))
-        if output:  # after each part, so that an interruption loses no measurement
-            output.mkdir(parents=True, exist_ok=True)
+        if written:  # after each part, so that an interruption loses no measurement
             content = [{**asdict(row), "ratio": row.ratio} for row in rows]
-            write_json(output / "bench.json", {"machine": about, "rows": content})
-    for path in draw(rows, about, output) if output else []:
+            write_json(written.file("bench.json"), {"machine": about, "rows": content})
+    for path in draw(rows, about, written) if written else []:
         console.say(str(path))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 
 from speechformer.bench.timing import Comparison
+from speechformer.corpora.files import OutputFolder
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -18,16 +19,16 @@ LIMIT = "#332288"
 STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
 
 
-def draw(rows: Sequence[Comparison], machine: dict[str, Any], folder: Path) -> list[Path]:
+def draw(rows: Sequence[Comparison], machine: dict[str, Any], output: OutputFolder) -> list[Path]:
     """Plot the parts that were measured; return the files."""
     paths = []
     with plt.rc_context(STYLE):
         steps = [row for row in rows if row.part.startswith("steps") and "training" in row.what]
         if steps:
-            paths.append(draw_steps(steps, machine, folder / "steps.png"))
+            paths.append(draw_steps(steps, machine, output.file("steps.png")))
         attention = [row for row in rows if row.part.startswith("attention")]
         if len({row.more["tokens"] for row in attention}) > 1:
-            paths.append(draw_attention(attention, folder / "attention.png"))
+            paths.append(draw_attention(attention, output.file("attention.png")))
     return paths
 
 

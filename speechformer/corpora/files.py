@@ -7,6 +7,7 @@ nothing is repaired or skipped.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import json
@@ -129,3 +130,54 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+class OutputFolder:
+    """A folder that a command writes to. It overwrites and removes only files that a command of ours has written.
+
+    `.speechformer.json` in the folder lists those.
+
+    Raises:
+        UserError: the path is a file.
+    """
+
+    LIST = ".speechformer.json"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.own = path, set[str]()
+        self.written = set[str]()  # by this command
+        if os.path.lexists(path) and not path.is_dir():
+            raise UserError(f"{path} is a file; name a folder.")
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, TypeError):
+            self.own = {str(name) for name in json.loads((path / self.LIST).read_text(encoding="utf-8"))["files"]}
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file to write, and list it. Its folder exists then.
+
+        Raises:
+            UserError: there is a file of this name, or something else, that we have not written.
+        """
+        path = self.path / name
+        if os.path.lexists(path) and (name not in self.own or path.is_symlink() or not path.is_file()):
+            raise UserError(
+                f"{path} is there already, and speechformer has not written it. Choose another folder, or remove it."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.written.add(name)
+        if name not in self.own:
+            self.own.add(name)
+            self._save()
+        return path
+
+    def remove_stale(self, pattern: str) -> None:
+        """Remove our files whose names match a pattern and that this command has not written."""
+        stale = set(fnmatch.filter(self.own, pattern)) - self.written
+        for name in stale:
+            (self.path / name).unlink(missing_ok=True)
+        if stale:
+            self.own -= stale
+            self._save()
+
+    def _save(self) -> None:
+        with atomic_write(self.path / self.LIST) as file:
+            file.write((json.dumps({"files": sorted(self.own)}, indent=1) + "\n").encode())

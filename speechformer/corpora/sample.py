@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample_pairs
-from speechformer.corpora.files import read_yaml
+from speechformer.corpora.files import OutputFolder, read_yaml
+from speechformer.errors import run_command
 
 SPEAKERS = ("marlowe", "okafor", "vance")
 TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
@@ -113,13 +114,19 @@ def files(seed: int) -> dict[str, bytes]:
     return {name: text.encode() for name, text in texts.items()}
 
 
+def write(folder: Path) -> None:
+    """Write the sample corpora to a folder, and print the paths."""
+    output = OutputFolder(folder)
+    contents = {**files(seed=0), **sample_pairs.files(seed=0)}
+    paths = {name: output.file(name) for name in contents}  # before the first is written
+    for name, path in paths.items():
+        path.write_bytes(contents[name])
+        print(path)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m speechformer.corpora.sample", description="Write the sample corpora to a folder."
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in {**files(seed=0), **sample_pairs.files(seed=0)}.items():
-        (folder / name).write_bytes(content)
-        print(folder / name)
+    run_command(lambda: write(parser.parse_args().folder))

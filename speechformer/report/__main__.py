@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechformer import console
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import run_command
 
 if TYPE_CHECKING:
@@ -25,17 +26,18 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
 
     runs, remarks = read_runs(folders)
     tables, repeated = build_tables(runs)
-    output.mkdir(parents=True, exist_ok=True)
-    write_csv_files(tables, output / "tables")
+    folder = OutputFolder(output)
+    page, document = folder.file("report.html"), folder.file("report.md")
+    write_csv_files(tables, folder)
     pictures = {}
     if plots:
         from speechformer.report.plots import draw_figures
 
-        for name, figures in draw_figures(tables, output / "figures").items():
+        for name, figures in draw_figures(tables, folder).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
     markdown_text = compose(tables, runs, remarks + repeated, pictures)
-    (output / "report.md").write_text(markdown_text, encoding="utf-8")
-    (output / "report.html").write_text(to_html(markdown_text, output), encoding="utf-8")
+    document.write_text(markdown_text, encoding="utf-8")
+    page.write_text(to_html(markdown_text, output), encoding="utf-8")
     return tables
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from speechformer.corpora.files import OutputFolder
 from speechformer.report.results import Table
 from speechformer.report.statistics import Summary
 from speechformer.report.tables import comparisons, differences
@@ -13,16 +13,15 @@ from speechformer.report.tables import comparisons, differences
 Line = dict[str, Any]
 
 
-def write_csv_files(tables: list[Table], folder: Path) -> None:
-    """Write runs, rows, curves, published and differences; a file without rows is removed."""
+def write_csv_files(tables: list[Table], output: OutputFolder) -> None:
+    """Write runs, rows, curves, published and differences to `tables/`, those that have rows."""
     import pandas as pd
 
-    folder.mkdir(parents=True, exist_ok=True)
     for lines in (runs, rows, curves, published, differences_of_all_pairs):
-        path = folder / f"{lines.__name__.partition('_')[0]}.csv"
-        path.unlink(missing_ok=True)
+        name = f"tables/{lines.__name__.partition('_')[0]}.csv"
         if content := [{"table": table.name, **line} for table in tables for line in lines(table)]:
-            pd.DataFrame(content, dtype=object).to_csv(path, index=False)  # object: integers stay integers
+            pd.DataFrame(content, dtype=object).to_csv(output.file(name), index=False)  # integers stay
+    output.remove_stale("tables/*.csv")
 
 
 def place(table: Table) -> Line:

@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import matplotlib
 import yaml
 from PIL import Image
 
+from speechformer.corpora.files import OutputFolder
 from speechformer.report import published
 from speechformer.report.results import Row, Table
 from speechformer.report.statistics import Summary
@@ -297,15 +299,16 @@ def save(figure: Any, first: Axes, path: Path) -> None:
 FIGURES = {"bars": bars, "sources": by_source_length, "curves": curves, "lengths": by_context_length}
 
 
-def draw_figures(tables: list[Table], folder: Path) -> dict[str, list[tuple[Path, str]]]:
+def draw_figures(tables: list[Table], output: OutputFolder) -> dict[str, list[tuple[Path, str]]]:
     """Draw the figures of all tables, and remove those of an earlier report; return files and captions by table."""
-    for name in FIGURES:
-        for path in folder.glob(f"*_{name}.png"):
-            path.unlink()
-    figures: dict[str, list[tuple[Path, str]]] = {}
+    figures: dict[str, list[tuple[Path, str]]] = defaultdict(list)
     with plt.style.context(HERE / "figures.mplstyle"):
         for table in tables:
-            paths = {folder / f"{table.name}_{name}.png": draw for name, draw in FIGURES.items()}
-            captions = {path: draw(table, path) for path, draw in paths.items()}
-            figures[table.name] = [(path, caption) for path, caption in captions.items() if caption]
+            for name, draw in FIGURES.items():
+                path = output.file(f"figures/{table.name}_{name}.png")
+                if caption := draw(table, path):
+                    figures[table.name].append((path, caption))
+                else:
+                    path.unlink(missing_ok=True)
+    output.remove_stale("figures/*.png")
     return figures

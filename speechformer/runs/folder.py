@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-import shutil
+import re
 import socket
 import time
 import traceback
@@ -36,7 +36,8 @@ from speechformer.runs.legacy import upgrade_result
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 OUTPUTS = ("best.ckpt", "last.ckpt", "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
-FOREIGN = ("tensorboard", "best.ckpt", "last.ckpt", "metrics.csv")  # without an owner's file these are somebody's
+PARTIAL = rf"({'|'.join(map(re.escape, (*OUTPUTS, OWNER)))})\.[0-9a-f]{{8}}\.partial"  # of a killed process
+LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 
 
@@ -203,20 +204,19 @@ class RunFolder:
 
     def remove_outputs(self, *, keep_results: bool) -> None:
         """Remove what an attempt left and the next one writes again; with `keep_results` what it does not resume."""
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-        for partial in self.path.glob("*.partial"):
-            partial.unlink(missing_ok=True)
+        remove_matching(self.path / "tensorboard", r"events\.out\.tfevents\..*|hparams\.yaml")
+        remove_matching(self.path, PARTIAL)
         remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
         """Write the result, and remove what only an unfinished run needs; return the result."""
         if self.writes:
             write_result(self.path, result)
-            shutil.rmtree(self.path / WEIGHTS, ignore_errors=True)
+            remove_matching(self.path / WEIGHTS, r"\d+\.ckpt(\.[0-9a-f]{8}\.partial)?")
         return result
 
     def check(self) -> None:
-        """Raise a `ForeignError` if the folder holds another run, or files that no run accounts for."""
+        """Raise a `ForeignError` if the folder holds another run."""
         for content in filter(None, (self.previous, self.result)):
             failed_early = content.get("identity") is None and content.get("status") == "failed"
             if content.get("identity") != self.identity and not failed_early:
@@ -224,12 +224,28 @@ class RunFolder:
                     f"{self.path} holds another run (of another config, corpus or version of the numerics). Choose "
                     "another folder, or overwrite it with force=true."
                 )
-        foreign = [name for name in FOREIGN if (self.path / name).exists()]
-        if foreign and not self.previous and self.result is None:
-            raise ForeignError(
-                f"{self.path} holds {', '.join(foreign)} but no {OWNER}, so the run would overwrite files that are "
-                "not its own. Choose another folder, or remove them."
-            )
+
+
+def check_is_ours(directory: Path) -> None:
+    """Raise a `ForeignError` if a folder holds files but no run: a run overwrites and removes only its own."""
+    allowed = rf"{re.escape(LOCK)}|{re.escape(LOG)}|{PARTIAL}"  # what a run may write before `run.json`
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    others = [name for name in names if not re.fullmatch(allowed, name)]
+    if others and "identity" not in (read_json(directory / OWNER) or result_or_none(directory) or {}):
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise ForeignError(
+            f"{directory} holds {shown} and no {OWNER}, so it is no run's folder. Choose a new or an empty one."
+        )
+
+
+def remove_matching(directory: Path, pattern: str) -> None:
+    """Remove the files of a folder whose names match a regular expression, and the folder if that leaves it empty."""
+    if directory.is_dir() and not directory.is_symlink():
+        for path in directory.iterdir():
+            if re.fullmatch(pattern, path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def remove(directory: Path, *names: str) -> None:
@@ -245,7 +261,7 @@ def failure_recorded(folder: RunFolder, config: Mapping[str, Any], is_new: bool)
         yield
     except UserError:
         if is_new:
-            remove(folder.path, OWNER, CONFIG, TOKENIZER)
+            remove(folder.path, CONFIG, TOKENIZER, OWNER)  # the last one says that the others are ours
         raise
     except Exception as error:
         with contextlib.suppress(OSError):
@@ -278,11 +294,11 @@ def own(
     """
     is_new = not directory.exists() or not any(directory.iterdir())
     try:
+        check_is_ours(directory)
         with lock(directory, wait) as previous:
             folder = RunFolder(directory, fingerprint, overrides, previous, result_or_none(directory))
             if force and (folder.previous or folder.result):
                 folder.remove_outputs(keep_results=False)
-                remove(directory, OWNER)
                 folder = RunFolder(directory, fingerprint, overrides)
             folder.check()
             with failure_recorded(folder, config, is_new):

@@ -39,8 +39,8 @@ def identity_settings(value: Any, key: str = "") -> Any:
     """Return the settings that identify a run. The corpus is left out: its files identify it, not their path."""
     if isinstance(value, Mapping):
         paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
-        kept = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
-        return {name: identity_settings(value[name], path) for name, path in kept.items()}
+        own = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
+        return {name: identity_settings(value[name], path) for name, path in own.items()}
     if isinstance(value, list | tuple):
         return [identity_settings(item, key) for item in value]
     return plain_number(value, key)

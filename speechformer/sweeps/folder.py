@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 
 SWEEP, JOBS = "sweep.json", "jobs"
@@ -36,7 +37,16 @@ COMMAND = SweepCommand()
 
 
 def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | None, launcher: str) -> None:
-    """Write `sweep.json`, and remove another command's job files; no `jobs`: the sweeper chooses them one by one."""
+    """Write `sweep.json`, and remove another command's job files; no `jobs`: the sweeper chooses them one by one.
+
+    Raises:
+        UserError: the folder holds files and is no sweep's.
+    """
+    if not plan(folder) and (others := sorted(path.name for path in folder.iterdir())):
+        raise UserError(
+            f"{folder} holds {', '.join(others[:3])} and no {SWEEP}, so it is no sweep's folder. Choose a new or an "
+            "empty one with hydra.sweep.dir=."
+        )
     if plan(folder).get("jobs") != jobs:
         for pointer in (folder / JOBS).glob("*.json"):
             pointer.unlink(missing_ok=True)

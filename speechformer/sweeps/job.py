@@ -46,7 +46,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         check_overrides(overrides)
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
-                stack.enter_context(console.log_to_file(directory / "log.txt"))
+                stack.enter_context(console.log_to_file(directory / runs.LOG))
             result = execute(cfg, directory, overrides, launcher, runtime.process_set_up)
     except runs.OccupiedError as error:
         console.say(f"Left to another process: {name}: {error}")

@@ -62,6 +62,8 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
+        if not config.hydra.sweep.dir.strip():
+            sys.exit("Error: hydra.sweep.dir is empty; name a folder, or omit it.")
         try:
             check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
             folder.mkdir(parents=True, exist_ok=True)

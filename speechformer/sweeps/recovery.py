@@ -90,7 +90,7 @@ def run_alone(job: Job, command: Sequence[str]) -> None:
     console.say(f"Running alone: {job.name}")
     was_forced = job.state.owner.get("since", 0) >= COMMAND.started  # then the earlier run is gone already
     overrides = [word for word in job.overrides if not (was_forced and word.partition("=")[0] == "force")]
-    log = job.folder / "log.txt"
+    log = job.folder / runs.LOG
     with open(log, "a", encoding="utf-8") as file:
         words = [*command, *overrides, f"hydra.run.dir={quoted(job.folder)}"]
         code = subprocess.run(words, stdout=file, stderr=file).returncode

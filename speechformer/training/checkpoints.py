@@ -73,7 +73,7 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
         if trainer.is_global_zero:
             for file in (self.directory / WEIGHTS).glob("*.ckpt"):
-                if int(file.stem) < first:
+                if file.stem.isdecimal() and int(file.stem) < first:
                     file.unlink(missing_ok=True)
 
     def save_last(self, trainer: pl.Trainer) -> None:
