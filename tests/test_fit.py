@@ -4,6 +4,8 @@ its folder may hold by then."""
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,11 +336,50 @@ def test_a_checkpoint_that_is_cut_short_is_said_and_done_without(
     with pytest.raises(KilledError):
         run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=1")
     killed_at["step"] = 0
-    last = tmp_path / "a" / "last.ckpt"
+    last, previous = tmp_path / "a" / "last.ckpt", tmp_path / "a" / "previous.ckpt"
     last.write_bytes(last.read_bytes()[:-1000])
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
     result = run(tmp_path / "a", *RUNS["lm"])
-    assert f"{last} cannot be read" in capsys.readouterr().out
-    assert essence(tmp_path / "a", result) == expected
+    said = capsys.readouterr().out
+    assert f"{last} is damaged" in said and "resumes from its last checkpoint" in said
+    assert essence(tmp_path / "a", result) == expected and not previous.exists()
+    (tmp_path / "b" / "previous.ckpt").write_bytes(b"")
+    result = run(tmp_path / "b", *RUNS["lm"])
+    said = capsys.readouterr().out
+    assert said.count("is damaged") == 2 and "resumes from" not in said
+    assert essence(tmp_path / "b", result) == expected
+
+
+def test_no_flipped_bit_of_a_checkpoint_changes_a_resumed_run(killed_at: dict[str, int], tmp_path: Path) -> None:
+    """Oracle: the run that was not killed. A zip has a checksum of each part, which `torch.load` does not look at."""
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS["lm"]))
+    killed_at["step"], killed_at["taken"] = 8, 0
+    with pytest.raises(KilledError):
+        run(tmp_path / "killed", *RUNS["lm"], "checkpoint_every=1")
+    killed_at["step"], chance = 0, random.Random(0)
+    content = (tmp_path / "killed" / "last.ckpt").read_bytes()
+    for trial in range(24):
+        folder, damaged = tmp_path / str(trial), bytearray(content)
+        damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        shutil.copytree(tmp_path / "killed", folder)
+        (folder / "last.ckpt").write_bytes(damaged)
+        assert essence(folder, run(folder, *RUNS["lm"])) == expected
+
+
+@pytest.mark.parametrize("entry", ["loops", "optimizer_states", "state_dict", "hyper_parameters"])
+@pytest.mark.parametrize("value", [{}, [], None, 3, "text"], ids=str)
+def test_a_strange_checkpoint_is_done_without(
+    entry: str, value: Any, killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    killed_at["step"] = 8
+    with pytest.raises(KilledError):
+        run(tmp_path, *RUNS["lm"], "checkpoint_every=1")
+    killed_at["step"] = 0
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    torch.save({**content, entry: value}, tmp_path / "last.ckpt")
+    assert run(tmp_path, *RUNS["lm"])["status"] == "finished"
+    if entry != "hyper_parameters":  # the config has them
+        assert "last.ckpt is not a checkpoint of this run" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(tmp_path: Path) -> None:

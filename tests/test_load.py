@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -55,9 +56,53 @@ def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> Non
     run = copy_of(a_classifier, tmp_path / "run")
     content = torch.load(run / "last.ckpt", weights_only=True)
     torch.save({**content, "more": Harmful()}, run / "last.ckpt")
-    with pytest.raises(UserError, match="last.ckpt is not a checkpoint of speechformer"):
+    with pytest.raises(UserError, match="last.ckpt is damaged, or is not a checkpoint of speechformer"):
         load(run)
     assert not (tmp_path / "executed").exists()
+
+
+def test_no_damaged_checkpoint_is_believed(a_classifier: Path, tmp_path: Path) -> None:
+    """Flipped bits, missing and foreign bytes; oracle: the weights of the undamaged file, or one sentence."""
+    run, chance = copy_of(a_classifier, tmp_path / "run"), random.Random(0)
+    content, weights = (run / "last.ckpt").read_bytes(), load(run).task.state_dict()
+    for trial in range(60):
+        damaged, place = bytearray(content), chance.randrange(len(content))
+        if trial % 3 == 0:
+            damaged[place] ^= 1 << chance.randrange(8)
+        elif trial % 3 == 1:
+            del damaged[place : place + chance.randrange(1, 4000)]
+        else:
+            damaged[place : place + 64] = chance.randbytes(64)
+        (run / "last.ckpt").write_bytes(damaged)
+        try:
+            loaded = load(run, checkpoint="last.ckpt").task.state_dict()
+        except UserError as error:
+            assert str(error).startswith(f"{run / 'last.ckpt'} ") and "\n" not in str(error)
+        else:
+            assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "none"},
+        {"hyper_parameters": {}},
+        {"hyper_parameters": None},
+        {"state_dict": {}},
+        {"state_dict": {"a": 1}},
+        {"state_dict": [1]},
+        {"hyper_parameters": {"architecture": {"width": "x"}, "recipe": {}, "classes": []}},
+    ],
+    ids=str,
+)
+def test_a_strange_checkpoint_is_one_sentence(change: dict, a_classifier: Path, tmp_path: Path) -> None:
+    run = copy_of(a_classifier, tmp_path / "run")
+    torch.save({**torch.load(run / "last.ckpt", weights_only=True), **change}, run / "last.ckpt")
+    with pytest.raises(UserError, match="last.ckpt does not fit this version of speechformer: "):
+        load(run, checkpoint="last.ckpt")
+    torch.save(torch.zeros(2), run / "last.ckpt")
+    with pytest.raises(UserError, match="is not a checkpoint of speechformer: "):
+        load(run, checkpoint="last.ckpt")
 
 
 def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Path) -> None:

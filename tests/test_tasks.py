@@ -279,7 +279,8 @@ def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path)
     for k in range(3):
         torch.manual_seed(k)
         tasks.append(translation())
-        torch.save({"state_dict": tasks[-1].state_dict()}, tmp_path / f"{k}.ckpt")
+        content = {"task": "translate", "hyper_parameters": {}, "state_dict": tasks[-1].state_dict()}
+        torch.save(content, tmp_path / f"{k}.ckpt")
     mean = average([tmp_path / f"{k}.ckpt" for k in range(3)])
     for name, value in mean.items():
         expected = sum(task.state_dict()[name] for task in tasks) / 3

@@ -1,7 +1,8 @@
 """A run's folder: its files, the process that owns it, and its state.
 
 config.yaml       the resolved config            tokenizer.json    vocabulary
-last.ckpt         state to resume from           best.ckpt         weights of the best evaluation
+last.ckpt         state to resume from           previous.ckpt     the one before, until the run ends
+best.ckpt         weights of the best evaluation
 metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
 result.json       written last and atomically: if it exists, the run has ended
@@ -35,7 +36,8 @@ from speechformer.runs.legacy import upgrade_result
 
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
-OUTPUTS = ("best.ckpt", "last.ckpt", "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
+OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
 PARTIAL = rf"({'|'.join(map(re.escape, (*OUTPUTS, OWNER)))})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
@@ -212,8 +214,13 @@ class RunFolder:
         """Write the result, and remove what only an unfinished run needs; return the result."""
         if self.writes:
             write_result(self.path, result)
-            remove_matching(self.path / WEIGHTS, r"\d+\.ckpt(\.[0-9a-f]{8}\.partial)?")
+            self.clean_up()
         return result
+
+    def clean_up(self) -> None:
+        """Remove what only an unfinished run needs."""
+        remove_matching(self.path / WEIGHTS, r"\d+\.ckpt(\.[0-9a-f]{8}\.partial)?")
+        remove(self.path, PREVIOUS)
 
     def check(self) -> None:
         """Raise a `ForeignError` if the folder holds another run."""

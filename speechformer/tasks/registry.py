@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from speechformer.errors import UserError
+from speechformer.errors import UserError, one_sentence
 from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
@@ -21,20 +22,40 @@ TASKS: dict[str, type[Task]] = {
 }
 
 
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU. The checksum of each part is compared first: `torch.load` does not.
+
+    Raises:
+        UserError: the file is missing, damaged, or not a checkpoint of speechformer.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if {"task", "hyper_parameters", "state_dict"} <= checkpoint.keys():
+            return checkpoint
+        reason = "it has other entries"
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file.") from None
+    except Exception as error:  # a damaged file raises almost any
+        reason = one_sentence(error) or type(error).__name__
+    raise UserError(f"{path} is damaged, or is not a checkpoint of speechformer: {reason}")
+
+
 def load_task(path: Path) -> Task:
     """Load the trained task of a checkpoint, from that file alone, on the CPU and in evaluation mode.
 
     Raises:
-        UserError: the file is missing, or not a checkpoint of speechformer.
+        UserError: the file is missing, damaged, or not a checkpoint of speechformer.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file.")
+    checkpoint = read_checkpoint(path)
     try:
-        checkpoint = upgrade_checkpoint(torch.load(path, map_location="cpu", weights_only=True))
+        checkpoint = upgrade_checkpoint(checkpoint)
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
-    except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{path} is not a checkpoint of speechformer, or one of an older version ({type(error).__name__})."
-        ) from None
+    except Exception as error:  # its content can be anything
+        reason = str(error) if isinstance(error, UserError) else type(error).__name__
+        raise UserError(f"{path} does not fit this version of speechformer: {reason}") from None
     return task.eval()

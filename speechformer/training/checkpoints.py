@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from speechformer import console
 from speechformer.corpora.files import atomic_write
-from speechformer.errors import UserError
-from speechformer.runs.folder import WEIGHTS
+from speechformer.errors import UserError, one_sentence
+from speechformer.runs.folder import LAST, PREVIOUS, WEIGHTS
 from speechformer.tasks.base import Task
+from speechformer.tasks.registry import read_checkpoint
 
 
 class Checkpoints(Checkpoint):
@@ -83,7 +85,7 @@ class Checkpoints(Checkpoint):
         is_stepped = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
         if is_stepped and step // self.every > self.saved_at // self.every:
             self.saved_at = step
-            trainer.save_checkpoint(self.directory / "last.ckpt")
+            trainer.save_checkpoint(self.directory / LAST)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "best_step": self.best_step, "saved_at": self.saved_at}
@@ -100,17 +102,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with atomic_write(Path(path)) as file:
                 torch.save(checkpoint, file)
+                if Path(path).name == LAST and Path(path).exists():
+                    os.replace(path, Path(path).with_name(PREVIOUS))
         except RuntimeError as error:  # torch reports a full disk so
             reason = "the file could not be written to its end; is the disk full?"
             raise OSError(errno.EIO, reason, str(path)) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
-        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        return read_checkpoint(Path(path))
 
 
 def average(files: Sequence[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of some checkpoints, as a `state_dict`. Vaswani et al. 2017, section 6.1."""
-    states = [torch.load(file, map_location="cpu", weights_only=True)["state_dict"] for file in files]
+    states = [read_checkpoint(file)["state_dict"] for file in files]
     return {
         name: torch.stack([state[name].double() for state in states]).mean(dim=0).to(value.dtype)
         for name, value in states[0].items()
@@ -132,21 +136,27 @@ def load_chosen_weights(task: Task, directory: Path, averaged: int) -> None:
             task.trainer.save_checkpoint(path, weights_only=True)
             return
     try:  # an average.ckpt is of this run, whose result was lost
-        task.load_state_dict(torch.load(path, map_location=task.device, weights_only=True)["state_dict"])
-    except Exception as error:
-        raise UserError(
-            f"{path} cannot be read ({type(error).__name__}). Run again from the start with force=true."
-        ) from error
+        task.load_state_dict(read_checkpoint(path)["state_dict"])
+    except (UserError, RuntimeError) as error:
+        raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 
 
-def resumable(directory: Path) -> Path | None:
-    """Return the checkpoint to resume from; None if there is none that can be read."""
-    last = directory / "last.ckpt"
-    try:
-        torch.load(last, map_location="cpu", weights_only=True)["progress"]
-        return last
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # torch raises many kinds for a file that is truncated or not its own
-        console.say(f"{last} cannot be read ({type(error).__name__}), so the run starts from the beginning.")
-        return None
+def resumable(task: Task, directory: Path) -> Path | None:
+    """Return the checkpoint of `task` to resume from, the last that is not damaged; None if there is none."""
+    shapes = {name: tensor.shape for name, tensor in task.state_dict().items()}
+    for path in (directory / LAST, directory / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            checkpoint = read_checkpoint(path)
+            own_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
+            (optimizer,) = checkpoint["optimizer_states"]
+            if own_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
+                return path
+            reason = f"{path} is not a checkpoint of this run."
+        except UserError as error:
+            reason = str(error)
+        except (KeyError, ValueError, TypeError, AttributeError):
+            reason = f"{path} is not a checkpoint of this run."
+        console.say(f"{reason} The run goes back to an earlier checkpoint, or to its beginning.")
+    return None

@@ -53,7 +53,7 @@ def fit(
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
-            checkpoint = resumable(folder.path)
+            checkpoint = resumable(run.task, folder.path)
             callbacks = [run.logger, timer, Progress(folder), *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:

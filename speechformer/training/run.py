@@ -59,6 +59,7 @@ def execute(
         owned = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
     with owned as folder:
         if folder.has_ended:
+            folder.clean_up()  # the process may have been killed before it did
             return folder.result
         folder.begin(config, devices.share_of_threads())
         with environment():
