@@ -57,7 +57,7 @@ def apply(block: Block, root: Path) -> None:
 
 def insert_sorted(lines: list[str], line: str) -> None:
     """Insert an import among the imports, or a row of a dict among its rows."""
-    alike = [k for k, other in enumerate(lines) if other[:5] == line[:5]]
+    alike = [k for k, other in enumerate(lines) if other[:5] == line[:5] and ("." in other) == ("." in line)]
     greater = [k for k in alike if lines[k] > line]
     lines.insert(greater[0] if greater else alike[-1] + 1, line)
 

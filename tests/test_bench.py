@@ -21,6 +21,7 @@ from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, table, turns
 from speechformer.bench.translation import Peer, main
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
 
 
@@ -154,10 +155,10 @@ def test_plots_and_table(tmp_path: Path) -> None:
         "ms",
         "1.50",
     ]
-    drawn = draw(rows, {"flops_float32": 1e11, "bytes_per_second": 1e10}, tmp_path)
+    drawn = draw(rows, {"flops_float32": 1e11, "bytes_per_second": 1e10}, OutputFolder(tmp_path))
     assert [path.name for path in drawn] == ["steps.png", "attention.png"]
     assert all(path.stat().st_size > 10_000 for path in drawn)
-    assert draw([], {}, tmp_path) == []
+    assert draw([], {}, OutputFolder(tmp_path)) == []
 
 
 def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

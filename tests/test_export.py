@@ -113,5 +113,5 @@ def test_a_file_that_cannot_be_written_is_an_error(
 ) -> None:
     (tmp_path / FILES[kind]).mkdir()
     monkeypatch.setattr(sys, "argv", ["export", str(a_classifier), "--format", kind, "--output", str(tmp_path)])
-    with pytest.raises(SystemExit, match=f"Error: .*{FILES[kind]}: Is a directory"):
+    with pytest.raises(SystemExit, match=f"Error: .*{FILES[kind]} is there already"):
         main()

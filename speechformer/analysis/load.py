@@ -117,8 +117,7 @@ class TrainedRun:
         """Compute the attention weights of every layer and head for a text, or for what `read` returned for it.
 
         Returns:
-            A map for each part: "encoder", "decoder", "cross". It has `weights` [L, N, T, S], `mask` [T, S], the
-            tokens `queries` and `keys`, `entropy()` and `distance()`.
+            A map for each part, "encoder", "decoder", "cross", with `weights` [L, N, T, S] and `mask` [T, S].
 
         Raises:
             UserError: the model has no attention.

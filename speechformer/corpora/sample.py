@@ -124,9 +124,14 @@ def write(folder: Path) -> None:
         print(path)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m speechformer.corpora.sample", description="Write the sample corpora to a folder."
     )
     parser.add_argument("folder", type=Path)
     run_command(lambda: write(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()

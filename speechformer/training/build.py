@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from speechformer.config import count_devices
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
@@ -100,7 +99,7 @@ def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None)
             if wanted in (1, "1"):
                 wanted = [leases.enter_context(devices.lease(names))]
             elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process locks them for all
-                several = wanted if isinstance(wanted, list) else range(count_devices(wanted))
+                several = wanted if isinstance(wanted, list) else range(int(wanted))
                 for index in sorted(several):  # in order, so that no two runs wait for each other
                     leases.enter_context(devices.lease(names[index : index + 1] or names))
         elif launcher == "submitit_local":  # it starts all jobs at once

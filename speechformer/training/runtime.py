@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from speechformer.config import count_devices
 from speechformer.training import devices
 
 LIGHTNING = ("lightning.pytorch", "lightning.fabric")
@@ -121,7 +120,8 @@ def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
     """
     import torch
 
-    processes, before = count_devices(config["trainer"]["devices"]), torch.get_num_threads()
+    wanted, before = config["trainer"]["devices"], torch.get_num_threads()
+    processes = len(wanted) if isinstance(wanted, list) else int(wanted)
     number = config["threads"] or owner.get("threads") or max(1, devices.all_threads() // processes)
     torch.set_num_threads(number)
     if processes > 1:  # otherwise Lightning divides the cores by itself
