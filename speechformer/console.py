@@ -131,14 +131,6 @@ def parameters_line(parameters: dict[str, int]) -> str:
     return f"Parameters: {parameters['total']:,} = {parts}"
 
 
-def busy_line(threads: int, free: int) -> str:
-    """Return the warning of a run whose threads outnumber the free cores."""
-    return (
-        f"Others keep the cores busy: {threads} threads will mostly wait for each other. Set threads={free}, which "
-        "can be several times faster."
-    )
-
-
 def summary(result: dict[str, Any]) -> str:
     """Return the console's text at the end of a run: its summary, the checkpoint behind it, and the time."""
     if not result["metrics"]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,28 +41,6 @@ def test_runs_side_by_side_have_devices_of_their_own(tmp_path: Path) -> None:
     for k, (index, begun, ended) in enumerate(held):
         for other, start, stop in held[k + 1 :]:
             assert index != other or stop <= begun or ended <= start
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
-def test_cpu_time_of_other_processes_is_measured() -> None:
-    """Oracle: the CPU time that the system counts for a busy process. This process's own time does not count."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        before, of_busy, own = devices.cpu_clock(), seconds_of(busy.pid), time.process_time()
-        while time.monotonic() < before[0] + 1.5:  # type: ignore[index]
-            pass
-        beside = devices.cores_of_others(before)
-        theirs, own = (seconds_of(busy.pid) - of_busy) / 1.5, (time.process_time() - own) / 1.5
-    finally:
-        busy.kill()
-        busy.wait()
-    assert theirs - 0.1 < beside < devices.cores() - own + 0.1
-    assert devices.cores_of_others(devices.cpu_clock()) == devices.cores_of_others(None) == 0
-
-
-def seconds_of(process: int) -> float:
-    user, system = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_killed_process_gives_its_device_back(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices
 from speechformer.training.fit import hyperparameters
+from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
+from speechformer.training.threads import ThreadTuner
 
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {
@@ -272,27 +274,42 @@ def test_a_compiled_run_is_the_same_run(kind: str, traced: list[str], tmp_path: 
     torch.testing.assert_close(*map(without_biases_of_keys, weights), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "cores, taken, threads, better",
-    [(4, 0, 4, 0), (4, 1.1, 4, 3), (4, 1.1, 2, 0), (4, 0, 8, 0), (2, 2, 2, 1), (2, 1, 1, 0)],
-)
-def test_a_run_on_busy_cores_says_how_many_threads_would_be_better(
-    cores: int,
-    taken: float,
-    threads: int,
-    better: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+@pytest.mark.parametrize("kind", ["lm", "epochs", "accumulation", "translation, averaged", "of two"])
+@pytest.mark.parametrize("fastest", [1, 2])
+def test_a_run_that_rehearses_is_that_with_its_number_of_threads(
+    kind: str, fastest: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where threads and what others take are more than the cores; threads that somebody wants too many of alone are
-    no busy cores. `test_devices` sees to what others take."""
-    monkeypatch.setattr(devices, "cores", lambda: cores)
-    monkeypatch.setattr(devices, "cores_of_others", lambda since: taken)
-    run(tmp_path, "task=lm", "trainer.max_steps=1", f"threads={threads}")
-    said = capsys.readouterr().out
-    assert ("Others keep the cores busy" in said) == bool(better)
-    assert (f"Set threads={better}," in said) == bool(better)
+    """The rehearsals are real, only the clock's times are not: neither weights nor random numbers nor logs know."""
+    rehearse, rehearsed = ThreadTuner.rehearse, []
+
+    def timed(*arguments: Any) -> float:
+        rehearse(*arguments)
+        rehearsed.append(torch.get_num_threads())
+        return 0.5 if rehearsed[-1] == fastest else 1.0
+
+    monkeypatch.setattr(ThreadTuner, "rehearse", timed)
+    monkeypatch.setattr(devices, "share_of_threads", lambda: None)
+    monkeypatch.setattr(devices, "all_threads", lambda: 2)
+    words = RUNS["lm" if kind == "of two" else kind]
+    if kind == "of two":
+        jobs = [[*OWN[:-1], "trainer.log_every_n_steps=2", *words, f"seed={seed}"] for seed in (0, 1)]
+        execute_ensemble([(compose(*job), tmp_path / f"a{k}", job) for k, job in enumerate(jobs)])
+        execute_ensemble(
+            [(compose(*job, f"threads={fastest}"), tmp_path / f"b{k}", job) for k, job in enumerate(jobs)]
+        )
+        ours, fixed = (runs.read_result(tmp_path / name) for name in ("a0", "b0"))
+        places = ["a0", "b0"]
+    else:
+        ours = run(tmp_path / "a", *words, "threads=null")
+        assert set(rehearsed) == {1, 2}
+        rehearsed.clear()
+        fixed = run(tmp_path / "b", *words, f"threads={fastest}")
+        places = ["a", "b"]
+        assert not rehearsed
+    assert ours["machine"]["threads"] == fixed["machine"]["threads"] == fastest
+    for result in (ours, fixed):
+        result["overrides"] = None
+    assert essence(tmp_path / places[0], ours) == essence(tmp_path / places[1], fixed)
 
 
 def test_a_finished_run_is_not_run_again_unless_forced(

@@ -6,6 +6,7 @@
     startup      from the command to the first step, against importing torch and lightning
     sweep        the overhead of a run in a sweep
     ensemble     an ensemble of runs against the same runs in sequence
+    threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
     whole        from the command to its last line
     gpu          what needs a GPU: 32 runs as an ensemble, a window over 16k tokens, a model of 124M parameters
     translation  the encoder-decoder; takes the overrides of a run, and --run
@@ -40,6 +41,7 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
+    "threads": lambda rounds: runs.bench_threads(),
     "whole": lambda rounds: runs.bench_whole(),
 }
 RENAMED = {"packed": "ensemble"}  # parts of an earlier version

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ from speechformer.corpora.load import load
 from speechformer.runs.folder import read_result
 from speechformer.tasks.registry import TASKS
 from speechformer.training.build import build_data
+from speechformer.training.devices import all_threads
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
 from speechformer.training.runtime import silence_libraries, tune_memory
@@ -220,6 +221,41 @@ def bench_sweep(runs: Sequence[int] = (2, 8)) -> list[Comparison]:
     overhead = (whole[1] - whole[0] - trained[1] + trained[0]) / (runs[1] - runs[0])
     seconds = {"overhead": overhead, "training, evaluation": trained[1] / runs[1]}
     return [Comparison("a run of a sweep", "lm, 20 steps", "run", seconds)]
+
+
+@contextlib.contextmanager
+def busy_loops(number: int, delay: float = 0.0) -> Iterator[None]:
+    """Keep processes busy, each with one core, from `delay` seconds on."""
+    code = f"import time; time.sleep({delay})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def bench_threads(loops: Sequence[int] = (0, 1, 2, 4)) -> list[Comparison]:
+    """Compare the training of a run that chooses its threads to runs with a fixed number, beside busy processes.
+
+    In the last row they begin after the run, in the middle of its training.
+    """
+    rows, most = [], all_threads()
+    for task, steps in (("classify", 600), ("lm", 250)):
+        for number, delay in [*((number, 0.0) for number in loops), (1, 8.0)]:
+            seconds = {}
+            for threads in ("null", *(str(most >> k) for k in range(most.bit_length()))):
+                with tempfile.TemporaryDirectory() as folder, busy_loops(number, delay):
+                    seconds_of_command(
+                        *overrides_of(task, steps), f"threads={threads}", f"hydra.run.dir={folder}/run"
+                    )
+                    phases = read_result(Path(folder) / "run")["seconds_by_phase"]
+                name = "own choice" if threads == "null" else f"threads={threads}"
+                seconds[name] = phases["training"] / steps
+            what = f"{task}, {number} busy" + (", from the middle on" if delay else "")
+            rows.append(Comparison("threads", what, "step", seconds))
+    return rows
 
 
 def bench_whole() -> list[Comparison]:

@@ -54,6 +54,7 @@ class TrainableModule(pl.LightningModule):
         self.curve: list[dict[str, float]] = []
         self.diverged_at: int | None = None
         self.generator = torch.default_generator
+        self.rehearses = False  # whether losses count: see `training.threads`
         self.loaded: dict[str, Any] | None = None  # random state and batches of a checkpoint, until training starts
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -122,6 +123,8 @@ class TrainableModule(pl.LightningModule):
 
     def record_loss(self, loss: float, step: int, logged: bool) -> None:
         """Record divergence; optionally log the training loss and the learning rate."""
+        if self.rehearses:
+            return
         if self.diverged_at is None and not math.isfinite(loss):
             self.diverged_at = step
         # `self.log` costs as much as a layer, and writes only after the checkpoint of its step.

@@ -70,34 +70,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cpu_clock() -> tuple[float, float, float] | None:
-    """Return the time, the CPU time used on this process' cores, and the CPU time of this process, in seconds.
-
-    None where the system does not tell; Linux does.
-    """
-    try:
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    except (OSError, AttributeError):
-        return None
-    ticks = 0
-    for name, *numbers in map(str.split, lines):
-        if name in names:
-            user, nice, system, _idle, _iowait, *interrupts_and_steal = map(int, numbers[:8])
-            ticks += user + nice + system + sum(interrupts_and_steal)
-    own = os.times()
-    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own.user + own.system
-
-
-def cores_of_others(since: tuple[float, float, float] | None) -> float:
-    """Return how many cores other processes have used since `cpu_clock` was read; 0 within the first second."""
-    now = cpu_clock()
-    if since is None or now is None or now[0] - since[0] < 1:
-        return 0.0
-    seconds, used, own = (b - a for a, b in zip(since, now))
-    return max(0.0, used - own) / seconds
-
-
 def share_of_threads() -> int | None:
     """Return the threads that a launcher gives each job (OMP_NUM_THREADS, SLURM_CPUS_PER_TASK), or None."""
     values = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]

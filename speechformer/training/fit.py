@@ -20,17 +20,16 @@ from speechformer import console
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder
-from speechformer.training import devices, runtime
+from speechformer.training import runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
+from speechformer.training.threads import ThreadTuner, tuners
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
 
 
-def fit(
-    config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | None, start: runtime.Start
-) -> dict[str, Any]:
+def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | None, start: float) -> dict[str, Any]:
     """Train, evaluate and test one run. It resumes from the folder's `last.ckpt`, if there is one.
 
     Args:
@@ -52,18 +51,18 @@ def fit(
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, launcher) as device:
-            timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
+            timer = PhaseTimer(start + time.perf_counter() - waiting)
             checkpoint = resumable(run.task, folder.path)
-            callbacks = [run.logger, timer, Progress(folder), *run.callbacks]
+            callbacks = [run.logger, timer, *tuners(config, [folder]), Progress(folder), *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:
                 compile_blocks(run.task, config["compile"], trainer.strategy.root_device)
             if not rank:
                 prepare_folder(run, threads, resumes=checkpoint is not None)
-                announce(run, trainer, threads, start, resumes=checkpoint is not None)
+                announce(run, resumes=checkpoint is not None)
             train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
-        result = make_result(run, timer.seconds, describe_machine(trainer, threads))
+        result = make_result(run, timer.seconds, describe_machine(trainer))
     if not rank:
         console.say(console.summary(result))
     return result
@@ -77,15 +76,11 @@ def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
     run.data.tokenizer.save(run.folder.path / "tokenizer.json")
 
 
-def announce(run: Run, trainer: pl.Trainer, threads: int, start: runtime.Start, resumes: bool) -> None:
+def announce(run: Run, resumes: bool) -> None:
     """Print the corpus, the parameters and the folder of a run that begins."""
     console.say(run.data.corpus_line())
     console.say(console.parameters_line(run.parameters))
     console.say(f"Folder: {run.folder.path}")
-    busy = devices.cores_of_others(start.cpu)
-    free = devices.cores() - busy
-    if busy > 0.5 and 1 < threads > free + 0.5 and trainer.strategy.root_device.type == "cpu":
-        console.say(console.busy_line(threads, max(1, round(free))))
     if resumes:
         console.say("The run was interrupted; it resumes from its last checkpoint.")
 
@@ -120,13 +115,16 @@ def add_last_evaluation(run: Run) -> None:
     run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
 
 
-def describe_machine(trainer: pl.Trainer, threads: int) -> dict[str, Any]:
+def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    tuners_of_run = [callback for callback in callbacks if isinstance(callback, ThreadTuner)]
     return {
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": threads,
+        "threads": torch.get_num_threads(),
+        "thread_changes": [change for tuner in tuners_of_run for change in tuner.changes],
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "ensemble_size": 1,

@@ -24,6 +24,7 @@ from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
 from speechformer.training.ensemble import CallMemberCallbacks, Ensemble, EnsembleProgress
 from speechformer.training.fit import add_last_evaluation, announce, describe_machine, make_result, prepare_folder
+from speechformer.training.threads import tuners
 
 Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
 
@@ -37,7 +38,7 @@ def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> 
     Returns:
         The folders of the runs that have a result now; none if fewer than two were new.
     """
-    start = runtime.Start()
+    start = time.perf_counter()
     with contextlib.ExitStack() as locks:
         members = [member for job in jobs if (member := own_if_new(locks, *job)) is not None]
         if len(members) < 2:
@@ -67,7 +68,7 @@ def own_if_new(
     return config, RunFolder(directory, fingerprint, overrides)
 
 
-def fit_ensemble(members: Sequence[Member], start: runtime.Start) -> list[dict[str, Any]]:
+def fit_ensemble(members: Sequence[Member], start: float) -> list[dict[str, Any]]:
     """Train, evaluate and test an ensemble; return the result of each of its runs."""
     config, folders = members[0][0], [folder for _, folder in members]
     with runtime.threads(config, folders[0].owner) as threads:
@@ -77,19 +78,19 @@ def fit_ensemble(members: Sequence[Member], start: runtime.Start) -> list[dict[s
         ensemble = Ensemble(runs)
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, None) as device:
-            timer = PhaseTimer(start.seconds + time.perf_counter() - waiting)
-            callbacks = [timer, EnsembleProgress(folders), CallMemberCallbacks()]
+            timer = PhaseTimer(start + time.perf_counter() - waiting)
+            callbacks = [timer, *tuners(config, folders), EnsembleProgress(folders), CallMemberCallbacks()]
             own = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
             trainer = build_trainer(config, folders[0].path, device, **own)
             if config["compile"] is not None:
                 compile_blocks(ensemble, config["compile"], trainer.strategy.root_device)
             for run in runs:
                 prepare_folder(run, threads, resumes=False)
-            announce(runs[0], trainer, threads, start, resumes=False)
+            announce(runs[0], resumes=False)
             console.say(f"and {len(runs) - 1} more folders, in an ensemble")
             train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
-        machine = describe_machine(trainer, threads) | {"ensemble_size": len(runs)}
+        machine = describe_machine(trainer) | {"ensemble_size": len(runs)}
         results = [make_result(run, timer.seconds, machine) for run in runs]
     for result in results:
         console.say(console.summary(result))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,7 +47,7 @@ def execute(
         OccupiedError: another process works on this run of a sweep.
         ForeignError: the folder holds another run.
     """
-    start = runtime.Start()
+    start = time.perf_counter()
     config = as_plain(cfg)
     if launcher is not None:
         check_sweep(config)

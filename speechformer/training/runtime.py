@@ -13,10 +13,8 @@ import gc
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from speechformer.training import devices
@@ -30,14 +28,6 @@ IGNORED_WARNINGS = (
     ".*sync_dist=True.*",  # every device evaluates everything, so there is nothing to reduce
     "The `srun` command is available on your system but is not used",  # launchers handle SLURM
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """When a run began: by the clock, in seconds, and by the CPU time that was in use then."""
-
-    seconds: float = field(default_factory=time.perf_counter)
-    cpu: tuple[float, float, float] | None = field(default_factory=devices.cpu_clock)
 
 
 @functools.cache
