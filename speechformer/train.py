@@ -82,6 +82,8 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         # threads that wait for each other spin, by default for so long that beside a busy process a run crawls
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        runtime.end_with_parent()
     try:
         recovery.run_to_the_end(run, [sys.executable, "-m", "speechformer.train"])
         if COMMAND.folder is not None:

@@ -27,7 +27,7 @@ from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices
-from speechformer.training.fit import hyperparameters
+from speechformer.training.build import hyperparameters
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
 from speechformer.training.threads import ThreadTuner

@@ -293,7 +293,9 @@ def start(cfg: Any, folder: Path, told: Any) -> None:
         with open(run_folder.path / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)
-        return {"status": "finished", "identity": run_folder.identity, "pid": os.getpid()}
+        result = {"status": "finished", "identity": run_folder.identity, "pid": os.getpid()}
+        run_folder.finish(result)
+        return result
 
     fit_module.fit = trained  # type: ignore[assignment]
     told.put(execute(cfg, folder)["pid"])

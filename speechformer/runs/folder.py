@@ -210,12 +210,11 @@ class RunFolder:
         remove_matching(self.path, PARTIAL)
         remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
 
-    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Write the result, and remove what only an unfinished run needs; return the result."""
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the result, and remove what only an unfinished run needs."""
         if self.writes:
             write_result(self.path, result)
             self.clean_up()
-        return result
 
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
@@ -292,7 +291,7 @@ def own(
     `force` discards the run that is in the folder; `wait` waits for a process that works in it.
 
     Yields:
-        The folder. The caller returns its `result` if the run `has_ended`; else it calls `begin` and `finish`.
+        The folder. The caller returns its `result` if the run `has_ended`, else it calls `begin` and `finish`.
 
     Raises:
         OccupiedError: another process works in the folder, and `wait` is False.

@@ -31,6 +31,7 @@ class SweepCommand:
     folder: Path | None = None  # None without a sweep
     started: float = 0.0  # in seconds since the epoch
     given_up: list[int] = field(default_factory=list)  # the numbers of jobs that this command does not try again
+    errors: dict[int, str] = field(default_factory=dict)  # of jobs by number, where no file can be written
 
 
 COMMAND = SweepCommand()
@@ -89,9 +90,11 @@ class Job:
         """Why there is no finished run, in one sentence."""
         if self.state.result is not None:
             return self.state.result.get("error") or "no reason given"
+        if self.number in COMMAND.errors:
+            return COMMAND.errors[self.number]
         owner = self.state.owner
         if "pid" in owner:
-            return f"process {owner['pid']} on {owner['host']} was interrupted or killed"
+            return f"process {owner['pid']} on {owner['host']} ended without a result: it was interrupted or killed"
         return "it has not begun"
 
 

@@ -35,6 +35,8 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     if number in plan.get("given_up", []):
         console.say(f"Given up: {name}")
         return NO_VALUE
+    if launcher == "joblib" and sweeps.COMMAND.folder is None:  # in a worker
+        runtime.end_with_parent()
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     started = time.time()
@@ -91,5 +93,6 @@ def record_failure(
         directory.mkdir(parents=True, exist_ok=True)
         runs.write_result(directory, runs.failure_result(config, overrides, None, error))
     except OSError:
+        sweeps.COMMAND.errors[number] = one_sentence(error)
         with contextlib.suppress(OSError):
             sweeps.register(sweep, number, overrides, directory, one_sentence(error))

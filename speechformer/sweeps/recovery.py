@@ -156,7 +156,7 @@ def conclude(folder: Path) -> int:
     try:
         write_report([folder], folder / "report")
         console.say(f"Report: {folder / 'report' / 'report.html'}")
-    except UserError as error:  # no run came to its end
+    except (UserError, OSError) as error:  # no run came to its end, or the disk is full
         console.say(f"There is no report: {one_sentence(error)}")
     except Exception:  # what failed must be named in any case
         traceback.print_exc()

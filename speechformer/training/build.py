@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from speechformer.config import count_devices, value_of
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
@@ -25,6 +26,7 @@ from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 
+NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
@@ -33,14 +35,30 @@ def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> Any:
     return TASKS[config["task"]["name"]].datamodule(corpus, **{key: config[key] for key in DATA_KEYS})
 
 
+def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what TensorBoard's table shows of a config: what most people vary, and what the command line sets.
+
+    All of it would be fifty columns, of which a sweep varies two.
+    """
+    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
+    for override in overrides:
+        key, _, text = override.lstrip("+~").partition("=")
+        if not key.startswith(NOT_SHOWN):
+            value = value_of(config, key)
+            shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
+    return shown
+
+
 class Run:
     """A run under way: config, folder, data, task, and what accompanies its training.
 
-    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones.
+    Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones;
+    `hyperparameters`, as TensorBoard shows them.
     """
 
     def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
         self.config, self.folder, self.data = config, folder, data
+        self.hyperparameters = hyperparameters(config, folder.overrides or ())
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
         self.task.attach(data)
@@ -66,6 +84,7 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
         UserError: Lightning does not accept an argument or value of `trainer.*`.
     """
     arguments = {**config["trainer"], "devices": device}
+    check_processes(arguments)
     arguments["profiler"] = arguments.get("profiler") or NoProfiler()
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
@@ -83,6 +102,20 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
         )
     except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"trainer: {one_sentence(error)}") from error
+
+
+def check_processes(arguments: dict[str, Any]) -> None:
+    """Require that a run on the CPU starts no more processes than there are cores; two may try it on one core.
+
+    Raises:
+        UserError: `trainer.devices` is higher.
+    """
+    on_cpu = arguments["accelerator"] in ("cpu", "auto") and not torch.cuda.is_available()
+    if on_cpu and count_devices(arguments["devices"]) > max(2, devices.cores()):
+        raise UserError(
+            f"trainer.devices={arguments['devices']} would start as many processes, and this machine lends "
+            f"{devices.cores()} cores. One device is the fastest on a CPU: omit trainer.devices."
+        )
 
 
 @contextlib.contextmanager

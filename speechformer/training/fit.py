@@ -5,18 +5,19 @@ data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the c
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from omegaconf import OmegaConf
 
 from speechformer import console
+from speechformer.errors import one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder
@@ -25,8 +26,6 @@ from speechformer.training.build import Run, build_data, build_trainer, lease_de
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.threads import ThreadTuner, tuners
-
-NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
 
 
 def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | None, start: float) -> dict[str, Any]:
@@ -63,8 +62,7 @@ def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | 
             train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
         result = make_result(run, timer.seconds, describe_machine(trainer))
-    if not rank:
-        console.say(console.summary(result))
+        conclude(run, result)
     return result
 
 
@@ -132,11 +130,11 @@ def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a run that came to its end, and write its hyperparameters and artifacts."""
+    """Return the result of a run that came to its end, and write its artifacts."""
     config, task, metrics, owner, saved = run.config, run.task, run.metrics, run.folder.owner, run.checkpoints
     diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
     best = {"metric": saved.monitor, "value": saved.best, "step": saved.best_step, "chosen_on": run.data.chosen_on}
-    log_hyperparameters(run)
+    run.logger.save()
     result = {
         "status": "diverged" if diverged else "finished",
         "task": task.name,
@@ -160,7 +158,8 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "versions": identity.versions(),
     }
     if run.folder.writes:
-        result |= task.write_artifacts(run.folder.path)
+        with warning_only("further files of the task"):
+            result |= task.write_artifacts(run.folder.path)
     if metrics:
         result["summary"] = [list(row) for row in task.summary(result)]
     if task.diverged_at is not None:
@@ -170,24 +169,23 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
     return result
 
 
-def log_hyperparameters(run: Run) -> None:
-    """Write TensorBoard's table of hyperparameters and final metrics, and close the loggers."""
-    constant = run.data.reference_metrics()
-    final = {f"final/{name}": value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
-    run.logger.loggers[0].log_hyperparams(hyperparameters(run.config, run.folder.owner["overrides"] or ()), final)
-    run.logger.finalize("success")
+def conclude(run: Run, result: dict[str, Any]) -> None:
+    """Write the result of a run, and after it what only decorates it: TensorBoard's table, the console's summary."""
+    run.folder.finish(result)
+    with warning_only("TensorBoard's table of hyperparameters"):
+        constant = run.data.reference_metrics()
+        values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
+        final = {f"final/{name}": value for name, value in values.items()}
+        run.logger.loggers[0].log_hyperparams(run.hyperparameters, final)
+        run.logger.finalize("success")
+    if run.folder.writes:
+        console.say(console.summary(result))
 
 
-def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what TensorBoard's table shows of a config: what most people vary, and what the command line sets.
-
-    All of it would be fifty columns, of which a sweep varies two.
-    """
-    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
-    whole = OmegaConf.create(config)
-    for override in overrides:
-        key, _, text = override.lstrip("+~").partition("=")
-        if not key.startswith(NOT_SHOWN):
-            value = OmegaConf.select(whole, key)
-            shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
-    return shown
+@contextlib.contextmanager
+def warning_only(what: str) -> Iterator[None]:
+    """Turn an exception into a warning that `what` has failed."""
+    try:
+        yield
+    except Exception as error:
+        console.say(f"Warning: {what} could not be written: {one_sentence(error) or type(error).__name__}")

@@ -23,7 +23,14 @@ from speechformer.training.build import Run, build_data, build_trainer, lease_de
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
 from speechformer.training.ensemble import CallMemberCallbacks, Ensemble, EnsembleProgress
-from speechformer.training.fit import add_last_evaluation, announce, describe_machine, make_result, prepare_folder
+from speechformer.training.fit import (
+    add_last_evaluation,
+    announce,
+    conclude,
+    describe_machine,
+    make_result,
+    prepare_folder,
+)
 from speechformer.training.threads import tuners
 
 Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
@@ -45,8 +52,7 @@ def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> 
             return []
         for config, folder in members:
             folder.begin(config, devices.share_of_threads())
-        for (_, folder), result in zip(members, fit_ensemble(members, start)):
-            folder.finish(result)
+        fit_ensemble(members, start)
     return [folder.path for _, folder in members]
 
 
@@ -68,8 +74,8 @@ def own_if_new(
     return config, RunFolder(directory, fingerprint, overrides)
 
 
-def fit_ensemble(members: Sequence[Member], start: float) -> list[dict[str, Any]]:
-    """Train, evaluate and test an ensemble; return the result of each of its runs."""
+def fit_ensemble(members: Sequence[Member], start: float) -> None:
+    """Train, evaluate and test an ensemble, and write the result of each of its runs."""
     config, folders = members[0][0], [folder for _, folder in members]
     with runtime.threads(config, folders[0].owner) as threads:
         data = build_data(config, load(config))
@@ -91,10 +97,8 @@ def fit_ensemble(members: Sequence[Member], start: float) -> list[dict[str, Any]
             train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
         machine = describe_machine(trainer) | {"ensemble_size": len(runs)}
-        results = [make_result(run, timer.seconds, machine) for run in runs]
-    for result in results:
-        console.say(console.summary(result))
-    return results
+        for run in runs:
+            conclude(run, make_result(run, timer.seconds, machine))
 
 
 def build_member(config: dict[str, Any], folder: RunFolder, data: Any) -> Run:

@@ -66,4 +66,4 @@ def execute(
         with environment():
             from speechformer.training.fit import fit
 
-            return folder.finish(fit(config, corpus, folder, launcher, start))
+            return fit(config, corpus, folder, launcher, start)

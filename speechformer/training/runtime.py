@@ -13,6 +13,8 @@ import gc
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +60,13 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    threading.excepthook = report_thread
+
+
+def report_thread(error: threading.ExceptHookArgs) -> None:
+    """Report an exception in a thread. TensorBoard raises its writer's, perhaps of a full disk, where it matters."""
+    if type(error.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(error)
 
 
 @contextlib.contextmanager
@@ -68,15 +77,30 @@ def process_set_up() -> Iterator[None]:
     yield
 
 
+@functools.cache
+def end_with_parent() -> None:
+    """End this process within a second of its parent, however that ends: a worker must not outlive its command."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the libraries, and restore warning filters and logger levels afterwards."""
+    """Silence the libraries, and restore warning filters, logger levels and thread hook afterwards."""
+    hook = threading.excepthook
     levels = {name: logging.getLogger(name).level for name in LIGHTNING}
     with warnings.catch_warnings():
         silence_libraries()
         try:
             yield
         finally:
+            threading.excepthook = hook
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
 
