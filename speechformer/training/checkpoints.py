@@ -105,7 +105,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 if Path(path).name == LAST and Path(path).exists():
                     os.replace(path, Path(path).with_name(PREVIOUS))
         except RuntimeError as error:  # torch reports a full disk so
-            reason = "the file could not be written to its end; is the disk full?"
+            reason = "the file could not be written to its end, perhaps because the disk is full"
             raise OSError(errno.EIO, reason, str(path)) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:

@@ -1,0 +1,56 @@
+"""A command killed at every single point where it opens, writes, syncs, renames or removes a file ends, started again,
+as one that was never killed. Oracle: the command that was not killed, to the bit, with the same files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TINY, compose
+from kills import count_points, killed_at
+from test_fit import PAIRS, essence
+
+from speechformer.runs import folder as runs
+from speechformer.training.run import execute
+
+RUNS = {
+    "lm": ["task=lm", "trainer.max_steps=4", "eval_interval=2", "checkpoint_every=2"],
+    "classify": ["trainer.max_epochs=2", "trainer.limit_train_batches=2", "checkpoint_every=2", "protocol=clean"],
+    "translate": [
+        *("task=translate", "task.beam=1", "task.batch_tokens=300", "task.average_checkpoints=2"),
+        *("trainer.max_epochs=-1", "trainer.max_steps=2", "eval_interval=1", "checkpoint_every=2"),
+    ],
+}
+
+
+def names(folder: Path) -> set[str]:
+    """The files of a folder; TensorBoard names its own by the time."""
+    paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return {path for path in paths if "tfevents" not in path}
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_a_run_killed_at_any_point_ends_as_one_that_was_not(
+    task: str, little: Path, little_pairs: Path, tmp_path: Path
+) -> None:
+    if task == "translate":
+        own = ["corpus=ted", f"corpus.root={little_pairs}", *PAIRS]
+    else:
+        own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]"]
+    cfg = compose(*own, *TINY[1:], "threads=1", "trainer.log_every_n_steps=2", *RUNS[task])
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    expected = essence(whole, execute(cfg, whole))
+    points = count_points(lambda: execute(cfg, folder), folder)
+    assert points > 40
+    for point in range(1, points + 1):
+        shutil.rmtree(folder, ignore_errors=True)
+        killed_at(lambda: execute(cfg, folder), folder, point)
+        has_result = (folder / runs.RESULT).exists()
+        left = essence(folder, execute(cfg, folder))
+        if has_result:  # then TensorBoard's table of final metrics, which decorates it, may not be there
+            left["events"] |= {tag: values for tag, values in expected["events"].items() if tag.startswith("final/")}
+        assert left == expected, f"killed at point {point} of {points}"
+        assert names(folder) == names(whole), f"killed at point {point} of {points}"
+        assert runs.state(folder).status == "finished"
