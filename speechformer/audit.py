@@ -7,7 +7,6 @@ removes from train, and which sentences of dev and test occur in train. `corpora
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs.folder import read_json, write_json
 
 KINDS = ("exact", "same", "near")
@@ -196,7 +195,7 @@ def write(findings: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
+    parser = ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="corpus=speeches, corpus.root=FOLDER, ... as for a run")
     parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()

@@ -10,13 +10,13 @@ FOLDER is a sweep's folder, or any folder above sweeps and runs. This module imp
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
 from speechformer import console
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 
@@ -95,7 +95,7 @@ def status(folder: Path, watch: bool) -> None:
         time.sleep(POLL_SECONDS)
         update, running = overview(folder)
         if update != text:
-            print(console.above(text), end="")
+            sys.stdout.write(console.above(text))
             console.say(update)
         text = update
 
@@ -103,7 +103,7 @@ def status(folder: Path, watch: bool) -> None:
 def main() -> None:
     """Run the command line."""
     about = "Show which runs of a sweep are done, running, failed or left."
-    parser = argparse.ArgumentParser(prog="python -m speechformer.status", description=about)
+    parser = ArgumentParser(prog="python -m speechformer.status", description=about)
     folder = "a sweep's folder, or one with sweeps and runs in it"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--watch", action="store_true", help="update every other second until nothing runs")

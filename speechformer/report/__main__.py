@@ -6,13 +6,12 @@ and figures/*.png.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechformer import console
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import run_command
+from speechformer.errors import ArgumentParser, run_command
 
 if TYPE_CHECKING:
     from speechformer.report.results import Table
@@ -54,7 +53,7 @@ def print_table(table: Table) -> None:
 def main() -> None:
     """Run the command line."""
     about = "Summarise runs in tables, figures and one page."
-    parser = argparse.ArgumentParser(prog="python -m speechformer.report", description=about)
+    parser = ArgumentParser(prog="python -m speechformer.report", description=about)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="searched for result.json files")
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")

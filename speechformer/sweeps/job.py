@@ -52,7 +52,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Left to another process: {name}: {error}")
         return NO_VALUE
     except Exception as error:
-        print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
+        console.warn(f"Failed: {name}: {one_sentence(error)}")
         record_failure(cfg, sweep, number, directory, overrides, error)
         gc.collect()  # perhaps it failed for lack of memory
         if (torch := sys.modules.get("torch")) and torch.cuda.is_available():

@@ -43,7 +43,7 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
                 raise
             if lost in LOST_JOB and not any(job.folder for job in jobs_of(COMMAND.folder)):
                 raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
-            print("A worker of the sweep was killed.", file=sys.stderr, flush=True)
+            console.warn("A worker of the sweep was killed.")
             unexplained += lost in KILLED_WORKER and not dead_jobs(COMMAND.folder)
             if unexplained == 3:
                 raise
@@ -162,7 +162,7 @@ def conclude(folder: Path) -> int:
         traceback.print_exc()
     for job in unfinished:
         place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
-        print(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})", file=sys.stderr)
+        console.warn(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})")
     if any(job.state.status != "diverged" for job in unfinished):
-        print("Run the same command again to run only what is missing.", file=sys.stderr, flush=True)
+        console.warn("Run the same command again to run only what is missing.")
     return 1 if unfinished else 0
