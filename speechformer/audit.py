@@ -23,7 +23,7 @@ from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.runs.folder import read_json, write_json
+from speechformer.runs.folder import read_or_none, write_json
 
 KINDS = ("exact", "same", "near")
 NEAR_IS = f"Jaccard index of the sets of lower-case words at least {NEAR}"
@@ -187,7 +187,7 @@ def report_pairs(findings: dict[str, Any]) -> str:
 
 def write(findings: dict[str, Any], path: Path) -> None:
     """Write the findings as JSON; a file that holds anything but findings of an audit is not overwritten."""
-    if os.path.lexists(path) and (read_json(path) or {}).keys() != findings.keys():
+    if os.path.lexists(path) and (read_or_none(path, "object") or {}).keys() != findings.keys():
         raise UserError(f"{path} is there already, and is no audit of this corpus. Choose another file or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, findings)

@@ -2,6 +2,7 @@
 
     finished, diverged, failed, killed    as the result says
     running                               a process holds the run's lock
+    damaged                               a file of the run is not as it was written
     interrupted                           a process started it and has ended; the sweep's command resumes it
     left                                  not started yet
 
@@ -29,21 +30,25 @@ def overview(folder: Path) -> tuple[str, bool]:
         raise UserError(f"{folder}: no such folder.")
     groups: list[tuple[str, list[sweeps.Job]]] = []
     single: list[sweeps.Job] = []
+    warnings: list[str] = []
     for place, below, files in os.walk(folder):
-        here = Path(place)
+        here, files = Path(place), [*files, *below]
         below.sort()
         if sweeps.SWEEP in files:
-            below.clear()
-            groups.append((str(here), sweeps.jobs_of(here)))
+            try:
+                groups.append((str(here), sweeps.jobs_of(here)))
+                below.clear()
+            except runs.DamagedError as error:  # its runs are shown as single ones
+                warnings.append(str(error))
         elif runs.OWNER in files or runs.RESULT in files:
             below.clear()
             single.append(sweeps.Job(len(single), here.name, [], here, runs.state(here)))
     if single:
         groups.append((f"{folder}, runs outside sweeps", single))
     if not groups:
-        raise UserError(f"{folder} contains no sweep and no run.")
+        raise UserError(" ".join([f"{folder} contains no sweep and no run.", *warnings]))
     running = any(job.state.status == "running" for _, jobs in groups for job in jobs)
-    return "\n\n".join(f"{title}\n{describe(jobs)}" for title, jobs in groups), running
+    return "\n\n".join([*warnings, *(f"{title}\n{describe(jobs)}" for title, jobs in groups)]), running
 
 
 def describe(jobs: list[sweeps.Job]) -> str:
@@ -70,7 +75,8 @@ def progress(job: sweeps.Job) -> str:
 
 def estimate(jobs: list[sweeps.Job]) -> str:
     """Estimate the time left from the duration of finished runs and the number of running ones; empty if unknown."""
-    seconds = [job.state.result["seconds"] for job in jobs if job.state.result and "seconds" in job.state.result]
+    known = [(job.state.result or {}).get("seconds") for job in jobs]
+    seconds = [value for value in known if value is not None]
     running = [job.state.owner for job in jobs if job.state.status == "running"]
     waiting = sum(job.state.status in ("left", "interrupted") for job in jobs)
     if not seconds or not running:

@@ -16,12 +16,13 @@ from speechformer.runs import identity
 
 
 def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.write_result(tmp_path, {"a": 1})
+    one = {"status": "finished", "steps": 1}
+    runs.write_result(tmp_path, one)
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
-            runs.write_result(tmp_path, {"a": 2})
-    assert runs.read_result(tmp_path) == {"a": 1}
+            runs.write_result(tmp_path, {**one, "steps": 2})
+    assert runs.read_result(tmp_path) == one
     runs.write_result(tmp_path, {"a": math.nan, "b": [math.inf, 0.5], "é": {"c": -math.inf}})
     text = (tmp_path / "result.json").read_text(encoding="utf-8")
     assert "NaN" not in text and "Infinity" not in text
