@@ -289,7 +289,7 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
         "Failed: ALiBi, seed 2: it broke",
         "Killed: ALiBi, seed 4: it broke",
         "stopped has no result",
-        f"{Path('cut') / 'result.json'} is not a readable result",
+        f"{Path('cut') / 'result.json'} is damaged: ",
         " repeats ",
     ):
         assert said in text, said
@@ -387,7 +387,7 @@ def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
     del older["metrics"]
     write_report([put(tmp_path, old, older)], tmp_path / "out")
     text = markdown_of(tmp_path / "out" / "report.md")
-    assert "is not a readable result (missing: metrics)" in text and "50.0" in text
+    assert "is damaged: lacks 'metrics'" in text and "50.0" in text
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
 def test_what_is_no_result_is_named_also_where_there_is_no_other(content: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text(content)
-    with pytest.raises(UserError, match=r"No readable result\.json under .* is not a readable result"):
+    with pytest.raises(UserError, match=r"No readable result\.json under .* is damaged"):
         write_report([tmp_path], tmp_path / "out")
 
 
@@ -610,7 +610,7 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     (row,) = (row for row in table.rows if "rope" in row.label)
     assert row.best_values("validation_bleu") == {0: 19.0, 1: 21.0, 2: 23.0}
     text = markdown_of(tmp_path / "out" / "report.md")
-    assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: `nrefs:1|tok:13a`" in text
+    assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: <code>nrefs:1&#124;tok:13a</code>" in text
     lines = [line for line in text.splitlines() if line.startswith("| model=rope")]
     assert "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.8 ± 0.0" in lines[0] and "0.95 ± 0.00" in lines[0] and "25.0" in lines[0]
     by_length = next(line for line in lines if "chrF" in line)

@@ -34,9 +34,9 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
 
         for name, figures in draw_figures(tables, folder).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    markdown_text = compose(tables, runs, remarks + repeated, pictures)
-    document.write_text(markdown_text, encoding="utf-8")
-    page.write_text(to_html(markdown_text, output), encoding="utf-8")
+    content = compose(tables, runs, remarks + repeated, pictures)
+    document.write_text(content, encoding="utf-8")
+    page.write_text(to_html(content, output), encoding="utf-8")
     return tables
 
 
