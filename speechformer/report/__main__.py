@@ -44,7 +44,7 @@ def print_table(table: Table) -> None:
     """Print the main metric of each row."""
     from speechformer.report.tables import result_cell
 
-    cells = (result_cell(row, table.metric).partition("<br>")[0] for row in table.rows)
+    cells = (str(result_cell(row, table.metric)).partition("<br>")[0] for row in table.rows)
     rows: list[tuple[str, ...]] = [("", "runs", table.metric)]
     rows += [*((row.label, row.state, cell) for row, cell in zip(table.rows, cells))]
     console.say(f"{table.title} ({table.corpus}, {table.protocol})\n{console.table(rows)}\n")

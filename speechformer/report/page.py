@@ -24,7 +24,8 @@ def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: 
     """Return the report as Markdown; `pictures` are paths and captions for each table, `remarks` what is left out."""
     methods = Markdown((HERE / "methods.md").read_text(encoding="utf-8").strip())
     sections = [section(table, pictures.get(table.name, [])) for table in tables]
-    return PARAGRAPHS.join([Markdown("# Report"), overview(tables, runs, remarks), methods, *sections]) + "\n"
+    parts = [Markdown("# Report"), overview(tables, runs, remarks), methods, *sections]
+    return PARAGRAPHS.join(parts) + Markdown("\n")
 
 
 def heading(table: Table) -> str:

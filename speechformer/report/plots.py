@@ -66,10 +66,8 @@ def colour(settings: Mapping[str, Any]) -> str:
     if model == "alibi" and settings.get("model.slopes") == "learned":
         return colours()["alibi_learned_slopes"]
     if model == "alibi":
-        scales = (
-            value for scale, value in colours()["alibi_scales"].items() if scale == settings.get("model.scale", 1)
-        )
-        return next(scales, other)
+        scale = settings.get("model.scale", 1.0)
+        return colours()["alibi_scales"].get(scale if isinstance(scale, float | int) else None, other)
     return colours()["models"].get(model, other)
 
 

@@ -258,10 +258,12 @@ class Table:
 
 
 def file_name(*parts: str) -> str:
-    """Return parts as a name of at most 110 plain characters, with a hash if that is not all of them."""
+    """Return parts as a name that any system and document takes, with a hash if some characters are left out."""
     text = "_".join(filter(None, parts))
-    name = re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("._-")[:100]
-    return name if name == text else f"{name}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+    if len(text) <= 100 and re.fullmatch(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*", text):
+        return text
+    words = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:80].rstrip("_") or "table"
+    return f"{words}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

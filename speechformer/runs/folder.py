@@ -33,6 +33,7 @@ from omegaconf import OmegaConf
 from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
+from speechformer.escape import one_line
 from speechformer.runs import identity
 from speechformer.runs.legacy import upgrade_result
 
@@ -77,8 +78,9 @@ def check_json(path: Path, content: Any, kind: str) -> None:
     try:
         validator(kind)(content)
     except ValueError as error:
-        reason = str(error).removeprefix("data.").replace("data must", "it must", 1)
-        raise DamagedError(f"{path} is damaged: {one_sentence(ValueError(reason))}. Restore or remove it.") from None
+        reason = re.sub(r"^data\.?", "", str(error)).lstrip()
+        missing = re.sub(r"must contain \[(.*)\] properties", lambda match: f"lacks {match[1]}", reason)
+        raise DamagedError(f"{path} is damaged: {one_line(missing, 300)}. Restore or remove it.") from None
 
 
 def parse_number(text: str) -> int | float:
