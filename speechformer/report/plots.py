@@ -77,9 +77,9 @@ def styles(rows: list[Row]) -> list[Style]:
     return [Style(name, *LINES[own[:place].count(name) % len(LINES)]) for place, name in enumerate(own)]
 
 
-def short(text: str) -> str:
+def short(text: str, limit: int = 40) -> str:
     """Return a text from outside as a figure shows it."""
-    return one_line(text, 60)
+    return one_line(text, limit)
 
 
 def kind(metric: str) -> str:
@@ -108,7 +108,7 @@ def draw_lines(
     """
     for row, style in zip(table.rows, styles(table.rows)):
         if points := lines[row.label]:
-            x, label = list(points), short(row.label) + (notes or {}).get(row.label, "")
+            x, label = list(points), short(row.label, 100) + (notes or {}).get(row.label, "")
             shape = marker or ("o" if len(x) == 1 else "")  # a line through one point is invisible
             look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "lw": 1.9, "mfc": "white"}
             look["marker"] = style.marker if marker == "style" else shape
@@ -207,7 +207,7 @@ def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], bes
         look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
         look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
         look |= {} if math.isnan(half) else {"yerr": half}
-        axis.bar(x, summary.mean * unit, width * 0.92, label=short(row.label) if group == 0 else None, **look)
+        axis.bar(x, summary.mean * unit, width * 0.92, label=short(row.label, 100) if group == 0 else None, **look)
         compared = table.comparable and row.published
         value = published.final(row.published or "", name, "best" if best else "last") if compared else None
         if value is not None:

@@ -287,8 +287,15 @@ class RunFolder:
         Raises:
             ForeignError: the folder holds another run, or its files are damaged.
         """
-        self.previous = read_json(self.path / OWNER, "owner") or {}
-        self.result = result_or_none(self.path)
+        try:
+            self.previous = read_json(self.path / OWNER, "owner") or {}
+            self.result = result_or_none(self.path)
+            self.check()
+        except DamagedError as error:
+            raise DamagedError(f"{error} Or run it again with force=true.") from None
+
+    def check(self) -> None:
+        """Raise a `ForeignError` if the folder holds another run, or a result that cannot be shown."""
         for content in filter(None, (self.previous, self.result)):
             failed_early = content.get("identity") is None and content.get("status") == "failed"
             if content.get("identity") != self.identity and not failed_early:
@@ -309,7 +316,7 @@ def check_is_ours(directory: Path) -> None:
     if others and not any("identity" in (read_or_none(directory / name, files[name]) or {}) for name in files):
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ForeignError(
-            f"{directory} holds {shown} and no {OWNER}, so it is no run's folder. Choose a new or an empty one."
+            f"{directory} holds {shown} and no valid {OWNER}, so it is no run's folder. Choose a new or an empty one."
         )
 
 
