@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from speechformer.analysis.attention_page import render_page
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import UserError, run_command
+from speechformer.errors import UserError, fail, run_command
 
 MAX_TOKENS = 128  # on each side; larger pictures cannot be read
 
@@ -109,7 +108,7 @@ def attention(arguments: argparse.Namespace) -> None:
     page.write_text(render_page(texts[0], list(zip(labels, maps, notes))), encoding="utf-8")
     console.say(str(page))
     if not all(passed):
-        sys.exit("Error: the weights are not valid attention weights; see FAIL above.")
+        fail("the weights are not valid attention weights; see FAIL above.")
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ removes from train, and which sentences of dev and test occur in train. `corpora
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,8 @@ from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import UserError, run_command
-from speechformer.runs.folder import read_json, write_json
+from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.runs.folder import read_or_none, write_json
 
 KINDS = ("exact", "same", "near")
 NEAR_IS = f"Jaccard index of the sets of lower-case words at least {NEAR}"
@@ -188,7 +187,7 @@ def report_pairs(findings: dict[str, Any]) -> str:
 
 def write(findings: dict[str, Any], path: Path) -> None:
     """Write the findings as JSON; a file that holds anything but findings of an audit is not overwritten."""
-    if os.path.lexists(path) and (read_json(path) or {}).keys() != findings.keys():
+    if os.path.lexists(path) and (read_or_none(path, "object") or {}).keys() != findings.keys():
         raise UserError(f"{path} is there already, and is no audit of this corpus. Choose another file or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, findings)
@@ -196,7 +195,7 @@ def write(findings: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
+    parser = ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="corpus=speeches, corpus.root=FOLDER, ... as for a run")
     parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()

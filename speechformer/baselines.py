@@ -13,7 +13,6 @@ Baselines use the tokens, splits and vocabulary of the runs, with sentences cut 
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.special_tokens import PAD
-from speechformer.errors import UserError, pick, run_command
+from speechformer.errors import ArgumentParser, UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 
@@ -237,7 +236,7 @@ def tasks(overrides: Sequence[str]) -> list[list[str]]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
+    parser = ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="as of a run: corpus=speeches task=lm; default: both tasks")
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
     arguments = parser.parse_args()

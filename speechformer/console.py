@@ -7,6 +7,7 @@ call `logging.getLogger("speechformer").setLevel(logging.WARNING)`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -15,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+from speechformer.escape import plain
+
 LOGGER = logging.getLogger("speechformer")
 
 
@@ -38,7 +40,17 @@ LOGGER.propagate = False  # a program that configures the root logger would prin
 
 def say(text: str) -> None:
     """Log a line at level INFO, without the control characters that could steer a terminal."""
-    LOGGER.info(text.translate(CONTROL_CHARACTERS))
+    LOGGER.info(plain(text))
+
+
+def write(text: str, end: str = "\n") -> None:
+    """Print the output of a command to stdout, without control characters."""
+    print(plain(text), end=end, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a line to stderr, without control characters."""
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -118,7 +130,7 @@ def format_metric(name: str, value: float | None) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned text: the first column flush left, the others flush right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
     return "\n".join(
         "  ".join(cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths)))
         for row in rows

@@ -6,12 +6,12 @@ only part of the project that uses the network.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from speechformer import console
 from speechformer.corpora.files import cache_directory
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ def download(source: str, files: dict[str, str], folder: Path) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
+    parser = ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
     parser.add_argument("corpus", choices=list(SOURCES))
     parser.add_argument("--to", type=Path, help="folder instead of the user cache; then set corpus.root=FOLDER")
     parser.add_argument("--source", help="another base URL of the same files")
     arguments = parser.parse_args()
     corpus = SOURCES[arguments.corpus]
     folder = arguments.to or cache_directory() / corpus.folder
-    print(corpus.licence)
+    console.write(corpus.licence)
     run_command(lambda: download((arguments.source or corpus.url).rstrip("/") + "/", corpus.files, folder))
-    print(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
+    console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
 
 
 if __name__ == "__main__":

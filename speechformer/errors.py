@@ -6,15 +6,25 @@ bug of this project and keeps its traceback.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
 import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from speechformer.escape import plain
 
 T = TypeVar("T")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser of a command line whose errors are free of control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(plain(message))
 
 
 class UserError(ValueError):
@@ -34,13 +44,18 @@ def run_command(command: Callable[[], object]) -> None:
         command()
         sys.stdout.flush()
     except UserError as error:
-        sys.exit(f"Error: {error}")
+        fail(str(error))
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        sys.exit(f"Error: {error.filename}: {error.strerror}.")
+        fail(f"{error.filename}: {error.strerror}.")
     except KeyboardInterrupt:
         sys.exit("Interrupted.")
+
+
+def fail(message: str) -> NoReturn:
+    """End the program with exit code 1 and a message on stderr."""
+    sys.exit(f"Error: {plain(message)}")
 
 
 def require(valid: bool, name: str, rule: str, value: object, typed: bool = False) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.export import Dim
 
+from speechformer import console
 from speechformer.analysis.command_line import load_run, run_parser
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.files import OutputFolder, atomic_write
@@ -140,7 +141,7 @@ def main() -> None:
         run = load_run(arguments.run, arguments.checkpoint)
         path, difference = export(run, arguments.format, arguments.output or arguments.run / "export")
         megabytes = path.stat().st_size / 2**20
-        print(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
+        console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
 
     run_command(command)
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 from typing import Any
 
+from speechformer import console
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
 from speechformer.analysis.continuation import (
     DEFAULT_TOKENS,
@@ -24,30 +25,30 @@ def print_continuations(run: TrainedRun, prompt: str, n: int, seed: int, **optio
     """Print a prompt and n continuations of it, with seeds from `seed` on, as they are sampled."""
     continuations = [continue_text(run, prompt, seed=seed + k, **options) for k in range(n)]
     if note := note_unknown(split_words(prompt), run.tokenizer.encode(prompt)):
-        print(f"({note})", file=sys.stderr)
+        console.warn(f"({note})")
     for k, words in enumerate(continuations):
         if n > 1:
-            print(f"--- {k + 1}, seed {seed + k}")
+            console.write(f"--- {k + 1}, seed {seed + k}")
         for piece in detokenize(itertools.chain(read_prompt(run, prompt), words)):
-            print(piece, end="", flush=True)
-        print(flush=True)
+            console.write(piece, end="")
+        console.write("")
 
 
 def converse(run: TrainedRun, n: int, seed: int, **options: Any) -> None:
     """Ask for prompts until the end of input; each continuation has its own seed."""
-    print("Enter the beginning of a text and the model continues it. An empty line ends.", file=sys.stderr)
+    console.warn("Enter the beginning of a text and the model continues it. An empty line ends.")
     for turn in itertools.count():
         try:
             prompt = input("> ").strip()
         except EOFError:
-            print()
+            console.write("")
             return
         if not prompt:
             return
         try:
             print_continuations(run, read_sentences([prompt])[0], n, seed + turn * n, **options)
         except UserError as error:
-            print(error, file=sys.stderr)
+            console.warn(str(error))
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
         prompts = read_sentences(arguments.prompt) if arguments.prompt else []
         run = load_run(arguments.run, arguments.checkpoint, "generate")
         if arguments.temperature == 0 and n > 1:
-            print("(at temperature 0 there is one continuation)", file=sys.stderr)
+            console.warn("(at temperature 0 there is one continuation)")
             n = 1
         if not prompts and sys.stdin.isatty():
             converse(run, n, seed, **options)

@@ -12,7 +12,6 @@ The panels show the output of the classes that the models use, for 32 tokens and
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from speechformer import console
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
 from speechformer.layers.positions import Learned, build_positions, sinusoid
@@ -260,13 +260,13 @@ def save_figures(folder: Path, run: Path | None) -> None:
         path = output.file(f"{name}.png")
         figure.savefig(path)
         Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)  # a third of the size
-        print(path)
+        console.write(str(path))
 
 
 def main() -> None:
     """Run the command line."""
     about, default = "Draw position encodings and attention patterns as PNG.", Path("outputs/positions")
-    parser = argparse.ArgumentParser(prog="python -m speechformer.positions", description=about)
+    parser = ArgumentParser(prog="python -m speechformer.positions", description=about)
     parser.add_argument("folder", nargs="?", type=Path, default=default, help="to write to (%(default)s)")
     parser.add_argument("--run", type=Path, help="draw the learned positions of this run instead")
     arguments = parser.parse_args()

@@ -2,6 +2,7 @@
 
     finished, diverged, failed, killed    as the result says
     running                               a process holds the run's lock
+    damaged                               a file of the run is not as it was written
     interrupted                           a process started it and has ended; the sweep's command resumes it
     left                                  not started yet
 
@@ -10,13 +11,13 @@ FOLDER is a sweep's folder, or any folder above sweeps and runs. This module imp
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
 from speechformer import console
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 
@@ -29,21 +30,25 @@ def overview(folder: Path) -> tuple[str, bool]:
         raise UserError(f"{folder}: no such folder.")
     groups: list[tuple[str, list[sweeps.Job]]] = []
     single: list[sweeps.Job] = []
+    warnings: list[str] = []
     for place, below, files in os.walk(folder):
-        here = Path(place)
+        here, files = Path(place), [*files, *below]
         below.sort()
         if sweeps.SWEEP in files:
-            below.clear()
-            groups.append((str(here), sweeps.jobs_of(here)))
+            try:
+                groups.append((str(here), sweeps.jobs_of(here)))
+                below.clear()
+            except runs.DamagedError as error:  # its runs are shown as single ones
+                warnings.append(str(error))
         elif runs.OWNER in files or runs.RESULT in files:
             below.clear()
             single.append(sweeps.Job(len(single), here.name, [], here, runs.state(here)))
     if single:
         groups.append((f"{folder}, runs outside sweeps", single))
     if not groups:
-        raise UserError(f"{folder} contains no sweep and no run.")
+        raise UserError(" ".join([f"{folder} contains no sweep and no run.", *warnings]))
     running = any(job.state.status == "running" for _, jobs in groups for job in jobs)
-    return "\n\n".join(f"{title}\n{describe(jobs)}" for title, jobs in groups), running
+    return "\n\n".join([*warnings, *(f"{title}\n{describe(jobs)}" for title, jobs in groups)]), running
 
 
 def describe(jobs: list[sweeps.Job]) -> str:
@@ -70,7 +75,8 @@ def progress(job: sweeps.Job) -> str:
 
 def estimate(jobs: list[sweeps.Job]) -> str:
     """Estimate the time left from the duration of finished runs and the number of running ones; empty if unknown."""
-    seconds = [job.state.result["seconds"] for job in jobs if job.state.result and "seconds" in job.state.result]
+    known = [(job.state.result or {}).get("seconds") for job in jobs]
+    seconds = [value for value in known if value is not None]
     running = [job.state.owner for job in jobs if job.state.status == "running"]
     waiting = sum(job.state.status in ("left", "interrupted") for job in jobs)
     if not seconds or not running:
@@ -95,7 +101,7 @@ def status(folder: Path, watch: bool) -> None:
         time.sleep(POLL_SECONDS)
         update, running = overview(folder)
         if update != text:
-            print(console.above(text), end="")
+            sys.stdout.write(console.above(text))
             console.say(update)
         text = update
 
@@ -103,7 +109,7 @@ def status(folder: Path, watch: bool) -> None:
 def main() -> None:
     """Run the command line."""
     about = "Show which runs of a sweep are done, running, failed or left."
-    parser = argparse.ArgumentParser(prog="python -m speechformer.status", description=about)
+    parser = ArgumentParser(prog="python -m speechformer.status", description=about)
     folder = "a sweep's folder, or one with sweeps and runs in it"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--watch", action="store_true", help="update every other second until nothing runs")

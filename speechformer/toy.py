@@ -7,7 +7,6 @@ This is the lecture's toy example: a vocabulary from one paragraph, and new sent
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from speechformer import console
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.layers.positions import sinusoid
 
 PARAGRAPH = (
@@ -70,7 +69,7 @@ def show(sentences: Sequence[str], width: int, seed: int) -> str:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m speechformer.toy", description="Show how words become the input of a transformer."
     )
     parser.add_argument("sentence", nargs="*", help="new sentences (default: the lecture's three)")

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from speechformer import console
 from speechformer.config import CONF, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError
+from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
@@ -60,14 +60,14 @@ def run(cfg: DictConfig) -> float | None:
         return run_job(cfg, directory, overrides, hydra_config)
     started = time.time()
     if not hydra_config.run.dir.strip():
-        sys.exit("Error: hydra.run.dir is empty; name a folder, or omit it.")
+        fail("hydra.run.dir is empty; name a folder, or omit it.")
     try:
         check_overrides(overrides)
         result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
     except UserError as error:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty
-        sys.exit(f"Error: {error}")
+        fail(str(error))
     if not runs.worked_here(directory, started) and not int(os.environ.get("LOCAL_RANK", 0)):
         console.say(f"Already finished: {directory}. Run it again with force=true.")
         console.say(console.summary(result))
@@ -89,21 +89,21 @@ def main() -> None:
         if COMMAND.folder is not None:
             sys.exit(recovery.conclude(COMMAND.folder))
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"Error: {explain(error)}")
+        fail(explain(error))
     except UserError as error:
-        sys.exit(f"Error: {error}")
+        fail(str(error))
     except OSError as error:
-        sys.exit(f"Error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
+        fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
     except ValueError as error:
         if "Config group override must be" not in str(error):  # Hydra's, for GROUP=null
             raise
-        sys.exit("Error: a config group needs the name of a choice. For no experiment, leave experiment= out.")
+        fail("a config group needs the name of a choice. For no experiment, leave experiment= out.")
     except KeyboardInterrupt:
         sys.exit("Interrupted; the same command resumes." if COMMAND.folder else "Interrupted.")
     except SystemExit as end:
         if type(end).__name__ != "SIGTERMException":  # Lightning's, without an exit code
             raise
-        print("Terminated; the same command resumes from the last checkpoint.", file=sys.stderr)
+        console.warn("Terminated; the same command resumes from the last checkpoint.")
         sys.exit(128 + signal.SIGTERM)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def main() -> None:
         sources = encode_sources(run, texts)
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:
-                print(f"Sentence {number} is cut at {len(source)} tokens, the model's maximum.", file=sys.stderr)
+                console.warn(f"Sentence {number} is cut at {len(source)} tokens, the model's maximum.")
         translations = translate_sources(run, sources, arguments.beam, arguments.length_penalty)
         for ids in translations:
             console.say(on_one_line(run.tokenizer.decode(ids)))

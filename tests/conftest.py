@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,26 @@ def without_biases_of_keys(weights: dict[str, Any]) -> dict[str, Any]:
         name: torch.cat(value.chunk(3)[::2]) if name.endswith("qkv.bias") else value
         for name, value in weights.items()
     }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, which a machine may not have."""
+    api = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
+    """A page in the browser, and what its console says."""
+    shown, said = browser.new_page(viewport={"width": 1300, "height": 1000}), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
+    shown.goto(path.as_uri())
+    return shown, said

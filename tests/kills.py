@@ -1,7 +1,7 @@
-"""Kill a function at an enumerated point: before it opens, renames, syncs or removes a file, or halfway through a write.
+"""Kill a function at an enumerated point: before it opens, renames, syncs or removes a file, or within a write.
 
-The function runs in a forked process, which kills itself (SIGKILL), so nothing of it can tidy up. Only the main thread
-counts, and only what lies below a folder, so that the points are the same each time.
+The function runs in a forked process, which kills itself (SIGKILL), so nothing of it can tidy up. Only the main
+thread counts, and only what lies below a folder, so that the points are the same each time.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Points:
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Count what Python's audit tells."""
         if self.active and event in EVENTS and self.concerns(arguments[0]):
-            if event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self.point()
+            reads = event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            self.point() if not reads else None
 
 
 def count_points(work: Callable[[], object], below: Path) -> int:

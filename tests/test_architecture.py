@@ -12,7 +12,9 @@ import speechformer
 PACKAGE = Path(speechformer.__file__).parent
 # From the lowest: a part of the package may import only parts of the levels below its own.
 LEVELS = (
-    "errors console",
+    "escape",
+    "console",
+    "errors",
     "corpora",
     "runs layers metrics",
     "config kernels",

@@ -9,13 +9,12 @@ import re
 import shutil
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, compose
+from conftest import TINY, compose, opened
 from PIL import Image
 
 from speechformer import attention
@@ -169,29 +168,6 @@ def test_runs_are_shown_side_by_side(
     ]
     assert "which has no attention" in shown[2]["notes"][0] and shown[2]["maps"] == []
     assert shown[0]["maps"][0]["keys"][-1] == "😀 <unk>" and shown[0]["notes"][0].endswith(", 😀")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium, which a machine may not have."""
-    api = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on this machine")
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-def opened(browser: Any, path: Path) -> tuple[Any, list[str]]:
-    """A page in the browser, and what its console says."""
-    shown, said = browser.new_page(viewport={"width": 1300, "height": 1000}), []
-    shown.on("console", lambda message: said.append(message.text))
-    shown.on("pageerror", lambda error: said.append(str(error)))
-    shown.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
-    shown.goto(path.as_uri())
-    return shown, said
 
 
 def test_the_page_works_in_a_browser(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from speechformer import console
+from speechformer import console, errors
 
 # Two jobs of one process. `library` stands for Lightning and torch: it keeps the stderr of its import.
 JOBS = """
@@ -42,8 +43,32 @@ def run(code: str, folder: Path, stderr: int = subprocess.PIPE) -> subprocess.Co
 
 
 def test_a_line_goes_to_stdout_without_control_characters(capsys: pytest.CaptureFixture) -> None:
-    console.say("a\x1b[31mb\r\x07\x9b\tc 100 %s\nd")
-    assert capsys.readouterr() == ("a[31mb\tc 100 %s\nd\n", "")
+    text = "a\x1b[31mb\r\x07\x9b\u202e\u2066\u200f\tc 100 %s\nd"
+    for output in (console.say, console.write, console.warn):
+        output(text)
+    clean = "a[31mb\tc 100 %s\nd\n"
+    assert capsys.readouterr() == (2 * clean, clean)
+    with pytest.raises(SystemExit, match=r"^Error: a\[31mb\tc 100 %s\nd$"):
+        errors.fail(text)
+    with pytest.raises(SystemExit):
+        errors.ArgumentParser(prog="x").parse_args([text])
+    assert capsys.readouterr().err.endswith(f"x: error: unrecognized arguments: {clean}")
+
+
+def test_nothing_bypasses_the_console() -> None:
+    """`print` and `sys.exit` pass control characters on: only `console` and `errors` call them with a text."""
+    package = Path(console.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.name in ("console.py", "errors.py") or path.parent.name == "bench":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                call = ast.unparse(node)
+                assert not call.startswith(("print(", "sys.exit(f", "argparse.ArgumentParser(")), f"{path}: {call}"
+
+
+def test_a_table_takes_rows_of_any_length() -> None:
+    assert console.table([("a", "bc"), ("d",), ("e", "f", "g")]).splitlines()[2] == "e   f  g"
 
 
 def test_the_level_of_the_logger_hides_lines(capsys: pytest.CaptureFixture) -> None:

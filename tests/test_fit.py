@@ -438,7 +438,7 @@ def test_a_folder_that_is_no_runs_folder_is_left_alone(name: str, tmp_path: Path
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("precious")
     for force in ("false", "true"):
-        with pytest.raises(runs.ForeignError, match=f"holds {name.partition('/')[0]} and no run.json"):
+        with pytest.raises(runs.ForeignError, match=f"holds {name.partition('/')[0]} and no valid run.json"):
             run(tmp_path, *RUNS["lm"], f"force={force}")
     assert (tmp_path / name).read_text() == "precious"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]

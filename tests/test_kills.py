@@ -1,11 +1,12 @@
-"""A command killed at every single point where it opens, writes, syncs, renames or removes a file ends, started again,
-as one that was never killed. Oracle: the command that was not killed, to the bit, with the same files."""
+"""A command killed at every single point where it opens, writes, syncs, renames or removes a file, and started again.
+
+Oracle: the command that was not killed, to the bit, with the same files.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import TINY, compose

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import csv
+import functools
+import html
+import html.parser
 import json
 import math
 import os
@@ -15,17 +19,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, compose
+from conftest import EXPERIMENTS, compose, opened
 from omegaconf import OmegaConf
 from scipy import stats
 
 from speechformer.config import CONF
 from speechformer.errors import UserError
 from speechformer.report import published
-from speechformer.report.__main__ import write_report
+from speechformer.report.__main__ import main, write_report
 from speechformer.report.plots import styles
 from speechformer.report.results import Row, Run, build_tables, flat, read_results, read_runs
 from speechformer.report.statistics import Summary, paired_difference
+from speechformer.runs import folder as runs_folder
 from speechformer.runs.folder import write_result
 
 SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / "seeds"
@@ -289,7 +294,7 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
         "Failed: ALiBi, seed 2: it broke",
         "Killed: ALiBi, seed 4: it broke",
         "stopped has no result",
-        f"{Path('cut') / 'result.json'} is not a readable result",
+        f"{Path('cut') / 'result.json'} is damaged: ",
         " repeats ",
     ):
         assert said in text, said
@@ -387,7 +392,7 @@ def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
     del older["metrics"]
     write_report([put(tmp_path, old, older)], tmp_path / "out")
     text = markdown_of(tmp_path / "out" / "report.md")
-    assert "is not a readable result (missing: metrics)" in text and "50.0" in text
+    assert "is damaged: lacks 'metrics'" in text and "50.0" in text
 
 
 @pytest.mark.parametrize(
@@ -396,7 +401,7 @@ def test_a_result_of_an_older_version_is_named_and_left(tmp_path: Path) -> None:
 def test_what_is_no_result_is_named_also_where_there_is_no_other(content: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text(content)
-    with pytest.raises(UserError, match=r"No readable result\.json under .* is not a readable result"):
+    with pytest.raises(UserError, match=r"No readable result\.json under .* is damaged"):
         write_report([tmp_path], tmp_path / "out")
 
 
@@ -610,7 +615,7 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     (row,) = (row for row in table.rows if "rope" in row.label)
     assert row.best_values("validation_bleu") == {0: 19.0, 1: 21.0, 2: 23.0}
     text = markdown_of(tmp_path / "out" / "report.md")
-    assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: `nrefs:1|tok:13a`" in text
+    assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: <code>nrefs:1&#124;tok:13a</code>" in text
     lines = [line for line in text.splitlines() if line.startswith("| model=rope")]
     assert "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.8 ± 0.0" in lines[0] and "0.95 ± 0.00" in lines[0] and "25.0" in lines[0]
     by_length = next(line for line in lines if "chrF" in line)
@@ -715,3 +720,247 @@ def test_results_are_one_row_for_each_run(tmp_path: Path) -> None:
 def test_results_of_a_missing_folder_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         read_results(tmp_path / "missing")
+
+
+# What somebody else wrote into a result
+
+HARMFUL = [
+    "</code></td><script>document.title='executed'</script>",
+    "<img src=x onerror=document.title='executed'>",
+    "[x](javascript:document.title='executed')",
+    "![x](http://example.org/x.png)",
+    "a|b `c|` ``d`` \\| *e* __f__ ~~g~~ &lt;",
+    "<!-- x --> <![CDATA[ <?php {{x}} [a]: http://x",
+    "$x_{\\frac$",
+    "x" * 400,
+]
+ELEMENTS = "a body br code details em h1 h2 h3 head html img li meta p strong style summary table tbody td th thead "
+ELEMENTS += "title tr ul"
+
+
+class Elements(html.parser.HTMLParser):
+    """What a page holds that the report does not write, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.foreign: list[Any] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        own = {"href": "#", "src": "data:image/png;base64,"}
+        self.foreign += [tag] * (tag not in ELEMENTS.split())
+        for name, value in attributes:
+            if name.startswith("on") or not (value or "").startswith(own.get(name, "")):
+                self.foreign.append((name, value))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@functools.cache
+def five_runs() -> str:
+    runs = [result("model=nope"), result("model=nope", "seed=1"), result("model=rope")]
+    return json.dumps([*runs, result("model=nope", "seed=2", status="failed"), {**result(), "seed": None}])
+
+
+def poisoned(text: str) -> list[dict[str, Any]]:
+    """Results with a text everywhere that a command line, a file name or somebody's editor can put it."""
+    runs = json.loads(five_runs())
+    runs[-1]["baseline"] = {"name": text}
+    for run in runs:
+        run["config"] |= {"study": text, "note": text if run["config"]["model"]["name"] == "rope" else "-"}
+        run |= {"error": text, "commit": text, "overrides": [text], "versions": {"torch": text}}
+        if "corpus" in run:
+            run["corpus"] |= {"name": text, "languages": [text, "b"]}
+            run |= {"scoring": {text: text}, "report": {"note": text, "unit": text, "x_axis": text}}
+            run["metrics"][f"test_accuracy_of_{text}"] = 0.5
+            run["report"]["columns"] = ["test_accuracy", f"test_accuracy_of_{text}"]
+    return runs
+
+
+def test_text_from_outside_is_text(tmp_path: Path) -> None:
+    """Oracle: Python's HTML parser finds the elements that the report writes, and each text as it was."""
+    runs = [run for text in HARMFUL for run in poisoned(text)]
+    tables = write_report([put(tmp_path / "in", *runs)], tmp_path / "out", plots=False)
+    page = Elements()
+    page.feed((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert page.foreign == []
+    for text in HARMFUL:
+        assert page.text.count(text) >= 15, text
+    document = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert len(re.findall("^## ", document, re.MULTILINE)) == len(tables) == len(HARMFUL)
+
+
+def test_a_figure_draws_text_from_outside_as_it_is(tmp_path: Path) -> None:
+    runs = [run for text in HARMFUL[-2:] for run in poisoned(text)]
+    write_report([put(tmp_path / "in", *runs)], tmp_path / "out")
+    names = [path.name for path in (tmp_path / "out" / "figures").iterdir()]
+    assert len(names) == 4 and max(map(len, names)) < 120
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 4
+
+
+def test_no_control_character_reaches_the_report(tmp_path: Path) -> None:
+    write_report(
+        [put(tmp_path / "in", *poisoned("a\x1b[31m\u202eb\x9b\x02\r\n\n# c"))], tmp_path / "out", plots=False
+    )
+    for name in ("report.md", "report.html"):
+        text = html.unescape((tmp_path / "out" / name).read_text(encoding="utf-8"))
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text) and "a[31mb # c" in text
+
+
+def test_a_browser_executes_nothing_of_a_report(browser: Any, tmp_path: Path) -> None:
+    runs = [run for text in HARMFUL for run in poisoned(text)]
+    write_report([put(tmp_path / "in", *runs)], tmp_path / "out", plots=False)
+    shown, said = opened(browser, tmp_path / "out" / "report.html")
+    assert shown.title() == "speechformer: report" and said == []
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "raw.html").write_text(page.replace("<body>", f"<body>{HARMFUL[0]}{HARMFUL[1]}"), encoding="utf-8")
+    shown, said = opened(browser, tmp_path / "raw.html")  # if something passed after all
+    assert (
+        shown.title() == "speechformer: report" and all("Content Security Policy" in line for line in said) and said
+    )
+
+
+def test_what_is_trusted_as_markup_is_in_the_source() -> None:
+    """`Markdown(...)` escapes nothing, so its argument is a literal, outside the module that defines it."""
+    for path in Path(published.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Markdown" and path.stem != "markdown":
+                methods = "methods.md" in ast.unparse(node)
+                assert methods or all(isinstance(own, ast.Constant | ast.Name) for own in node.args), ast.unparse(
+                    node
+                )
+
+
+@pytest.mark.parametrize(
+    "studies", [("a b", "a-b", "a/b"), ("x" * 399 + "a", "x" * 399 + "b"), ("É", "e", "E", "..", "日本")]
+)
+def test_studies_of_similar_names_have_files_of_their_own(studies: tuple[str, ...], tmp_path: Path) -> None:
+    runs = [result() for _ in studies]
+    for run, study in zip(runs, studies):
+        run["config"]["study"] = study
+    tables = tables_of(put(tmp_path, *runs))
+    assert {table.study for table in tables} == set(studies)
+    assert len({table.name.lower() for table in tables}) == len(studies)
+    assert all(re.fullmatch(r"[\w.-]{1,110}", table.name, re.ASCII) for table in tables)
+
+
+GROUPS = ("model", "pattern", "corpus", "protocol", "task")
+# Where in a result, and what stands there instead
+MALFORMED: list[tuple[str, Any]] = [
+    *((key, None) for key in ("status", "task", "config", "metrics", "corpus", "parameters")),
+    *((key, [1]) for key in ("metrics", "curve", "corpus", "parameters", "config", "report", "task", "seconds")),
+    *((key, "x") for key in ("metrics", "corpus", "seconds", "seed", "report", "versions", "overrides", "curve")),
+    *(("seconds", value) for value in (-1, 1e999, math.nan, True, {})),
+    *(("seed", value) for value in (0.5, True, 10**30, [0])),
+    *(("metrics.test_accuracy", value) for value in ("0.5", [], {}, True, math.nan, 1e999, 10**400, 1e300)),
+    *(("curve.0.step", value) for value in (None, "1", -1, 0.5, [])),
+    *(("curve.0.test_accuracy", value) for value in ("1", [1], 1e300)),
+    *(("curve.0", value) for value in (None, 1, [], {})),
+    *(("corpus.counts.train", value) for value in (None, -1, "9", 0.5, [1])),
+    *(("corpus.counts", value) for value in (None, {}, [], {"train": 1})),
+    *(("corpus.sha256", value) for value in (None, 1, "a b")),
+    *(("parameters.total", value) for value in (None, "7", -7, 0.5)),
+    *(("config.batch_size", value) for value in (None, 0, -1, "8")),
+    *(("config.block_size", value) for value in (None, "x", [32])),
+    *(("config.task.lengths", value) for value in ("x", [0], [None], {"a": 1})),
+    *(("config.trainer.limit_train_batches", value) for value in ("x", -1, [1], 1e999)),
+    *(("config.trainer.accumulate_grad_batches", value) for value in (0, None, {"4": 2})),
+    *(
+        (f"config.{group}", value)
+        for group in ("model", "pattern", "corpus", "protocol", "task")
+        for value in (None, "x")
+    ),
+    *(
+        (f"config.{group}.name", value)
+        for group in ("model", "pattern", "corpus", "protocol")
+        for value in (None, [1])
+    ),
+    ("config", {"model.name": [1]}),
+    *((f"report.{key}", 1) for key in ("metric", "columns", "compare", "x_axis", "note", "unit", "baseline_keys")),
+    ("error", "\ud800"),
+]
+BYTES = [b"", b"{", b"[]", b"null", b"\xff\xfe{", b"[" * 10**5, b'{"a":' * 2000, b"\0" * 9]
+
+
+def with_entry(content: dict[str, Any], place: str, value: Any) -> bytes:
+    content = json.loads(json.dumps(content))
+    *path, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+    target: Any = content
+    for key in path:
+        target = target.setdefault(key, {}) if isinstance(target, dict) else target[key]
+    target[last] = value
+    return json.dumps(content).encode()
+
+
+def test_a_malformed_result_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    sound = result("model=nope", value=0.25)
+    contents = [with_entry({**sound, "seed": 1}, place, value) for place, value in MALFORMED] + BYTES
+    put(tmp_path, sound)
+    for number, content in enumerate(contents):
+        (tmp_path / f"bad{number}").mkdir()
+        (tmp_path / f"bad{number}" / "result.json").write_bytes(content)
+    for name, make in {"folder": Path.mkdir, "fifo": os.mkfifo, "link": lambda path: path.symlink_to("x")}.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "result.json")
+    (table,) = write_report([tmp_path], tmp_path / "out", plots=False)
+    assert [row.values("test_accuracy") for row in table.rows] == [{0: 0.25}]
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    for name in (*(f"bad{number}" for number in range(len(contents))), "folder", "fifo", "link"):
+        assert text.count(f"- {tmp_path / name / 'result.json'} is damaged: ") == 1, (name, contents[int(name[3:])])
+
+
+UNUSUAL: list[tuple[str, Any]] = [
+    *(("config.trainer.limit_train_batches", value) for value in (0, 0.0)),
+    ("corpus.counts.train", 0),
+    ("curve", []),
+    ("curve.0.step", 0),
+    ("config.study", 2024),
+    ("config.model.scale", [1, 2]),
+    ("metrics.test_accuracy", 1e38),
+    *((key, None) for key in ("seconds", "report", "error")),
+]
+
+
+def test_an_unusual_result_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    run = result("model=alibi")
+    for number, change in enumerate(UNUSUAL):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "result.json").write_bytes(with_entry({**run, "seed": number}, *change))
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--output", str(tmp_path / "out")])
+    main()
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert f"{len(UNUSUAL)} results, 0 of them baselines ({len(UNUSUAL)} finished), in 2 tables." in text
+    assert "Left out" not in text and "2024 (speeches, paper)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "key", ["batch_size", "block_size", "task.lengths", "trainer.limit_train_batches", "model.scale", "seed"]
+)
+def test_a_run_that_failed_of_its_config_is_shown(key: str, tmp_path: Path) -> None:
+    put(tmp_path, result("task=lm", "task.lengths=[64]", "model=alibi", value=400.0))
+    failed = with_entry(result("task=lm", "model=alibi", status="failed"), f"config.{key}", ["x"])
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "result.json").write_bytes(failed)
+    (table,) = write_report([tmp_path], tmp_path / "out")
+    assert sorted(row.state[:9] for row in table.rows) == ["0; failed", "1"] or key == "seed"
+
+
+def test_the_schema_is_json_schema() -> None:
+    """Oracle: another library agrees which results are valid."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(runs_folder.__file__).parent / "schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    other = jsonschema.Draft7Validator(schema | {"$ref": "#/definitions/reported"})
+    sound = result()
+    for place, value in [("seconds", 1), *MALFORMED]:
+        content = json.loads(with_entry(sound, place, value))
+        try:
+            runs_folder.validator("reported")(content)
+            valid = True
+        except ValueError:
+            valid = False
+        assert valid == other.is_valid(content), place

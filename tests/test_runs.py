@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +18,13 @@ from speechformer.runs import identity
 
 
 def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.write_result(tmp_path, {"a": 1})
+    one = {"status": "finished", "steps": 1}
+    runs.write_result(tmp_path, one)
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
-            runs.write_result(tmp_path, {"a": 2})
-    assert runs.read_result(tmp_path) == {"a": 1}
+            runs.write_result(tmp_path, {**one, "steps": 2})
+    assert runs.read_result(tmp_path) == one
     runs.write_result(tmp_path, {"a": math.nan, "b": [math.inf, 0.5], "é": {"c": -math.inf}})
     text = (tmp_path / "result.json").read_text(encoding="utf-8")
     assert "NaN" not in text and "Infinity" not in text
@@ -69,3 +72,79 @@ def test_every_process_of_a_run_has_its_share_of_threads(
 def test_table_lines_up() -> None:
     lines = console.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
     assert lines == ["name        n", "a       1,000", "longer      2"]
+
+
+CONFIG = {"task": {"name": "lm"}, "seed": 0}
+BEST = {"metric": "loss", "value": 1.5, "step": 2, "chosen_on": "test"}
+ENDED = {"status": "finished", "identity": "1234", "metrics": {"loss": 1.5}, "best": BEST, "steps": 2, "seconds": 3.0}
+ENDED |= {"seconds_by_phase": {"training": 3.0}, "tokens_per_second": 9.5, "machine": {"ensemble_size": 1}}
+ENDED |= {"config": CONFIG, "summary": [["loss", "1.5"]]}
+WITHOUT = [{name: ENDED[name] for name in ENDED if name != key} for key in ENDED if key != "identity"]
+FILES: list[Any] = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 10**5, b"\0", os.mkfifo, lambda path: path.symlink_to("x")]
+DAMAGED = [*FILES, *WITHOUT, *({**ENDED, key: "x"} for key in ENDED if key != "identity")]
+DAMAGED += [{**ENDED, "summary": [[1]]}, {**ENDED, "best": {**BEST, "value": "1"}}, {**ENDED, "seconds": 10**30}]
+
+
+def own(folder: Path, **options: Any) -> dict[str, Any] | None:
+    """The result of a run that has ended; a run that has not begins."""
+    with runs.own(folder, CONFIG, "1234", **options) as run_folder:
+        if not run_folder.has_ended:
+            run_folder.begin(CONFIG, 1)
+        return run_folder.result
+
+
+def put(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def test_a_run_that_has_ended_is_shown(tmp_path: Path) -> None:
+    runs.write_result(tmp_path, ENDED)
+    result = own(tmp_path)
+    assert result == ENDED and "1.5" in console.summary(result)
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_result_is_an_error_and_force_runs_anew(content: Any, tmp_path: Path) -> None:
+    put(tmp_path / "a" / runs.RESULT, content)
+    put(tmp_path / "a" / runs.OWNER, {"identity": "1234", "attempts": 3})
+    with pytest.raises(runs.DamagedError, match=r"a/result\.json is damaged: .*\. Restore or remove it\."):
+        own(tmp_path / "a")
+    assert os.path.lexists(tmp_path / "a" / runs.RESULT)
+    assert own(tmp_path / "a", force=True) is None
+    assert not os.path.lexists(tmp_path / "a" / runs.RESULT)
+
+
+@pytest.mark.parametrize("content", [*FILES, {"identity": 1}, {"identity": "1234", "attempts": "x"}])
+def test_a_damaged_run_json_is_an_error(content: Any, tmp_path: Path) -> None:
+    put(tmp_path / "a" / runs.OWNER, content)
+    with pytest.raises(runs.ForeignError, match="holds run.json and no valid run.json"):
+        own(tmp_path / "a", force=True)  # nothing says that the folder is ours
+    runs.write_result(tmp_path / "a", {**ENDED, "status": "failed"})
+    with pytest.raises(runs.DamagedError, match="a/run.json is damaged"):
+        own(tmp_path / "a")
+    assert own(tmp_path / "a", force=True) is None
+    assert runs.read_json(tmp_path / "a" / runs.OWNER, "owner")["attempts"] == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious")])
+def test_a_config_is_replaced_and_not_written_through(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
+    make(tmp_path / "a" / runs.CONFIG)
+    assert own(tmp_path / "a") is None
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "a" / runs.CONFIG).read_text().startswith("task:")
+
+
+def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
+    """Numbers and texts that JSON does not have, and those of a config that made a run fail."""
+    config = {"seed": 10**30, "study": "a\udcff", "model": math.inf}
+    runs.write_result(tmp_path, runs.failure_result(config, None, None, ValueError("\ud800")))
+    result = runs.read_result(tmp_path)
+    assert result["config"] == {"seed": None, "study": "a?", "model": None} and result["error"] == "?"
+    put(tmp_path / runs.RESULT, b"\xef\xbb\xbf" + json.dumps(ENDED).encode())
+    assert runs.read_result(tmp_path) == ENDED  # with a byte order mark

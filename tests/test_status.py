@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -100,3 +101,52 @@ def test_a_folder_without_runs_is_an_error(name: str, message: str, tmp_path: Pa
 )
 def test_durations(seconds: float, said: str) -> None:
     assert status.duration(seconds) == said
+
+
+MALFORMED = {
+    "run.json": [b"", b"{", b"[]", b'{"since": "x"}', b'{"steps": "9"}', b'{"pid": 1}', b'{"step": 1e999}', b"\xff"],
+    "result.json": [b"", b"{}", b'{"status": "odd"}', b'{"status": "finished", "seconds": "60"}', b"[" * 10**5],
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_damaged_run_is_named_and_the_others_are_shown(name: str, folder: Path) -> None:
+    contents: list[Any] = [*MALFORMED[name], os.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")]
+    for number, content in enumerate(contents):
+        path = folder / "single" / str(number) / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
+    text, _ = status.overview(folder / "single")
+    assert f"{len(contents)} runs: {len(contents)} damaged" in text
+    assert all(f"{folder / 'single' / str(k) / name} is damaged: " in text for k in range(len(contents)))
+    (folder / "run0" / runs.RESULT).unlink()
+    (folder / "run0" / runs.OWNER).write_bytes(b"{")
+    assert "8 runs: 1 finished, 1 diverged, 1 failed, 1 killed, 1 damaged, " in status.overview(folder)[0]
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"jobs": [1]}', b'{"jobs": {"a": 1}}', b'{"jobs": null, "given_up": 3}', None]
+)
+def test_a_damaged_sweep_is_named_and_its_runs_are_shown(content: bytes | None, folder: Path) -> None:
+    path = folder / "sweep.json"
+    path.unlink()
+    path.mkdir() if content is None else path.write_bytes(content)
+    text, _ = status.overview(folder)
+    assert text.startswith(f"{path} is damaged: ") and "7 runs: 2 finished, 1 diverged, 1 failed, 1 killed" in text
+    with pytest.raises(UserError, match="sweep.json is damaged"):
+        sweeps.write_jobs(folder, [], [["seed=0"]], "basic")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"overrides": [], "error": null, "folder": "a\\u0000b"}', b'{"folder": "run0"}']
+)
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_damaged_job_is_one_of_the_sweep(content: bytes, planned: bool, folder: Path) -> None:
+    if not planned:  # by a sweeper that chooses the jobs one by one
+        runs.write_json(folder / "sweep.json", {"jobs": None})
+    for name in ("0", "²", "x", "99999999999"):
+        (folder / "jobs" / f"{name}.json").write_bytes(content)
+    jobs = {job.number: job for job in sweeps.jobs_of(folder)}
+    assert jobs[0].state.status == "damaged" and "0.json is damaged" in jobs[0].error
+    assert jobs[1].state.status == "diverged" and len(jobs) == 8
+    assert "damaged" in status.overview(folder)[0]

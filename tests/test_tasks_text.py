@@ -7,7 +7,8 @@ import html
 import pytest
 
 from speechformer.corpora.tokenizer import Tokenizer
-from speechformer.tasks.text import escape_markdown, note_unknown, read_words
+from speechformer.escape import escape_markdown
+from speechformer.tasks.text import note_unknown, read_words
 
 
 def test_words_are_cut_at_the_limit_and_unknown_ones_are_marked() -> None:

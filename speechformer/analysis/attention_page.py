@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,11 +49,14 @@ def render_page(text: str, runs: Sequence[tuple[str, Sequence[AttentionMap], Seq
     """Return the page as HTML, for a text and the label, maps and notes of each run.
 
     All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
-    text only, never as HTML.
+    text only, never as HTML. The policy of the page allows this script alone, by its hash.
     """
     plain = [{"label": label, "maps": [*map(map_as_json, maps)], "notes": list(notes)} for label, maps, notes in runs]
     scale = max(float(part.weights.max()) for _, maps, _ in runs for part in maps)
     data = json.dumps({"text": text, "scale": scale, "runs": plain}, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
-    return TEMPLATE.read_text(encoding="utf-8").replace("__CONTENT__", data)
+    template = TEMPLATE.read_text(encoding="utf-8")
+    script = template.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return template.replace("__SHA256__", digest).replace("__CONTENT__", data)

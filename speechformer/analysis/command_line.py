@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from speechformer import console
 from speechformer.analysis.load import TrainedRun, load
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import UserError
+from speechformer.errors import ArgumentParser, UserError
 
 
-def run_parser(command: str, description: str, run: str = "folder of a run") -> argparse.ArgumentParser:
+def run_parser(command: str, description: str, run: str = "folder of a run") -> ArgumentParser:
     """Return a parser with the arguments RUN and --checkpoint; `run` is the help text of RUN."""
-    parser = argparse.ArgumentParser(prog=f"python -m speechformer.{command}", description=description)
+    parser = ArgumentParser(prog=f"python -m speechformer.{command}", description=description)
     parser.add_argument("run", type=Path, metavar="RUN", help=run)
     checkpoint = "best.ckpt, last.ckpt or average.ckpt (default: the checkpoint behind the reported metrics)"
     parser.add_argument("--checkpoint", metavar="NAME", help=checkpoint)
@@ -27,7 +27,7 @@ def load_run(folder: Path, checkpoint: str | None, ability: str = "") -> Trained
     if ability:
         run.require(ability)
     if not run.finished:
-        print(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.", file=sys.stderr)
+        console.warn(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.")
     return run
 
 
@@ -41,7 +41,7 @@ def read_texts(arguments: Sequence[str]) -> list[str]:
     if arguments:
         return list(arguments)
     if sys.stdin.isatty():
-        print("Enter one sentence per line; Ctrl-D ends the input.", file=sys.stderr)
+        console.warn("Enter one sentence per line; Ctrl-D ends the input.")
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -31,7 +31,7 @@ from speechformer.bench import attention, gpu, runs, steps, translation
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs.folder import write_json
 
 PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the rounds
@@ -59,7 +59,7 @@ def main() -> None:
         translation.main()
         return
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m speechformer.bench", description=__doc__, formatter_class=formatter)
+    parser = ArgumentParser("python -m speechformer.bench", description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and the plots")
@@ -87,7 +87,7 @@ def bench(parts: list[str], rounds: int, output: Path | None) -> None:
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
     for part in parts or PARTS:
-        print(f"Measuring: {part}", file=sys.stderr, flush=True)
+        console.warn(f"Measuring: {part}")
         comparisons = PARTS[part](rounds) if part != "gpu" else gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"])
         rows += comparisons
         console.say(table(comparisons))

@@ -11,10 +11,8 @@ The two sides take turns of a few steps each; a ratio is of the medians (of the 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import END, PAD
 from speechformer.data.pairs import PairBatches
-from speechformer.errors import UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.generation.beam_search import translate_ids
 from speechformer.kernels.loss import next_token_loss
 from speechformer.layers.positions import sinusoid
@@ -129,9 +127,7 @@ def bench_cache(config: dict[str, Any], run: Path) -> Comparison:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m speechformer.bench translation", description=__doc__.split("\n\n")[0]
-    )
+    parser = ArgumentParser(prog="python -m speechformer.bench translation", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="of a run with task=translate, as experiment=ted")
     parser.add_argument("--run", type=Path, help="a trained run, to measure the cache with")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
@@ -150,7 +146,7 @@ def bench(overrides: list[str], run: Path | None, rounds: int, steps: int) -> No
     if min(rounds, steps) < 1:
         raise UserError("--rounds and --steps must be at least 1.")
     prepare()
-    print("Measuring; a minute or two, more with --run.", file=sys.stderr)
+    console.warn("Measuring; a minute or two, more with --run.")
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     rows = [bench_cache(config, run)] if run else []

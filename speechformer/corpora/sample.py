@@ -18,15 +18,15 @@ Run `python -m speechformer.corpora.sample FOLDER` to write them to a folder, wi
 
 from __future__ import annotations
 
-import argparse
 import functools
 import random
 from pathlib import Path
 from typing import Any
 
+from speechformer import console
 from speechformer.corpora import sample_pairs
 from speechformer.corpora.files import OutputFolder, read_yaml
-from speechformer.errors import run_command
+from speechformer.errors import ArgumentParser, run_command
 
 SPEAKERS = ("marlowe", "okafor", "vance")
 TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
@@ -121,12 +121,12 @@ def write(folder: Path) -> None:
     paths = {name: output.file(name) for name in contents}  # before the first is written
     for name, path in paths.items():
         path.write_bytes(contents[name])
-        print(path)
+        console.write(str(path))
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m speechformer.corpora.sample", description="Write the sample corpora to a folder."
     )
     parser.add_argument("folder", type=Path)

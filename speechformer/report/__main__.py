@@ -6,13 +6,12 @@ and figures/*.png.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechformer import console
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import run_command
+from speechformer.errors import ArgumentParser, run_command
 
 if TYPE_CHECKING:
     from speechformer.report.results import Table
@@ -35,9 +34,9 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
 
         for name, figures in draw_figures(tables, folder).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    markdown_text = compose(tables, runs, remarks + repeated, pictures)
-    document.write_text(markdown_text, encoding="utf-8")
-    page.write_text(to_html(markdown_text, output), encoding="utf-8")
+    content = compose(tables, runs, remarks + repeated, pictures)
+    document.write_text(content, encoding="utf-8")
+    page.write_text(to_html(content, output), encoding="utf-8")
     return tables
 
 
@@ -45,7 +44,7 @@ def print_table(table: Table) -> None:
     """Print the main metric of each row."""
     from speechformer.report.tables import result_cell
 
-    cells = (result_cell(row, table.metric).partition("<br>")[0] for row in table.rows)
+    cells = (str(result_cell(row, table.metric)).partition("<br>")[0] for row in table.rows)
     rows: list[tuple[str, ...]] = [("", "runs", table.metric)]
     rows += [*((row.label, row.state, cell) for row, cell in zip(table.rows, cells))]
     console.say(f"{table.title} ({table.corpus}, {table.protocol})\n{console.table(rows)}\n")
@@ -54,7 +53,7 @@ def print_table(table: Table) -> None:
 def main() -> None:
     """Run the command line."""
     about = "Summarise runs in tables, figures and one page."
-    parser = argparse.ArgumentParser(prog="python -m speechformer.report", description=about)
+    parser = ArgumentParser(prog="python -m speechformer.report", description=about)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="searched for result.json files")
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")

@@ -9,50 +9,57 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speechformer.report import tables as text
+from speechformer.report.markdown import Markdown, code, lines
+from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import FAILED, Run, Table
 
 Pictures = Mapping[str, Sequence[tuple[str, str]]]
 HERE = Path(__file__).parent
 ORDER = ("finished", "diverged", *FAILED)
+PARAGRAPHS = Markdown("\n\n")
 LIBRARIES = ("python", "torch", "lightning")
 
 
-def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> str:
+def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> Markdown:
     """Return the report as Markdown; `pictures` are paths and captions for each table, `remarks` what is left out."""
-    methods = (HERE / "methods.md").read_text(encoding="utf-8").strip()
+    methods = Markdown((HERE / "methods.md").read_text(encoding="utf-8").strip())
     sections = [section(table, pictures.get(table.name, [])) for table in tables]
-    return "\n\n".join(["# Report", overview(tables, runs, remarks), methods, *sections]) + "\n"
+    parts = [Markdown("# Report"), overview(tables, runs, remarks), methods, *sections]
+    return PARAGRAPHS.join(parts) + Markdown("\n")
 
 
 def heading(table: Table) -> str:
     return table.title + ("" if table.protocol == "paper" else f" ({table.protocol})")
 
 
-def section(table: Table, pictures: Sequence[tuple[str, str]]) -> str:
+def section(table: Table, pictures: Sequence[tuple[str, str]]) -> Markdown:
     """Return one table with all that belongs to it."""
-    parts = [f'<a id="{table.name}"></a>\n\n## {heading(table)}', about(table), text.results_table(table)]
-    for title, content in {
+    title = Markdown('<a id="{}"></a>\n\n## {}').format(table.name, heading(table))
+    parts = [title, about(table), text.results_table(table)]
+    for name, content in {
         "Train short, test long": text.lengths_table(table),
         "By the length of the source": text.source_lengths_table(table),
         "Comparison with published results": text.published_table(table),
         "Paired differences over seeds": text.differences_table(table),
     }.items():
-        parts += [f"### {title}", content] if content else []
+        parts += [Markdown("### {}").format(name), content] if content else []
     for place, run in ((row, run) for row in table.rows for run in row.runs if run.status in FAILED):
-        reason = run.result.get("error", "no reason given")
-        parts.append(f"{run.status.capitalize()}: {place.label}, seed {run.seed}: {reason}")
-    parts += [f"![{table.title}]({path})\n\n*{caption}*" for path, caption in pictures]
-    commands = text.commands_table(table)
-    parts.append(f'<details markdown="1">\n<summary>How to repeat each row</summary>\n\n{commands}\n\n</details>')
-    return "\n\n".join(parts)
+        reason = run.result.get("error") or "no reason given"
+        parts.append(Markdown.escape(f"{run.status.capitalize()}: {place.label}, seed {run.seed}: {reason}"))
+    parts += [Markdown("![{}]({})\n\n*{}*").format(table.title, path, caption) for path, caption in pictures]
+    repeat = '<details markdown="1">\n<summary>How to repeat each row</summary>\n\n{}\n\n</details>'
+    return PARAGRAPHS.join([*parts, Markdown(repeat).format(text.commands_table(table))])
 
 
-def about(table: Table) -> str:
+def about(table: Table) -> Markdown:
     """Return the corpus, protocol, sizes and scoring of a table."""
-    settings = (f"{key}={str(value).lower()}" for key, value in table.protocol_settings.items() if key != "name")
+    settings = sorted(
+        f"{key}={str(value).lower()}" for key, value in table.protocol_settings.items() if key != "name"
+    )
     direction = f", {table.direction}" if table.direction else ""
     where = f"Corpus {table.corpus}{direction}, sha256 {table.sha256[:12] or 'unknown'}"
-    parts = [f"{where}; `protocol={table.protocol}` ({', '.join(sorted(settings))})."]
+    protocol = code(f"protocol={table.protocol}")
+    parts: list[str] = [Markdown("{}; {} ({}).").format(where, protocol, ", ".join(settings))]
     if counts := table.counts:
         parts.append(
             f"Trained on {counts['train']:,} {table.report['unit']}, tested on {counts['test']:,}, of which "
@@ -60,37 +67,39 @@ def about(table: Table) -> str:
         )
     parts += [table.report["note"]] if table.report["note"] else []
     scoring: dict[str, str] = next((run.result["scoring"] for run in table.finished if "scoring" in run.result), {})
-    return " ".join(parts) + "".join(f"<br>{name}: `{signature}`" for name, signature in scoring.items())
+    signatures = (Markdown("{}: {}").format(name, code(signature)) for name, signature in scoring.items())
+    return lines([Markdown(" ").join(parts), *signatures])
 
 
-def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> str:
+def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> Markdown:
     """Return what there is, and what is left out."""
     states = Counter(run.status for run in runs)
     status = ", ".join(f"{states[word]} {word}" for word in ORDER if states[word])
     baselines = sum(run.baseline is not None for run in runs)
     many = "s" if len(tables) > 1 else ""
-    lines = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
+    sentences = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
     inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
     if judged := [value for value in inside if value is not None]:
-        lines.append(
+        sentences.append(
             f"{sum(judged)} of {len(judged)} published final results on test (means over texts left out) fall inside "
             "our 95 % prediction interval."
         )
     known = [(name, run.result.get("versions", {}).get(name)) for run in runs for name in LIBRARIES]
     versions = sorted({f"{name} {version}" for name, version in known if version is not None})
-    lines.append(f"Made with {', '.join(versions) or 'unknown versions'}.")
+    sentences.append(f"Made with {', '.join(versions) or 'unknown versions'}.")
     rows = []
     for table in tables:
         n = sorted({len(row.finished) for row in table.rows})
         seeds = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
-        rows.append([f"[{heading(table)}](#{table.name})", table.corpus, table.protocol, str(len(table.rows)), seeds])
-    parts = [" ".join(lines), text.markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)]
+        link = Markdown("[{}](#{})").format(heading(table), table.name)
+        rows.append([link, table.corpus, table.protocol, str(len(table.rows)), seeds])
+    parts = [" ".join(sentences), markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)]
     if remarks:
-        parts.append("**Left out.**\n\n" + "\n".join(f"- {remark}" for remark in remarks))
-    return "\n\n".join(parts)
+        parts += [Markdown("**Left out.**"), Markdown("\n").join(map(Markdown("- {}").format, remarks))]
+    return PARAGRAPHS.join(parts)
 
 
-def to_html(markdown_text: str, folder: Path) -> str:
+def to_html(document: Markdown, folder: Path) -> str:
     """Return the report as one HTML page that needs no other file; paths of figures are relative to `folder`."""
     import markdown
 
@@ -99,6 +108,6 @@ def to_html(markdown_text: str, folder: Path) -> str:
         width = int.from_bytes(content[16:20], "big")  # of a PNG; half of it, for high-density displays
         return f'width="{width // 2}" src="data:image/png;base64,{base64.b64encode(content).decode()}"'
 
-    body = markdown.markdown(markdown_text, extensions=["tables", "md_in_html"])
+    body = markdown.markdown(str(document), extensions=["tables", "md_in_html"])
     body = re.sub(r'src="([^":]+\.png)"', embed, body)
     return (HERE / "page.html").read_text(encoding="utf-8").replace("BODY", body)

@@ -20,6 +20,7 @@ import yaml
 from PIL import Image
 
 from speechformer.corpora.files import OutputFolder
+from speechformer.escape import one_line
 from speechformer.report import published
 from speechformer.report.results import Row, Table
 from speechformer.report.statistics import Summary
@@ -34,6 +35,7 @@ Lines = dict[str, dict[float, Summary]]
 Notes = Mapping[str, str]
 HERE = Path(__file__).parent
 INK = "#1f2933"
+WIDEST = 80.0  # inches; a picture has at most 2^16 pixels in a row
 LINES: list[tuple[Any, str, str]] = [("-", "", "o"), ((0, (4, 2)), "//", "s"), ((0, (1.5, 1.5)), "..", "^")]
 LINES += [((0, (6, 2, 1.5, 2)), "xx", "v"), ((0, (8, 3)), "\\\\", "D")]
 TICKS = {"test_accuracy": "all", "test_accuracy_in_train": "in train", "test_accuracy_not_in_train": "not in train"}
@@ -64,7 +66,8 @@ def colour(settings: Mapping[str, Any]) -> str:
     if model == "alibi" and settings.get("model.slopes") == "learned":
         return colours()["alibi_learned_slopes"]
     if model == "alibi":
-        return colours()["alibi_scales"].get(settings.get("model.scale", 1.0), other)
+        scale = settings.get("model.scale", 1.0)
+        return colours()["alibi_scales"].get(scale if isinstance(scale, float | int) else None, other)
     return colours()["models"].get(model, other)
 
 
@@ -74,6 +77,11 @@ def styles(rows: list[Row]) -> list[Style]:
     return [Style(name, *LINES[own[:place].count(name) % len(LINES)]) for place, name in enumerate(own)]
 
 
+def short(text: str, limit: int = 40) -> str:
+    """Return a text from outside as a figure shows it."""
+    return one_line(text, limit)
+
+
 def kind(metric: str) -> str:
     """Return what a metric measures: "accuracy" of `test_accuracy_in_train`."""
     return metric.partition("_")[2].partition("_")[0]
@@ -81,6 +89,7 @@ def kind(metric: str) -> str:
 
 def axis_label(metric: str) -> str:
     """Return the name of a metric with its unit."""
+    metric = short(metric)
     split, what = metric.partition("_")[0], kind(metric)
     if what == "accuracy":
         return f"{split} accuracy{f', {TICKS[metric]}' if metric.endswith('_in_train') else ''} (%)"
@@ -99,7 +108,7 @@ def draw_lines(
     """
     for row, style in zip(table.rows, styles(table.rows)):
         if points := lines[row.label]:
-            x, label = list(points), row.label + (notes or {}).get(row.label, "")
+            x, label = list(points), short(row.label, 100) + (notes or {}).get(row.label, "")
             shape = marker or ("o" if len(x) == 1 else "")  # a line through one point is invisible
             look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "lw": 1.9, "mfc": "white"}
             look["marker"] = style.marker if marker == "style" else shape
@@ -127,11 +136,11 @@ def curves(table: Table, path: Path) -> str:
     metrics = [name for name in metrics if any(row.curve(name) for row in table.rows)]
     if not metrics:
         return ""
-    x_label, with_published = table.report["x_axis"], False
-    sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows}
+    x_label, with_published = short(table.report["x_axis"]), False
+    sizes = {(row.settings["batch_size"], row.settings["block_size"]) for row in table.rows if row.ran}
     if x_label == "step" and what == "perplexity" and len(sizes) == 1:
         x_label += " (of {} × {} tokens)".format(*sizes.pop())
-    figure, axes = plt.subplots(1, len(metrics), figsize=(4.1 * len(metrics) + 0.6, 4.4), squeeze=False)
+    figure, axes = plt.subplots(1, len(metrics), figsize=(min(WIDEST, 4.1 * len(metrics) + 0.6), 4.4), squeeze=False)
     for axis, name in zip(axes[0], metrics):
         lines = {row.label: row.curve(name) for row in table.rows}
         draw_lines(axis, table, lines, scale(name))
@@ -169,10 +178,11 @@ def bars(table: Table, path: Path) -> str:
         return ""
     # Where a report chose its perplexities on test, so do the bars beside them.
     best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
-    figure, axis = plt.subplots(figsize=(max(4.6, 1.6 + len(metrics) * (0.55 + 0.27 * len(rows))), 4.4))
+    width = max(4.6, 1.6 + len(metrics) * (0.55 + 0.27 * len(rows)))
+    figure, axis = plt.subplots(figsize=(min(WIDEST, width), 4.4))
     diamonds = draw_bars(axis, table, rows, metrics, best)
     dotted = draw_best_baseline(axis, table, metrics)
-    axis.set_xticks(range(len(metrics)), [TICKS.get(name, name.split("_", 2)[-1]) for name in metrics])
+    axis.set_xticks(range(len(metrics)), [TICKS.get(name, short(name.split("_", 2)[-1])) for name in metrics])
     axis.set_xlim(-0.7, len(metrics) - 0.3)
     axis.grid(axis="x", visible=False)
     label = axis_label(metrics[0]) if len(comparable) == 1 else "test score, 0 to 100"
@@ -197,7 +207,7 @@ def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], bes
         look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
         look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
         look |= {} if math.isnan(half) else {"yerr": half}
-        axis.bar(x, summary.mean * unit, width * 0.92, label=row.label if group == 0 else None, **look)
+        axis.bar(x, summary.mean * unit, width * 0.92, label=short(row.label, 100) if group == 0 else None, **look)
         compared = table.comparable and row.published
         value = published.final(row.published or "", name, "best" if best else "last") if compared else None
         if value is not None:
@@ -219,7 +229,7 @@ def draw_best_baseline(axis: Axes, table: Table, metrics: list[str]) -> bool:
     for group, name in enumerate(metrics):
         value = best.metrics.get(name)
         if value is not None:
-            label = str(best.baseline) if group == 0 else ""
+            label = short(str(best.baseline)) if group == 0 else ""
             axis.hlines(value * scale(name), group - 0.46, group + 0.46, label=label, **line)
     return True
 
@@ -238,8 +248,7 @@ def by_context_length(table: Table, path: Path) -> str:
     ended = [label for label, line in lines.items() if len(line) == 1 and "cannot run" in values[label].values()]
     draw_lines(axis, table, lines, marker="o", notes=dict.fromkeys(ended, " (cannot run longer)"))
     for row, style in zip(table.rows, styles(table.rows)):
-        trained = row.settings["block_size"]
-        if trained in lines[row.label]:
+        if row.ran and (trained := row.settings["block_size"]) in lines[row.label]:
             axis.plot(trained, lines[row.label][trained].mean, "o", color=style.colour, ms=7)
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, list(map(str, lengths)))
@@ -263,7 +272,7 @@ def by_source_length(table: Table, path: Path) -> str:
     for axis, (name, label) in zip(axes[0], shown.items()):
         lines = {row.label: source_points(row, name, buckets) for row in table.rows}
         draw_lines(axis, table, lines, scale(name), "style")
-        axis.set_xticks(range(len(buckets)), [f"{bucket}\n({count})" for bucket, count in buckets.items()])
+        axis.set_xticks(range(len(buckets)), [f"{short(bucket)}\n({count})" for bucket, count in buckets.items()])
         axis.set(xlabel="words of the source (sentences)", ylabel=label)
         axis.set_ylim(bottom=0)
     save(figure, axes[0][0], path)
@@ -287,7 +296,7 @@ def save(figure: Any, first: Axes, path: Path) -> None:
     handles, labels = first.get_legend_handles_labels()
     if len(handles) > 1:
         place: Any = {"bbox_to_anchor": (1.0, 0.55), "bbox_transform": figure.transFigure}
-        figure.legend(handles, labels, loc="center left", **place)
+        figure.legend(handles, labels, loc="center left", ncols=1 + len(handles) // 60, **place)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()

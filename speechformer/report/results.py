@@ -7,6 +7,7 @@ that cannot be read are listed above the tables.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
 from speechformer.report.statistics import Summary
-from speechformer.runs.folder import OWNER, RESULT, read_result
+from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
 from speechformer.runs.identity import NOT_IDENTITY, plain_number
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Run:
     def __init__(self, folder: Path, result: dict[str, Any], config: dict[str, Any]) -> None:
         self.folder, self.result, self.config = folder, result, config
         self.task: str = result["task"]
-        self.study: str = config.get("study") or ""
+        study = config.get("study")
+        self.study = "" if study is None else str(study)
         self.seed: int | None = result["seed"]
         self.metrics: dict[str, float | None] = result.get("metrics") or {}
         self.report = legacy.describe(result)
@@ -72,7 +74,7 @@ class Run:
         limit = self.config.get("trainer.limit_train_batches")
         if limit is not None:  # a number of batches, or a fraction of them
             batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        return math.ceil(batches / self.config.get("trainer.accumulate_grad_batches", 1))
+        return math.ceil(max(batches, 1) / self.config.get("trainer.accumulate_grad_batches", 1))
 
     @property
     def command(self) -> str:
@@ -125,6 +127,11 @@ class Row:
         """The metrics that some of its finished runs have."""
         return list(dict.fromkeys(name for run in self.finished for name in run.metrics))
 
+    @property
+    def ran(self) -> bool:
+        """Whether some run came to its end; else its settings may be what it failed of."""
+        return any(run.status not in FAILED for run in self.runs)
+
     def values(self, metric: str) -> dict[int | None, float]:
         """Return the final value of a metric by seed, of the runs that have it."""
         values = {run.seed: run.metrics.get(metric) for run in self.finished}
@@ -161,6 +168,8 @@ class Row:
 
     def at_length(self, length: int) -> Summary | str:
         """Return the mean test perplexity in contexts of `length` tokens, or why there is none."""
+        if not self.ran:
+            return "–"
         trained, requested = self.settings["block_size"], self.settings.get("task.lengths") or []
         metric = "test_perplexity_mean" if length == trained else f"test_length_{length}_perplexity_mean"
         if length != trained and length not in requested:
@@ -209,8 +218,7 @@ class Table:
         self.expected = [row["label"] for name, row in candidates if name not in present]
         measured = {"sha256": self.sha256, "protocol": self.protocol_settings}
         self.comparable = measured == known["corpus"]
-        parts = (study or f"runs_{task}", self.protocol, self.sha256[:8])
-        self.name = "_".join(re.sub(r"[^\w.-]", "-", part) for part in parts if part)
+        self.name = file_name(study or f"runs_{task}", self.protocol, self.sha256[:8])
 
     @cached_property
     def report(self) -> dict[str, Any]:
@@ -244,8 +252,18 @@ class Table:
 
     def lengths(self) -> list[int]:
         """Return the context lengths of the tests in tokens, if some are longer than those of training."""
-        longer = {length for row in self.rows for length in row.settings.get("task.lengths") or []}
-        return sorted(longer | {row.settings["block_size"] for row in self.rows}) if longer else []
+        ran = [row.settings for row in self.rows if row.ran]
+        longer = {length for settings in ran for length in settings.get("task.lengths") or []}
+        return sorted(longer | {settings["block_size"] for settings in ran}) if longer else []
+
+
+def file_name(*parts: str) -> str:
+    """Return parts as a name that any system and document takes, with a hash if some characters are left out."""
+    text = "_".join(filter(None, parts))
+    if len(text) <= 100 and re.fullmatch(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*", text):
+        return text
+    words = "_".join(re.findall(r"[A-Za-z0-9]+", text))[:80].rstrip("_") or "table"
+    return f"{words}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -258,15 +276,8 @@ def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the result of one run, of any version; raise a ValueError if it is truncated or lacks an entry."""
-    result = read_result(folder)
-    if not isinstance(result, dict):
-        raise ValueError("not a JSON object")
-    needed = {"status", "task", "seed", "config"}
-    if result.get("status") not in FAILED:
-        needed |= {"metrics", "corpus", "parameters"}
-    if missing := needed - {name for name, value in result.items() if value is not None or name == "seed"}:
-        raise ValueError(f"missing: {', '.join(sorted(missing))}")
+    """Read the result of one run, of any version; raise a `DamagedError` if it is not a valid one."""
+    result = read_result(folder, "reported")
     return Run(folder, result, dict(flat(result["config"])))
 
 
@@ -282,13 +293,13 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             raise UserError(f"{top}: no such folder. Give a folder of runs, for example outputs/sweeps.")
         for place, below, files in os.walk(top):
             below[:] = sorted(name for name in below if not name.startswith("."))  # Hydra's own
-            folder = Path(place)
-            if RESULT in files:
+            folder, names = Path(place), {*below, *files}
+            if RESULT in names:
                 try:
                     runs.append(read_run(folder))
-                except ValueError as error:
-                    remarks.append(f"{folder / RESULT} is not a readable result ({error}). Run it again.")
-            elif OWNER in files:  # written when a run starts
+                except DamagedError as error:
+                    remarks.append(str(error))
+            elif OWNER in names:  # written when a run starts
                 remarks.append(f"{folder} has no {RESULT}: the run is unfinished.")
     if not runs:
         details = "".join(f" {remark}" for remark in remarks[:3])
@@ -349,10 +360,11 @@ def build_tables(runs: list[Run]) -> tuple[list[Table], list[str]]:
             *(table.study, table.task, table.protocol != "paper"),
         )
     )
-    names = [table.name for table in tables]
+    names = set[str]()
     for number, table in enumerate(tables):
-        if table.name in names[:number]:
+        while table.name.lower() in names:  # also where the file system ignores case
             table.name += f"_{number}"
+        names.add(table.name.lower())
     return tables, remarks
 
 

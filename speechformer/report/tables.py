@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from tabulate import tabulate
-
 from speechformer.report import published
+from speechformer.report.markdown import Markdown, code, lines
+from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Interval, Summary, paired_difference
 
@@ -59,7 +59,7 @@ def format_interval(metric: str, interval: Interval, signed: bool = False) -> st
     if not signed and not any(word in metric for word in ("perplexity", "loss", "ratio")):
         most = 100 / scale(metric)  # Student's t is unbounded
         interval = (max(interval[0], 0.0), min(interval[1], most))
-    return "[" + ", ".join(number(metric, end, signed) for end in interval) + "]"
+    return Markdown("[{}, {}]").format(*(number(metric, end, signed) for end in interval))
 
 
 def mean_and_sd(metric: str, values: Summary) -> str:
@@ -70,42 +70,39 @@ def yes_or_no(value: bool | None) -> str:
     return {True: "yes", False: "no", None: NONE}[value]
 
 
-def markdown_table(header: Sequence[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table: first column to the left, the others to the right; "" without rows."""
-    if not rows:
-        return ""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    align = ("left", *["right"] * (len(header) - 1))
-    return tabulate(cells, header, tablefmt="pipe", colalign=align, disable_numparse=True)
-
-
-def results_table(table: Table) -> str:
+def results_table(table: Table) -> Markdown:
     """Return mean ± sd of each row and metric with the confidence interval of the mean, then the baselines."""
     columns = table.columns
     rows = [[row.label, row.state, *(result_cell(row, name) for name in columns), *size(row)] for row in table.rows]
     rows += [[label, "not run", *[NONE] * (len(columns) + 2)] for label in table.expected]
     for run in table.baselines:
         values = (number(metric, run.metrics.get(metric)) for metric in columns)
-        rows.append([f"*{run.baseline}*", "exact", *values, f"{run.result['parameters']['total']:,}", NONE])
+        rows.append([emphasis(run), "exact", *values, f"{run.result['parameters']['total']:,}", NONE])
     return markdown_table(["", "runs", *map(heading, columns), "parameters", "seconds"], rows)
+
+
+def emphasis(run: Run) -> Markdown:
+    """Return the name of a baseline in italics."""
+    return Markdown("*{}*").format(run.baseline)
 
 
 def result_cell(row: Row, metric: str) -> str:
     if not (summary := row.summary(metric)):
         return NONE
     incomplete = f" (of {summary.n})" if summary.n < len(row.finished) else ""
-    interval = f"<br>{format_interval(metric, summary.confidence_interval)}" if summary.n > 1 else ""
-    return mean_and_sd(metric, summary) + incomplete + interval
+    interval = [format_interval(metric, summary.confidence_interval)] if summary.n > 1 else []
+    return lines([mean_and_sd(metric, summary) + incomplete, *interval])
 
 
 def size(row: Row) -> tuple[str, str]:
     """Return the number of parameters, with the published one, and the mean seconds of a run."""
     totals = sorted({run.result["parameters"]["total"] for run in row.finished})
-    seconds = [run.result["seconds"] for run in row.finished if "seconds" in run.result]
+    seconds = [run.result["seconds"] for run in row.finished if run.result.get("seconds") is not None]
     reported = published.content()["rows"][row.published].get("parameters") if row.published else None
     text = " or ".join(f"{total:,}" for total in totals) or NONE
-    text += f"<br>published {reported:,}" if reported else ""
-    return text, f"{Summary(seconds).mean:.0f}" if seconds else NONE
+    return lines(
+        [text, *([f"published {reported:,}"] if reported else [])]
+    ), f"{Summary(seconds).mean:.0f}" if seconds else NONE
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ def comparisons(table: Table) -> Iterator[Comparison]:
             yield Comparison(row, theirs, ours)
 
 
-def published_table(table: Table) -> str:
+def published_table(table: Table) -> Markdown:
     """Return the final published results beside ours, or "" if nothing was published."""
     rows = []
     for line in comparisons(table):
@@ -167,7 +164,7 @@ def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Ro
             yield row, reference, metric, difference
 
 
-def differences_table(table: Table) -> str:
+def differences_table(table: Table) -> Markdown:
     """Return the paired differences from the first row, or "" for a table of one row."""
     rows = []
     for row, reference, metric, difference in differences(table):
@@ -180,21 +177,21 @@ def differences_table(table: Table) -> str:
     return markdown_table(header, rows)
 
 
-def lengths_table(table: Table) -> str:
+def lengths_table(table: Table) -> Markdown:
     """Return the mean test perplexity in contexts of other lengths than in training, or "" if not measured."""
     lengths, rows = table.lengths(), []
     for row in table.rows if lengths else []:
         values = [row.at_length(length) for length in lengths]
         cells = [mean_and_sd(table.metric, value) if isinstance(value, Summary) else value for value in values]
-        rows.append([row.label, str(row.settings["block_size"]), *cells])
+        rows.append([row.label, str(row.settings.get("block_size", NONE)), *cells])
     return markdown_table(["", "trained on, tokens", *(f"tested on {length}" for length in lengths)], rows)
 
 
-def source_lengths_table(table: Table) -> str:
+def source_lengths_table(table: Table) -> Markdown:
     """Return the metrics of a translation by the length of the source in words, or "" for other tasks."""
     buckets = table.source_lengths()
-    lines: list[tuple[str, list[Run]]] = [(row.label, row.finished) for row in table.rows]
-    lines += [(f"*{run.baseline}*", [run]) for run in table.baselines]
+    labelled: list[tuple[str, list[Run]]] = [(row.label, row.finished) for row in table.rows]
+    labelled += [(emphasis(run), [run]) for run in table.baselines]
 
     def cell(runs: list[Run], bucket: str) -> str:
         texts = []
@@ -202,19 +199,19 @@ def source_lengths_table(table: Table) -> str:
             values = [run.metrics.get(f"test_{name}_at_{bucket}") for run in runs]
             if present := [value for value in values if value is not None]:
                 texts.append(prefix + mean_and_sd(name, Summary(present)))
-        return "<br>".join(texts) or NONE
+        return lines(texts or [NONE])
 
-    rows = [[label, *(cell(runs, bucket) for bucket in buckets)] for label, runs in lines if buckets]
+    rows = [[label, *(cell(runs, bucket) for bucket in buckets)] for label, runs in labelled if buckets]
     return markdown_table(["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())], rows)
 
 
-def commands_table(table: Table) -> str:
+def commands_table(table: Table) -> Markdown:
     """Return how to repeat each row: commands, seeds, commits."""
     rows = []
     for row in table.rows:
-        commands = "<br>".join(f"`{command}`" for command in dict.fromkeys(run.command for run in row.runs))
-        rows.append([row.label, commands, ", ".join(str(run.seed) for run in row.runs), commits(row.runs)])
-    rows += [[f"*{run.baseline}*", f"`{run.command}`", NONE, commits([run])] for run in table.baselines]
+        commands = dict.fromkeys(code(run.command) for run in row.runs)
+        rows.append([row.label, lines([*commands]), ", ".join(str(run.seed) for run in row.runs), commits(row.runs)])
+    rows += [[emphasis(run), code(run.command), NONE, commits([run])] for run in table.baselines]
     return markdown_table(["", "command (add seed=)", "seeds", "commit"], rows)
 
 

@@ -7,12 +7,14 @@ metrics.csv       every logged metric            tensorboard/      the same, as 
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
 result.json       written last and atomically: if it exists, the run has ended
 
+`schema.json` describes the JSON files. They are checked when they are read, so the code that uses them trusts them.
 No torch here: reports, `status` and finished runs read these files quickly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -20,7 +22,7 @@ import re
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from omegaconf import OmegaConf
 from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
+from speechformer.escape import one_line
 from speechformer.runs import identity
 from speechformer.runs.legacy import upgrade_result
 
@@ -38,7 +41,7 @@ RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", 
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
 OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
-PARTIAL = rf"({'|'.join(map(re.escape, (*OUTPUTS, OWNER)))})\.[0-9a-f]{{8}}\.partial"  # of a killed process
+PARTIAL = rf"({'|'.join(map(re.escape, (*OUTPUTS, OWNER, CONFIG)))})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 
@@ -51,28 +54,90 @@ class ForeignError(UserError):
     """The folder holds something else than this run."""
 
 
+class DamagedError(ForeignError):
+    """A file is not as speechformer writes it."""
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write plain data as JSON, atomically; NaN and infinity become null."""
+    """Write plain data as JSON, atomically; NaN, infinity and integers of more than 64 bits become null."""
     with atomic_write(path) as file:
-        file.write((json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n").encode(errors="replace"))
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is no file or no complete object in it."""
+@functools.cache
+def validator(kind: str) -> Callable[[Any], object]:
+    """Return the function that raises a ValueError unless its argument is what `schema.json` says of a kind."""
+    import fastjsonschema
+
+    schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
+    return fastjsonschema.compile(schema | {"$ref": f"#/definitions/{kind}"})
+
+
+def check_json(path: Path, content: Any, kind: str) -> None:
+    """Raise a `DamagedError` unless the content of a file is what `schema.json` says of a kind."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        validator(kind)(content)
+    except ValueError as error:
+        reason = re.sub(r"^data\.?", "", str(error)).lstrip()
+        missing = re.sub(r"must contain \[(.*)\] properties", lambda match: f"lacks {match[1]}", reason)
+        raise DamagedError(f"{path} is damaged: {one_line(missing, 300)}. Restore or remove it.") from None
+
+
+def parse_number(text: str) -> int | float:
+    """Return a number in JSON; raise a ValueError unless it is finite and, if whole, has at most 64 bits."""
+    whole = text.lstrip("-").isdigit()
+    value = int(text) if whole and len(text) <= 20 else float(text)
+    if not abs(value) < (2**63 if whole else math.inf):
+        raise ValueError(f"the number {text[:30]} is out of range")
+    return value
+
+
+def read_json(path: Path, kind: str = "object") -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if there is no file.
+
+    Args:
+        kind: the definition in `schema.json` that it must meet.
+
+    Raises:
+        DamagedError: there is something else.
+    """
+    try:
+        if not os.path.isfile(path):  # reading a FIFO would wait for its writer
+            if not os.path.lexists(path):
+                return None
+            raise ValueError("it is not a regular file")
+        text = path.read_bytes().decode("utf-8-sig")
+        hooks = dict.fromkeys(("parse_float", "parse_int", "parse_constant"), parse_number)
+        content = json.loads(text, **hooks)  # type: ignore[arg-type]
+        if "\\ud" in text.lower():  # half a surrogate pair cannot be written again
+            json.dumps(content, ensure_ascii=False).encode()
+        check_json(path, content, kind)
+    except FileNotFoundError:  # removed meanwhile
         return None
-    return content if isinstance(content, dict) else None
+    except DamagedError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        nested = isinstance(error, RecursionError)
+        reason = "it is nested too deeply" if nested else getattr(error, "strerror", None) or one_sentence(error)
+        raise DamagedError(f"{path} is damaged: {reason}. Restore or remove it.") from None
+    return content
+
+
+def read_or_none(path: Path, kind: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file as `read_json`; None also if it is damaged."""
+    with contextlib.suppress(DamagedError):
+        return read_json(path, kind)
+    return None
 
 
 def finite(value: Any) -> Any:
-    """Return plain data with None in place of NaN and infinity, which JSON does not have."""
+    """Return plain data with None in place of numbers that we do not read from JSON."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    limit = math.inf if isinstance(value, float) else 2**63
+    return None if isinstance(value, int | float) and not abs(value) < limit else value
 
 
 def write_result(directory: Path, result: dict[str, Any]) -> None:
@@ -80,29 +145,25 @@ def write_result(directory: Path, result: dict[str, Any]) -> None:
     write_json(directory / RESULT, result)
 
 
-def read_result(directory: Path) -> dict[str, Any]:
-    """Return the content of `result.json`, under today's names.
-
-    Raises:
-        OSError, ValueError: there is no such file, or it is no JSON object.
-    """
-    result = json.loads((directory / RESULT).read_text(encoding="utf-8"))
-    if not isinstance(result, dict):
-        raise ValueError("it is no JSON object")
-    return upgrade_result(result)
+def read_result(directory: Path, kind: str = "result") -> dict[str, Any]:
+    """Return the content of `result.json`, under today's names; raise a `DamagedError` without a valid one."""
+    result = result_or_none(directory, kind)
+    if result is None:
+        raise DamagedError(f"{directory} has no {RESULT}.")
+    return result
 
 
-def result_or_none(directory: Path) -> dict[str, Any] | None:
-    """Return the result of a run; None if there is none or it is incomplete."""
-    result = read_json(directory / RESULT)
-    return upgrade_result(result) if result is not None and "status" in result else None
+def result_or_none(directory: Path, kind: str = "result") -> dict[str, Any] | None:
+    """Return the content of `result.json`, under today's names; None if there is no such file."""
+    result = read_json(directory / RESULT, kind)
+    return None if result is None else upgrade_result(result)
 
 
 def failure_result(
     config: Mapping[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
 ) -> dict[str, Any]:
     """Return the result of a run that raised `error`."""
-    reason, task = one_sentence(error) or type(error).__name__, config.get("task")
+    reason, task, seed = one_sentence(error) or type(error).__name__, config.get("task"), config.get("seed")
     if isinstance(error, OSError) and error.filename:
         reason = f"{error.filename}: {error.strerror}"
     return {
@@ -113,18 +174,15 @@ def failure_result(
         "config": dict(config),
         "overrides": None if overrides is None else list(overrides),
         "identity": fingerprint,
-        "seed": config.get("seed"),
+        "seed": seed if type(seed) is int else None,
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
 
 
 @contextlib.contextmanager
-def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
+def lock(directory: Path, wait: bool) -> Iterator[None]:
     """Make a run's folder if needed, and lock it; the operating system releases the lock of a process that ends.
-
-    Yields:
-        What an earlier process wrote into `run.json`; empty for a new run.
 
     Raises:
         OccupiedError: another process holds the lock, and `wait` is False.
@@ -135,21 +193,21 @@ def lock(directory: Path, wait: bool) -> Iterator[dict[str, Any]]:
     try:
         file_lock.acquire(timeout=0.5, poll_interval=0.05)  # `is_locked` holds it for a moment
     except Timeout:
-        owner = read_json(directory / OWNER) or {}
+        owner = read_or_none(directory / OWNER, "owner") or {}
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works in {directory}"
         if not wait:
             raise OccupiedError(f"{who}.") from None
         console.say(f"Waiting: {who}.")
         file_lock.acquire(poll_interval=0.5)
     try:
-        yield read_json(directory / OWNER) or {}
+        yield
     finally:
         file_lock.release()
 
 
 def is_locked(directory: Path) -> bool:
     """Return whether a process works in this folder."""
-    if not (directory / LOCK).exists():
+    if not os.path.exists(directory / LOCK):
         return False
     try:
         with FileLock(directory / LOCK, timeout=0):
@@ -175,14 +233,9 @@ class RunFolder:
     overrides: Sequence[str] | None = None
     previous: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] | None = None
+    owner: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.owner: dict[str, Any] = {
-            "identity": self.identity,
-            "overrides": None if self.overrides is None else list(self.overrides),
-            "attempts": self.previous.get("attempts", 0) + 1,
-            "threads": self.previous.get("threads"),
-        }
         self.writes = not int(os.environ.get("LOCAL_RANK", 0))
 
     @property
@@ -192,13 +245,19 @@ class RunFolder:
 
     def begin(self, config: Mapping[str, Any], threads: int | None) -> None:
         """Write `run.json` and `config.yaml`, and remove the result of an attempt that failed."""
-        self.owner["threads"] = self.owner["threads"] or threads
+        self.owner = {
+            "identity": self.identity,
+            "overrides": None if self.overrides is None else list(self.overrides),
+            "attempts": self.previous.get("attempts", 0) + 1,
+            "threads": self.previous.get("threads") or threads,
+        }
         if not self.writes:
             return
         self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         write_json(self.path / OWNER, self.owner)
         remove(self.path, RESULT)
-        (self.path / CONFIG).write_text(OmegaConf.to_yaml(dict(config)), encoding="utf-8")
+        with atomic_write(self.path / CONFIG) as file:
+            file.write(OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
 
     def report_progress(self, **progress: Any) -> None:
         """Write how far the run is into `run.json`."""
@@ -221,8 +280,21 @@ class RunFolder:
         remove_matching(self.path / WEIGHTS, r"\d+\.ckpt(\.[0-9a-f]{8}\.partial)?")
         remove(self.path, PREVIOUS)
 
+    def read(self) -> None:
+        """Read what an earlier attempt left.
+
+        Raises:
+            ForeignError: the folder holds another run, or its files are damaged.
+        """
+        try:
+            self.previous = read_json(self.path / OWNER, "owner") or {}
+            self.result = result_or_none(self.path)
+            self.check()
+        except DamagedError as error:
+            raise DamagedError(f"{error} Or run it again with force=true.") from None
+
     def check(self) -> None:
-        """Raise a `ForeignError` if the folder holds another run."""
+        """Raise a `ForeignError` if the folder holds another run, or a result that cannot be shown."""
         for content in filter(None, (self.previous, self.result)):
             failed_early = content.get("identity") is None and content.get("status") == "failed"
             if content.get("identity") != self.identity and not failed_early:
@@ -230,6 +302,8 @@ class RunFolder:
                     f"{self.path} holds another run (of another config, corpus or version of the numerics). Choose "
                     "another folder, or overwrite it with force=true."
                 )
+        if self.has_ended:
+            check_json(self.path / RESULT, self.result, "ended")
 
 
 def check_is_ours(directory: Path) -> None:
@@ -237,10 +311,11 @@ def check_is_ours(directory: Path) -> None:
     allowed = rf"{re.escape(LOCK)}|{re.escape(LOG)}|{PARTIAL}"  # what a run may write before `run.json`
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     others = [name for name in names if not re.fullmatch(allowed, name)]
-    if others and "identity" not in (read_json(directory / OWNER) or result_or_none(directory) or {}):
+    files = {OWNER: "owner", RESULT: "result"}
+    if others and not any("identity" in (read_or_none(directory / name, files[name]) or {}) for name in files):
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ForeignError(
-            f"{directory} holds {shown} and no {OWNER}, so it is no run's folder. Choose a new or an empty one."
+            f"{directory} holds {shown} and no valid {OWNER}, so it is no run's folder. Choose a new or an empty one."
         )
 
 
@@ -295,18 +370,18 @@ def own(
 
     Raises:
         OccupiedError: another process works in the folder, and `wait` is False.
-        ForeignError: the folder holds another run.
+        ForeignError: the folder holds another run, or its files are damaged.
         UserError: a file cannot be written.
     """
     is_new = not directory.exists() or not any(directory.iterdir())
     try:
         check_is_ours(directory)
-        with lock(directory, wait) as previous:
-            folder = RunFolder(directory, fingerprint, overrides, previous, result_or_none(directory))
-            if force and (folder.previous or folder.result):
+        with lock(directory, wait):
+            folder = RunFolder(directory, fingerprint, overrides)
+            if force:
                 folder.remove_outputs(keep_results=False)
-                folder = RunFolder(directory, fingerprint, overrides)
-            folder.check()
+            else:
+                folder.read()
             with failure_recorded(folder, config, is_new):
                 yield folder
     except OSError as error:
@@ -324,7 +399,7 @@ def own(
 
 def worked_here(directory: Path, since: float) -> bool:
     """Return whether this process worked in the folder at or after a time, in seconds since the epoch."""
-    owner = read_json(directory / OWNER) or {}
+    owner = read_or_none(directory / OWNER, "owner") or {}
     is_ours = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
     return is_ours and owner.get("since", 0.0) >= since
 
@@ -334,7 +409,8 @@ class State:
     """The state of a run's folder: `status`, and the content of `result.json` and `run.json`.
 
     `status` is "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
-    "interrupted" (a process began the run and has gone) or "left" (none has).
+    "interrupted" (a process began the run and has gone) or "left" (none has). It is "damaged" if one of the files is;
+    then the result has the error alone.
     """
 
     status: str
@@ -344,10 +420,14 @@ class State:
 
 def state(directory: Path) -> State:
     """Return the state of the run in a folder."""
-    owner, result = read_json(directory / OWNER) or {}, result_or_none(directory)
-    has_ended = result is not None and result["status"] in TERMINAL_STATES
-    if not has_ended and is_locked(directory):
-        return State("running", None, owner)
-    if result is not None:
-        return State(result["status"], result, owner)
-    return State("interrupted" if owner else "left", None, owner)
+    owner = read_or_none(directory / OWNER, "owner") or {}
+    try:
+        result = result_or_none(directory)
+        has_ended = result is not None and result["status"] in TERMINAL_STATES
+        if not has_ended and is_locked(directory):
+            return State("running", None, owner)
+        if result is not None:
+            return State(result["status"], result, owner)
+        return State("interrupted" if read_json(directory / OWNER, "owner") else "left", None, owner)
+    except DamagedError as error:
+        return State("running" if is_locked(directory) else "damaged", {"error": str(error)}, owner)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.errors import UserError
+from speechformer.escape import one_line
 from speechformer.runs import folder as runs
 
 SWEEP, JOBS = "sweep.json", "jobs"
 OPEN = ("interrupted", "left")  # states of a run that the sweep still has to do
-STATES = ("finished", "diverged", "failed", "killed", "interrupted", "running", "left")
+STATES = ("finished", "diverged", "failed", "killed", "damaged", "interrupted", "running", "left")
 
 
 @dataclass
@@ -56,8 +57,8 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
 
 
 def plan(folder: Path) -> dict[str, Any]:
-    """Return the content of `sweep.json`; empty without one."""
-    return runs.read_json(folder / SWEEP) or {}
+    """Return the content of `sweep.json`; empty without one. Raise a `DamagedError` if it is damaged."""
+    return runs.read_json(folder / SWEEP, "sweep") or {}
 
 
 def names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -71,7 +72,7 @@ def register(folder: Path, number: int, overrides: Sequence[str], directory: Pat
     (folder / JOBS).mkdir(exist_ok=True)
     pointer = {"overrides": list(overrides), "folder": os.path.relpath(directory, folder), "error": error}
     path = folder / JOBS / f"{number}.json"
-    if runs.read_json(path) != pointer:
+    if runs.read_or_none(path, "job") != pointer:
         runs.write_json(path, pointer)
 
 
@@ -89,7 +90,7 @@ class Job:
     def error(self) -> str:
         """Why there is no finished run, in one sentence."""
         if self.state.result is not None:
-            return self.state.result.get("error") or "no reason given"
+            return one_line(self.state.result.get("error") or "no reason given", 500)
         if self.number in COMMAND.errors:
             return COMMAND.errors[self.number]
         owner = self.state.owner
@@ -99,20 +100,28 @@ class Job:
 
 
 def jobs_of(folder: Path) -> list[Job]:
-    """Return the jobs of a sweep, by number."""
-    files = [path for path in (folder / JOBS).glob("*.json") if path.stem.isdigit()]
-    pointers = {int(path.stem): runs.read_json(path) or {} for path in files}
-    overrides_of = plan(folder).get("jobs")
-    if overrides_of is None:
-        overrides_of = [pointers.get(k, {}).get("overrides", []) for k in range(max(pointers, default=-1) + 1)]
+    """Return the jobs of a sweep, by number; raise a `DamagedError` if `sweep.json` is damaged."""
+    files = {int(path.stem): path for path in (folder / JOBS).glob("*.json") if path.stem.isdecimal()}
+    planned = plan(folder).get("jobs")
+    pointers, errors = dict[int, dict[str, Any]](), dict[int, str]()
+    for number, path in sorted(files.items()):
+        try:
+            pointers[number] = runs.read_json(path, "job") or {}
+        except runs.DamagedError as error:
+            errors[number] = str(error)
+    if planned is None:
+        overrides_of = {number: pointers.get(number, {}).get("overrides", []) for number in sorted(files)}
+    else:
+        overrides_of = dict(enumerate(planned))
     jobs = []
-    for number, (name, overrides) in enumerate(zip(names(overrides_of), overrides_of)):
+    for (number, overrides), name in zip(overrides_of.items(), names([*overrides_of.values()])):
         directory, state = None, runs.State("left", None, {})
         if pointer := pointers.get(number):
-            directory, error = folder / pointer["folder"], pointer["error"]
-            failed = {"status": "failed", "error": error}
-            state = runs.State("failed", failed, {}) if error else runs.state(directory)
-        jobs.append(Job(number, name, overrides, directory, state))
+            directory = folder / pointer["folder"]
+            state = runs.State("failed", pointer, {}) if pointer["error"] else runs.state(directory)
+        elif number in errors:
+            state = runs.State("damaged", {"error": errors[number]}, {})
+        jobs.append(Job(number, one_line(name, 500), overrides, directory, state))
     return jobs
 
 

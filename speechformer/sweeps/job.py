@@ -40,7 +40,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     started = time.time()
-    owner = runs.read_json(directory / runs.OWNER) or {}
+    owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
     if cfg.get("force") and owner.get("since", 0) >= plan.get("begun", 0):
         cfg.force = False  # this command has discarded the earlier run, before a worker was killed
     try:
@@ -54,7 +54,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Left to another process: {name}: {error}")
         return NO_VALUE
     except Exception as error:
-        print(f"Failed: {name}: {one_sentence(error)}", file=sys.stderr, flush=True)
+        console.warn(f"Failed: {name}: {one_sentence(error)}")
         record_failure(cfg, sweep, number, directory, overrides, error)
         gc.collect()  # perhaps it failed for lack of memory
         if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
@@ -83,16 +83,16 @@ def record_failure(
 
     If its folder holds another run or one that has ended, or cannot be written, the sweep's folder says it.
     """
-    result = runs.result_or_none(directory)
-    if result is not None and not isinstance(error, UserError):
-        return  # the run has
     try:
+        result = runs.result_or_none(directory)
+        if result is not None and not isinstance(error, UserError):
+            return  # the run has
         if isinstance(error, runs.ForeignError) or (result is not None and result["status"] in runs.TERMINAL_STATES):
-            raise OSError
+            raise error
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
         directory.mkdir(parents=True, exist_ok=True)
         runs.write_result(directory, runs.failure_result(config, overrides, None, error))
-    except OSError:
+    except (OSError, UserError):
         sweeps.COMMAND.errors[number] = one_sentence(error)
         with contextlib.suppress(OSError):
             sweeps.register(sweep, number, overrides, directory, one_sentence(error))

@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
 from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
-from speechformer.errors import UserError, one_sentence
+from speechformer.errors import UserError, fail, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps.folder import COMMAND, names, write_jobs
@@ -63,15 +63,15 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
         if not config.hydra.sweep.dir.strip():
-            sys.exit("Error: hydra.sweep.dir is empty; name a folder, or omit it.")
+            fail("hydra.sweep.dir is empty; name a folder, or omit it.")
         try:
             check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
             folder.mkdir(parents=True, exist_ok=True)
             write_jobs(folder, sys.argv[1:], expand(config), config.hydra.runtime.choices["hydra/launcher"])
         except UserError as error:  # Hydra would turn errors into warnings
-            sys.exit(f"Error: {error}")
+            fail(str(error))
         except OSError as error:
-            sys.exit(f"Error: {error.filename or folder}: {error.strerror}.")
+            fail(f"{error.filename or folder}: {error.strerror}.")
         COMMAND.folder = folder
 
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from speechformer import console
+from speechformer.corpora.files import read_yaml
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, jobs_of, plan, register
@@ -43,7 +44,7 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
                 raise
             if lost in LOST_JOB and not any(job.folder for job in jobs_of(COMMAND.folder)):
                 raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
-            print("A worker of the sweep was killed.", file=sys.stderr, flush=True)
+            console.warn("A worker of the sweep was killed.")
             unexplained += lost in KILLED_WORKER and not dead_jobs(COMMAND.folder)
             if unexplained == 3:
                 raise
@@ -100,7 +101,7 @@ def run_alone(job: Job, command: Sequence[str]) -> None:
         name = signal.Signals(-code).name
         give_up(job, f"its process was killed twice, the second time alone (signal {name}); out of memory?")
     else:
-        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"])[-1]
+        last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
         give_up(job, f"its process was killed; run alone it ended with exit code {code} and printed: {last}")
 
 
@@ -110,13 +111,14 @@ def give_up(job: Job, reason: str) -> None:
     COMMAND.given_up.append(job.number)
     reason = f"{reason[0].upper()}{reason[1:]}."
     config = job.folder / runs.CONFIG
-    if not config.exists():  # killed before it could write even that
+    about = {key: value for key, value in job.state.owner.items() if key in ("identity", "overrides", "attempts")}
+    try:
+        settings = read_yaml(config) if config.is_file() else {}  # it was killed before it could write even that
+        about |= {"task": settings["task"]["name"], "seed": settings["seed"], "config": settings}
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         register(COMMAND.folder, job.number, job.overrides, job.folder, reason)
-        return
-    settings: Any = OmegaConf.to_container(OmegaConf.load(config))
-    about = {key: job.state.owner.get(key) for key in ("identity", "overrides", "attempts")}
-    about |= {"task": settings["task"]["name"], "seed": settings["seed"], "config": settings}
-    runs.write_result(job.folder, {"status": "killed", "error": reason, **about})
+    else:
+        runs.write_result(job.folder, {"status": "killed", "error": reason, **about})
 
 
 def wait_for_other_processes(folder: Path) -> bool:
@@ -151,7 +153,7 @@ def conclude(folder: Path) -> int:
     from speechformer.report.__main__ import write_report
 
     jobs = jobs_of(folder)
-    unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", *OPEN)]
+    unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
         write_report([folder], folder / "report")
@@ -162,7 +164,7 @@ def conclude(folder: Path) -> int:
         traceback.print_exc()
     for job in unfinished:
         place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
-        print(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})", file=sys.stderr)
+        console.warn(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})")
     if any(job.state.status != "diverged" for job in unfinished):
-        print("Run the same command again to run only what is missing.", file=sys.stderr, flush=True)
+        console.warn("Run the same command again to run only what is missing.")
     return 1 if unfinished else 0

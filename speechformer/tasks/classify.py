@@ -16,11 +16,12 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example
 from speechformer.data.speeches import SentenceData
+from speechformer.escape import escape_markdown
 from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.text import TextInputs, escape_markdown, read_words
+from speechformer.tasks.text import TextInputs, read_words
 
 
 class Classify(Task):
@@ -101,10 +102,11 @@ class Classify(Task):
         return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
     def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-        rows = ["| sentence | said by | " + " | ".join(self.classes) + " |", "|---" * (2 + len(self.classes)) + "|"]
+        classes = [escape_markdown(name) for name in self.classes]
+        rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
         for example in examples:
             probabilities = self.model(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
-            label = "" if example.label is None else self.classes[example.label]
+            label = "" if example.label is None else classes[example.label]
             sentence = escape_markdown(" ".join(example.tokens[0]))
             rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
         yield "who said it", "\n".join(rows)

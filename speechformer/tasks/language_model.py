@@ -19,13 +19,14 @@ from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example
 from speechformer.data.speeches import StreamData
 from speechformer.errors import UserError
+from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.text import TextInputs, escape_markdown
+from speechformer.tasks.text import TextInputs
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 

@@ -39,8 +39,3 @@ def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
     shown = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]
     more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
     return f"not in the vocabulary, read as {UNKNOWN_TOKEN}: {', '.join(shown)}{more}"
-
-
-def escape_markdown(text: str) -> str:
-    """Return a text in which Markdown finds no markup."""
-    return "".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>|#&" else letter for letter in text)

@@ -17,7 +17,16 @@ from speechformer.config import as_plain
 from speechformer.corpora.load import load
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
-from speechformer.runs.folder import ForeignError, OccupiedError, RunFolder, check_is_ours, lock, result_or_none
+from speechformer.runs.folder import (
+    OWNER,
+    ForeignError,
+    OccupiedError,
+    RunFolder,
+    check_is_ours,
+    lock,
+    read_json,
+    result_or_none,
+)
 from speechformer.training import devices, runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer
@@ -65,10 +74,10 @@ def own_if_new(
     corpus = load(config)
     try:
         check_is_ours(directory)
-        previous = locks.enter_context(lock(directory, wait=False))
+        locks.enter_context(lock(directory, wait=False))
+        if read_json(directory / OWNER) or result_or_none(directory):
+            return None
     except (ForeignError, OccupiedError):
-        return None
-    if previous or result_or_none(directory):
         return None
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     return config, RunFolder(directory, fingerprint, overrides)
