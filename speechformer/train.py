@@ -7,10 +7,12 @@ imports come later, so that `--help`, shell completion and a typo are answered a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import console
-from speechformer.config import CONF, check_overrides, explain
+from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError
+from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
@@ -39,10 +41,11 @@ def run_name(*, _root_: DictConfig) -> str:
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     try:
+        check_config(config)
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    except (UserError, OSError, KeyError, TypeError):  # the run will raise it, and say where
-        fingerprint = identity.fingerprint(config, "", [])
+    except Exception:  # the run will raise it, and say where
+        fingerprint = hashlib.sha256(repr(config).encode()).hexdigest()[:12]
     return identity.folder_name(config, fingerprint)
 
 
@@ -92,10 +95,6 @@ def main() -> None:
         sys.exit(f"Error: {error}")
     except OSError as error:
         sys.exit(f"Error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
-    except ValueError as error:
-        if "Config group override must be" not in str(error):  # Hydra's, for GROUP=null
-            raise
-        sys.exit("Error: a config group needs the name of a choice. For no experiment, leave experiment= out.")
     except KeyboardInterrupt:
         sys.exit("Interrupted; the same command resumes." if COMMAND.folder else "Interrupted.")
     except SystemExit as end:
@@ -103,6 +102,14 @@ def main() -> None:
             raise
         print("Terminated; the same command resumes from the last checkpoint.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
+    except Exception as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):
+            raise
+        sentence = one_sentence(error) or type(error).__name__  # Hydra cannot follow the command line
+        if "Config group override must be" in sentence:  # for GROUP=null
+            sentence = "a config group needs the name of a choice. For no experiment, leave experiment= out"
+        sys.exit(f"Error: {sentence.rstrip('.')}.")
 
 
 if __name__ == "__main__":
