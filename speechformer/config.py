@@ -66,6 +66,14 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
             and all(type(beta) in (int, float) and 0 <= beta < 1 for beta in value)
         ),
     ),
+    "corpus.classes": (
+        "a list of different names, one for each label from 0 on",
+        lambda value: (
+            type(value) is list
+            and all(type(name) is str and name.strip() for name in value)
+            and len(set(value)) == len(value)
+        ),
+    ),
     "model.slopes": ("a word or a list", lambda value: type(value) in (str, list)),  # ALiBi validates it
 }
 TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
@@ -141,7 +149,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     for group in ("model", "pattern", "protocol", "recipe", "task", "corpus"):
         # a recipe has no name, but all recipes have the same keys
         name = "adam" if group == "recipe" else value_of(config, f"{group}.name")
-        if not isinstance(config.get(group), dict) or name is MISSING:
+        if not isinstance(config.get(group), dict) or type(name) is not str:
             choices = ", ".join(sorted(file.stem for file in (CONF / group).glob("*.yaml")))
             raise UserError(f"{group} is missing or has no name; choose one of {choices} with {group}=CHOICE.")
         file = CONF / group / f"{name}.yaml"

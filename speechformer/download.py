@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -79,7 +80,7 @@ def download(source: str, files: dict[str, str], folder: Path, seconds: float = 
         raise UserError(f"--source must be a URL that begins with http:// or https://, not {source}.")
     for name, expected in files.items():
         path = folder / name
-        if name != Path(name).name or "\\" in name:
+        if not re.fullmatch(r"\w[\w.-]*", name):
             raise UserError(f"{name!r} is no file name; a download must stay in its folder.")
         if os.path.lexists(path):
             if hashlib.sha256(read_file(path)).hexdigest() != expected:
@@ -113,7 +114,7 @@ def fetch(url: str, folder: Path, seconds: float) -> bytes:
                         content.extend(chunk)
                         bar.update(len(chunk))
                         if len(content) > LARGEST:
-                            raise OSError("FileTooLarge")
+                            raise OSError(f"it is larger than {LARGEST} bytes")
         except (OSError, ValueError) as error:  # those of requests, urllib3 and the URL
             errors.append(error)
 
@@ -124,7 +125,7 @@ def fetch(url: str, folder: Path, seconds: float) -> bytes:
         errors.append(TimeoutError())
     if errors:
         status = getattr(getattr(errors[-1], "response", None), "status_code", None)
-        reason = f"the server answered {status}" if status else type(errors[-1]).__name__
+        reason = f"the server answered {status}" if status else str(errors[-1]) or type(errors[-1]).__name__
         raise UserError(
             f"{url} could not be downloaded ({reason}); check the network, or put the files into {folder} by hand."
         )

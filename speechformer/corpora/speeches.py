@@ -87,8 +87,6 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
     """Parse the files of a corpus, {name: content}, and ignore others; a `UserError` has `where`/file:line."""
-    if not all(isinstance(name, str) and name.strip() for name in classes) or len(set(classes)) < len(classes):
-        raise UserError(f"corpus.classes must be different names, one for each label from 0 on, not {classes}.")
     files = {file: content for file, content in sorted(files.items()) if SPEECH_FILE.fullmatch(file)}
     train, test = (
         parse_labelled(files[file], f"{where}/{file}", classes) if file in files else []
