@@ -50,7 +50,11 @@ RANGES = {key.rstrip("?"): (least, most, key.endswith("?")) for least, most, key
 RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the value must be
     "trainer.devices": ("a number of devices, or [K] for device number K", lambda value: count_devices(value) > 0),
     "trainer.deterministic": ("true, false or warn", lambda value: type(value) is bool or value == "warn"),
-    "trainer.strategy": ("a word", lambda value: type(value) is str),
+    "trainer.strategy": ("auto or ddp", lambda value: value in ("auto", "ddp")),
+    "trainer.profiler": (
+        "simple, advanced, pytorch or null",
+        lambda value: value in ("simple", "advanced", "pytorch", None),
+    ),
     "trainer.precision": ("a precision of Lightning, such as bf16-mixed", lambda value: type(value) in (str, int)),
     "trainer.limit_train_batches": (
         "a whole number of batches, a share of them such as 0.5, or null",
@@ -83,7 +87,7 @@ TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
     str: ("a word", (str,)),
     list: ("a list", (list,)),
 }
-MOST_DEVICES = 1024
+MOST_DEVICES = 64
 SET_ALREADY = "speechformer sets it"
 WHOLE_PART = "metrics always cover the whole of each part"
 FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why, and what to set instead
@@ -265,7 +269,8 @@ def has_type(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return value in arguments
     if origin is dict:
-        return isinstance(value, dict) and all(type(number) is int and number >= 0 for number in value.values())
+        items = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(type(name) is str and type(number) is int and number >= 0 for name, number in items)
     return type(value) is (origin or annotation)
 
 

@@ -143,7 +143,7 @@ def test_the_search_order_is_root_environment_cache(no_corpora: Path, monkeypatc
         load_corpus({**SPEECHES, "root": str(no_corpora / "nowhere")})
 
 
-def refuse(path: Path, name: str, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
+def deny(path: Path, name: str, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
     """As if the user may not read one file; root, who may run the tests, can read any."""
     if path.name == name:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -179,7 +179,7 @@ def test_what_has_the_name_of_a_file_is_read_or_is_an_error(
         path.write_text("Eight.")
     else:
         path.write_text("Eight.")
-        monkeypatch.setattr(Path, "read_bytes", functools.partialmethod(refuse, name))
+        monkeypatch.setattr(Path, "read_bytes", functools.partialmethod(deny, name))
     with pytest.raises(UserError, match=re.escape(repr(str(path))[1:-1])) as error:
         load_corpus({**SPEECHES, "root": str(path.parent)})
     assert "remove it" in str(error.value) or "rename it" in str(error.value)
