@@ -33,6 +33,7 @@ from speechformer.sweeps import launcher, recovery
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
+from speechformer.training.memory import explained
 from speechformer.training.run import execute
 
 
@@ -66,7 +67,8 @@ def run(cfg: DictConfig) -> float | None:
         sys.exit("Error: hydra.run.dir is empty; name a folder, or omit it.")
     try:
         check_overrides(overrides)
-        result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
+        with explained():
+            result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
     except UserError as error:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty

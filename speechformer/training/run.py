@@ -20,10 +20,8 @@ from speechformer.corpora.load import load
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, own
 from speechformer.training import devices, runtime
-from speechformer.training.memory import explained
 
 
-@explained()
 def execute(
     cfg: DictConfig,
     directory: Path,
