@@ -65,6 +65,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     from speechformer.errors import UserError
     from speechformer.runs import identity
     from speechformer.training import runtime
+    from speechformer.training.memory import explained
     from speechformer.training.run import execute
 
     for override in overrides:
@@ -77,5 +78,6 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         corpus = load_corpus(config)
         name = identity.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
         directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"].replace("${run_name:}", name)
-    execute(cfg, Path(directory), overrides, environment=runtime.isolated)
+    with explained():
+        execute(cfg, Path(directory), overrides, environment=runtime.isolated)
     return load(directory)

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from speechformer import console
-from speechformer.config import compose
+from speechformer.config import as_plain, compose
 from speechformer.corpora.duplicates import NEAR, kinds_in
 from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
@@ -201,7 +199,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     def command() -> None:
-        corpus = load_any(OmegaConf.to_container(compose(arguments.overrides), resolve=True))  # type: ignore[arg-type]
+        corpus = load_any(as_plain(compose(arguments.overrides)))
         findings = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
         console.say(report_pairs(findings) if isinstance(corpus, Pairs) else report(findings))
         if arguments.json:

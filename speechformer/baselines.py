@@ -21,8 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
@@ -227,7 +225,7 @@ def tasks(overrides: Sequence[str]) -> list[list[str]]:
 
     if any(override.startswith("task=") for override in overrides):
         return [[]]
-    corpus = load(OmegaConf.to_container(compose(overrides), resolve=True))  # type: ignore[arg-type]
+    corpus = load(as_plain(compose(overrides)))
     if not isinstance(corpus, Corpus):
         return [[]]
     files = {"classify": (corpus.classify_train, corpus.classify_test), "lm": (corpus.lm_train, corpus.lm_test)}

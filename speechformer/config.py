@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -22,22 +23,62 @@ from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
-WHOLE_NUMBERS = {  # the least value: keys; a key with a question mark may be null
-    -1: "trainer.max_epochs? trainer.max_steps?",
-    0: "seed recipe.warmup_steps",
-    1: "width heads layers ff block_size batch_size vocab_size? threads? eval_interval? checkpoint_every "
-    "architecture.classifier_width task.vocab_size task.beam task.stride? task.average_checkpoints "
-    "task.batch_tokens? trainer.log_every_n_steps? trainer.accumulate_grad_batches?",
-}
-NULLABLE = {key[:-1] for keys in WHOLE_NUMBERS.values() for key in keys.split() if key.endswith("?")}
-NUMBERS = {  # key: least and greatest value
-    "dropout": (0.0, 0.999),
-    "recipe.lr": (0.0, 1e3),
-    "recipe.weight_decay": (0.0, 1e3),
-    "recipe.init_std": (0.0, 1e3),
-    "recipe.label_smoothing": (0.0, 0.999),
-    "protocol.validation": (0.0, 0.999),
-    "task.length_penalty": (0.0, 10.0),
+_RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the keys: of whole numbers if both are
+    # whole. A key with a question mark may be null; a list is checked item by item.
+    (-1, 10**9, "trainer.max_epochs? trainer.max_steps"),
+    (0, 10**9, "recipe.warmup_steps trainer.min_epochs? trainer.min_steps?"),
+    (1, 10**9, "eval_interval? checkpoint_every trainer.log_every_n_steps trainer.accumulate_grad_batches"),
+    (0, 2**32 - 1, "seed corpus.seed pattern.seed"),
+    (1, 2**20, "batch_size vocab_size? task.vocab_size task.batch_tokens?"),
+    (1, 2**20, "pattern.window pattern.block pattern.stride pattern.dilation"),
+    (0, 2**20, "pattern.tokens"),
+    (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths"),
+    (2, 2**16, "model.buckets model.max_distance"),
+    (1, 500, "heads layers threads? task.average_checkpoints"),
+    (1, 100, "task.beam"),
+    (0, 100, "pattern.links"),
+    (5, 200, "corpus.max_length"),
+    (1.0, 1e6, "corpus.clean.words? corpus.clean.ratio?"),
+    (0.0, 0.999, "dropout recipe.label_smoothing protocol.validation"),
+    (0.0, 1e3, "recipe.lr recipe.weight_decay recipe.init_std"),
+    (0.0, 10.0, "task.length_penalty"),
+    (0.0, 1e9, "trainer.gradient_clip_val?"),
+    (-1e6, 1e6, "model.scale model.slopes"),
+    (1e-6, 1e12, "model.base"),
+]
+RANGES = {key.rstrip("?"): (least, most, key.endswith("?")) for least, most, keys in _RANGES for key in keys.split()}
+RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the value must be
+    "trainer.devices": ("a number of devices, or [K] for device number K", lambda value: count_devices(value) > 0),
+    "trainer.deterministic": ("true, false or warn", lambda value: type(value) is bool or value == "warn"),
+    "trainer.strategy": ("auto or ddp", lambda value: value in ("auto", "ddp")),
+    "trainer.profiler": (
+        "simple, advanced, pytorch or null",
+        lambda value: value in ("simple", "advanced", "pytorch", None),
+    ),
+    "trainer.precision": ("a precision of Lightning, such as bf16-mixed", lambda value: type(value) in (str, int)),
+    "trainer.limit_train_batches": (
+        "a whole number of batches, a share of them such as 0.5, or null",
+        lambda value: (
+            value is None or (type(value) is int and 1 <= value <= 10**9) or (type(value) is float and 0 < value <= 1)
+        ),
+    ),
+    "recipe.betas": (
+        "two numbers in [0, 1)",
+        lambda value: (
+            type(value) is list
+            and len(value) == 2
+            and all(type(beta) in (int, float) and 0 <= beta < 1 for beta in value)
+        ),
+    ),
+    "corpus.classes": (
+        "a list of different names, one for each label from 0 on",
+        lambda value: (
+            type(value) is list
+            and all(type(name) is str and name.strip() for name in value)
+            and len(set(value)) == len(value)
+        ),
+    ),
+    "model.slopes": ("a word or a list", lambda value: type(value) in (str, list)),  # ALiBi validates it
 }
 TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
     bool: ("true or false", (bool,)),
@@ -46,6 +87,7 @@ TYPES: dict[type, tuple[str, tuple[type, ...]]] = {
     str: ("a word", (str,)),
     list: ("a list", (list,)),
 }
+MOST_DEVICES = 64
 SET_ALREADY = "speechformer sets it"
 WHOLE_PART = "metrics always cover the whole of each part"
 FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why, and what to set instead
@@ -89,10 +131,18 @@ def check_config(config: dict[str, Any]) -> None:
         if value_of(config, old) is not MISSING:
             raise UserError(renamed(old))
     default = defaults(config)
-    check_types(config, default, "")
+    check_value(config, default, "")
+    check_finite(config, "")
     if "task" in default and config["task"]["data"] != default["task"]["data"]:
         raise UserError("task.data is fixed by the task; remove it.")
-    check_numbers(config)
+    lengths, trained = config["task"].get("lengths", []), config["block_size"]
+    if any(length <= trained for length in lengths):
+        raise UserError(f"task.lengths must be a list of whole numbers above block_size={trained}, not {lengths}.")
+    if config["protocol"]["name"] == "clean" and not config["protocol"]["validation"]:
+        raise UserError(
+            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to only remove test "
+            "sentences from train: protocol=paper protocol.remove_test_sentences=true."
+        )
     check_trainer_arguments(config["trainer"])
 
 
@@ -100,13 +150,19 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Load the defaults in `conf/` for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
-    for group in ("model", "pattern", "protocol", "recipe", "task"):
+    for group in ("model", "pattern", "protocol", "recipe", "task", "corpus"):
         # a recipe has no name, but all recipes have the same keys
-        name = "adam" if group == "recipe" else config[group]["name"] if isinstance(config[group], dict) else None
+        name = "adam" if group == "recipe" else value_of(config, f"{group}.name")
+        if not isinstance(config.get(group), dict) or type(name) is not str:
+            choices = ", ".join(sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+            raise UserError(f"{group} is missing or has no name; choose one of {choices} with {group}=CHOICE.")
         file = CONF / group / f"{name}.yaml"
         if file.exists():
             content = load_plain(file)
             plain[group] = content["task"] if group == "task" else content  # a task sets keys of other groups too
+    if "defaults" in plain.get("corpus", {}):  # auto
+        parts = {part: load_plain(CONF / "corpus" / f"{part}.yaml") for part in ("speeches", "ted", "sample")}
+        plain["corpus"] = {key: value for key, value in plain["corpus"].items() if key != "defaults"} | parts
     return plain
 
 
@@ -116,23 +172,66 @@ def load_plain(file: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
-def check_types(value: Any, default: Any, key: str) -> None:
-    """Require that a value has the type of its default: number, word, true or false, list, or group of keys.
+def check_value(value: Any, default: Any, key: str) -> None:
+    """Require that a value obeys `RANGES` and `RULES`, or has the type of its default.
 
-    Null and an interpolation say nothing about the type. Lightning validates `trainer`, and ALiBi its slopes.
+    A default of null stands for a word; one that is an interpolation, and a key without default, for anything.
     """
+    own = re.sub(r"^corpus\.(speeches|ted|sample)\.", "corpus.", key)  # the parts of corpus=auto
     if isinstance(default, dict):
         if not isinstance(value, dict):
             raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {value!r}.")
-        for name, own in default.items():
-            path = f"{key}.{name}" if key else name
+        for name in {**default, **value}:
+            path = f"{key}.{name}" if key else str(name)
             if name not in value:
                 raise UserError(f"{path} is missing; keys cannot be removed.")
-            check_types(value[name], own, path)
-    elif not (default is None or "${" in str(default) or key.startswith("trainer.") or key == "model.slopes"):
-        word, types = TYPES[type(default)]
-        if type(value) not in types and not (value is None and key in NULLABLE):
-            raise UserError(f"{key} must be {word}, not {value!r}.")
+            check_value(value[name], default.get(name, MISSING), path)
+    elif own in RULES:
+        rule, is_valid = RULES[own]
+        if not is_valid(value):
+            raise UserError(f"{key} must be {rule}, not {value!r}.")
+    elif own in RANGES and not isinstance(default, list):
+        check_range(value, key, *RANGES[own])
+    else:
+        check_type(value, default, key)
+    for item in value if own in RANGES and isinstance(value, list) else ():
+        check_range(item, key, *RANGES[own])
+
+
+def check_type(value: Any, default: Any, key: str) -> None:
+    """Require that a value has the type of its default; see `check_value`."""
+    if default is MISSING or "${" in str(default) or (default is None and value is None):
+        return
+    word, types = TYPES[str if default is None else type(default)]
+    if type(value) not in types:
+        raise UserError(f"{key} must be {word}{' or null' if default is None else ''}, not {value!r}.")
+
+
+def check_range(value: Any, key: str, least: float, greatest: float, nullable: bool) -> None:
+    """Require that a value is a number between two others, both included; a whole one, if those are whole."""
+    if value is None and nullable:
+        return
+    whole = isinstance(least, int)
+    word, types = TYPES[int if whole else float]
+    if type(value) not in types:
+        raise UserError(f"{key} must be {word}{' or null' if nullable else ''}, not {value!r}.")
+    if not whole and not least <= value <= greatest:
+        raise UserError(f"{key} must be a number between {least:g} and {greatest:g}, not {value!r}.")
+    if not least <= value <= greatest:
+        limit = f"at least {least}" if value < least else f"at most {greatest}"
+        raise UserError(f"{key} must be a whole number of {limit}, not {value!r}.")
+
+
+def check_finite(value: Any, key: str) -> None:
+    """Require that all numbers in a config are finite, and none is absurdly large."""
+    if isinstance(value, dict):
+        for name, own in value.items():
+            check_finite(own, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            check_finite(item, key)
+    elif isinstance(value, int | float) and not abs(value) <= 1e12:
+        raise UserError(f"{key} must be a finite number of at most 10^12 in size, not {value!r}.")
 
 
 MISSING = object()
@@ -145,37 +244,8 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-def check_numbers(config: dict[str, Any]) -> None:
-    """Require that numbers are within their range; keys that the task does not have are skipped."""
-    for least, keys in WHOLE_NUMBERS.items():
-        for key in keys.replace("?", "").split():
-            value = value_of(config, key)
-            absent = value is MISSING or (value is None and key in NULLABLE)
-            if not absent and (type(value) is not int or value < least):
-                raise UserError(f"{key} must be a whole number of at least {least}, not {value!r}.")
-    for key, (low, high) in NUMBERS.items():
-        value = value_of(config, key)
-        if value not in (MISSING, None) and not low <= value <= high:
-            raise UserError(f"{key} must be a number between {low:g} and {high:g}, not {value!r}.")
-    betas = config["recipe"]["betas"]
-    if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
-        raise UserError(f"recipe.betas must be two numbers in [0, 1), not {betas}.")
-    lengths, trained = config["task"].get("lengths", []), config["block_size"]
-    if type(lengths) is not list or not all(type(length) is int and length > trained for length in lengths):
-        raise UserError(f"task.lengths must be a list of whole numbers above block_size={trained}, not {lengths}.")
-    if config["study"] is not None and type(config["study"]) is not str:
-        raise UserError(f"study must be a name or null, not {config['study']!r}.")
-    if config["seed"] >= 2**32:
-        raise UserError(f"seed must be less than 2^32, not {config['seed']}.")
-    if config["protocol"]["name"] == "clean" and not config["protocol"]["validation"]:
-        raise UserError(
-            "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to only remove test "
-            "sentences from train: protocol=paper protocol.remove_test_sentences=true."
-        )
-
-
 def check_trainer_arguments(arguments: dict[str, Any]) -> None:
-    """Require that `trainer.*` names arguments of Lightning's Trainer that can be set."""
+    """Require that `trainer.*` names arguments of Lightning's Trainer that can be set, with values of their type."""
     known = set(load_plain(CONF / "config.yaml")["trainer"]) | {"strategy"}
     for name in arguments:
         if name in FIXED_TRAINER_ARGUMENTS:
@@ -183,21 +253,35 @@ def check_trainer_arguments(arguments: dict[str, Any]) -> None:
         if name not in known:  # Lightning takes seconds to import: ask it only about other names
             from lightning.pytorch import Trainer
 
-            valid = set(inspect.signature(Trainer).parameters) - set(FIXED_TRAINER_ARGUMENTS)
-            if name not in valid:
-                raise unknown("trainer", "argument", name, sorted(valid))
-    devices = arguments["devices"]
-    if count_devices(devices) < 1:
-        raise UserError(f"trainer.devices must be a number of devices, or [K] for device number K, not {devices!r}.")
+            parameters = inspect.signature(Trainer).parameters
+            if name not in parameters:
+                raise unknown("trainer", "argument", name, sorted(set(parameters) - set(FIXED_TRAINER_ARGUMENTS)))
+            if not has_type(arguments[name], parameters[name].annotation):
+                words = inspect.formatannotation(parameters[name].annotation)
+                raise UserError(f"trainer.{name} must be of Lightning's type {words}, not {arguments[name]!r}.")
+
+
+def has_type(value: Any, annotation: Any) -> bool:
+    """Return whether a plain value has an annotated type; the numbers of a dict, durations, must not be negative."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(has_type(value, argument) for argument in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is dict:
+        items = value.items() if isinstance(value, dict) else [(None, None)]
+        return all(type(name) is str and type(number) is int and number >= 0 for name, number in items)
+    return type(value) is (origin or annotation)
 
 
 def count_devices(devices: Any) -> int:
     """Return how many devices `trainer.devices` requests; 0 if the value is invalid."""
     if isinstance(devices, list):
-        return len(devices) if all(type(device) is int and device >= 0 for device in devices) else 0
-    if isinstance(devices, str) and devices.isdecimal():
-        return int(devices)
-    return devices if type(devices) is int and devices > 0 else 0
+        valid = all(type(device) is int and 0 <= device < MOST_DEVICES for device in devices)
+        return len(devices) if valid and len(set(devices)) == len(devices) else 0
+    if isinstance(devices, str) and re.fullmatch("[0-9]{1,4}", devices):
+        devices = int(devices)
+    return devices if type(devices) is int and 0 < devices <= MOST_DEVICES else 0
 
 
 def check_sweep(config: dict[str, Any]) -> None:
@@ -233,7 +317,10 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: see `check_config`.
     """
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    try:
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
     check_config(config)
     return config
 
@@ -281,6 +368,10 @@ def check_overrides(overrides: Iterable[str]) -> None:
             raise UserError(sentence)
         if key != group and (CONF / group).is_dir():
             raise UserError(f"{override}: make a choice with {group}={value}.")
+        if value.startswith("{") and (CONF / key).is_dir():
+            raise UserError(
+                f"{override}: make a choice with {key}=NAME, and set its options with {key}.OPTION=VALUE."
+            )
         if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
             raise UserError(
                 f"{override} adds a key that nothing reads; only arguments of Lightning's Trainer can be added, as "

@@ -1,16 +1,22 @@
 """Download a public corpus into the user cache: `python -m speechformer.download speeches` (or `ted`).
 
-Every file is verified against the sha256 below; a file that differs is an error and is deleted. This command is the
-only part of the project that uses the network.
+Every file is verified against the sha256 below before it is written. This command is the only part of the project
+that uses the network.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import signal
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from speechformer import console
-from speechformer.corpora.files import cache_directory
+from speechformer.corpora.files import atomic_write, cache_directory, read_file
 from speechformer.errors import ArgumentParser, UserError, run_command
 
 
@@ -40,6 +46,7 @@ TED = {
     "train.en": "69df29de80f462ba8d07b62f1c102675959d0e647520e4d55ffe99b9eb4be1a8",
     "train.fr": "a5065e385bee5d64307ba0e8187abc9a0e041223354c4ddac80752bec9511824",
 }
+LARGEST = 2**26  # bytes of a file
 GITHUB = "https://raw.githubusercontent.com"
 SOURCES = {
     "speeches": Source(
@@ -58,34 +65,71 @@ SOURCES = {
 }
 
 
-def download(source: str, files: dict[str, str], folder: Path) -> None:
+def download(source: str, files: dict[str, str], folder: Path, seconds: float = 600) -> None:
     """Download files {name: sha256} from a base URL with a final slash; valid files that exist are skipped.
 
-    Raises:
-        UserError: the server does not answer, or the sha256 of a file differs.
-    """
-    import pooch
-    import requests
+    A file is written when all of it is there and valid. Nothing is overwritten.
 
+    Args:
+        seconds: time limit for each file.
+
+    Raises:
+        UserError: the server does not answer in time, the sha256 of a file differs, or another file has its name.
+    """
     if not source.startswith(("http://", "https://")):
         raise UserError(f"--source must be a URL that begins with http:// or https://, not {source}.")
-    pooch.get_logger().setLevel("WARNING")
-    fetcher = pooch.create(path=folder, base_url=source, registry=files)
-    for name in files:
-        try:
-            fetcher.fetch(name, progressbar=True)
-        except (requests.RequestException, OSError) as error:
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            reason = f"the server answered {status}" if status else type(error).__name__
+    for name, expected in files.items():
+        path = folder / name
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise UserError(f"{name!r} is no file name; a download must stay in its folder.")
+        if os.path.lexists(path):
+            if hashlib.sha256(read_file(path)).hexdigest() != expected:
+                raise UserError(f"{path} is there already, but it is another file (its sha256 differs); remove it.")
+            continue
+        content = fetch(source + name, folder, seconds)
+        if hashlib.sha256(content).hexdigest() != expected:
             raise UserError(
-                f"{source}{name} could not be downloaded ({reason}); check the network, or put "
-                f"the files into {folder} by hand."
-            ) from None
-        except ValueError:  # pooch raises it for a wrong hash
-            raise UserError(
-                f"{source}{name} is not the expected file (its sha256 differs) and was deleted; the source may "
+                f"{source}{name} is not the expected file (its sha256 differs), so it is not written; the source may "
                 "have changed, or a proxy altered it."
-            ) from None
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(content)
+
+
+def fetch(url: str, folder: Path, seconds: float) -> bytes:
+    """Return the content at a URL; see `download`. `folder` is for the error message."""
+    import requests
+    from tqdm import tqdm
+
+    content, errors = bytearray(), list[Exception]()
+
+    def read() -> None:
+        try:
+            with requests.get(url, stream=True, timeout=30) as response:
+                response.raise_for_status()
+                size = int(response.headers.get("content-length", 0)) or None
+                with tqdm(total=size, unit="B", unit_scale=True, desc=url.rpartition("/")[2]) as bar:
+                    for chunk in response.iter_content(2**16):
+                        content.extend(chunk)
+                        bar.update(len(chunk))
+                        if len(content) > LARGEST:
+                            raise OSError(f"it is larger than {LARGEST} bytes")
+        except (OSError, ValueError) as error:  # those of requests, urllib3 and the URL
+            errors.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)  # a slow server could keep each read within its timeout
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        errors.append(TimeoutError())
+    if errors:
+        status = getattr(getattr(errors[-1], "response", None), "status_code", None)
+        reason = f"the server answered {status}" if status else str(errors[-1]) or type(errors[-1]).__name__
+        raise UserError(
+            f"{url} could not be downloaded ({reason}); check the network, or put the files into {folder} by hand."
+        )
+    return bytes(content)
 
 
 def main() -> None:
@@ -96,10 +140,16 @@ def main() -> None:
     parser.add_argument("--source", help="another base URL of the same files")
     arguments = parser.parse_args()
     corpus = SOURCES[arguments.corpus]
-    folder = arguments.to or cache_directory() / corpus.folder
-    console.write(corpus.licence)
-    run_command(lambda: download((arguments.source or corpus.url).rstrip("/") + "/", corpus.files, folder))
-    console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
+
+    def command() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no partial file remains
+        folder = arguments.to or cache_directory() / corpus.folder
+        console.write(corpus.licence)
+        source = corpus.url if arguments.source is None else arguments.source
+        download(source.rstrip("/") + "/", corpus.files, folder)
+        console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
+
+    run_command(command)
 
 
 if __name__ == "__main__":

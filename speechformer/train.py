@@ -7,10 +7,12 @@ imports come later, so that `--help`, shell completion and a typo are answered a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import console
-from speechformer.config import CONF, check_overrides, explain
+from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError, fail
+from speechformer.errors import UserError, fail, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
+from speechformer.training.memory import explained
 from speechformer.training.run import execute
 
 
@@ -39,10 +42,11 @@ def run_name(*, _root_: DictConfig) -> str:
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     try:
+        check_config(config)
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    except (UserError, OSError, KeyError, TypeError):  # the run will raise it, and say where
-        fingerprint = identity.fingerprint(config, "", [])
+    except Exception:  # the run will raise it, and say where
+        fingerprint = hashlib.sha256(repr(config).encode()).hexdigest()[:12]
     return identity.folder_name(config, fingerprint)
 
 
@@ -63,7 +67,8 @@ def run(cfg: DictConfig) -> float | None:
         fail("hydra.run.dir is empty; name a folder, or omit it.")
     try:
         check_overrides(overrides)
-        result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
+        with explained():
+            result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
     except UserError as error:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty
@@ -94,10 +99,6 @@ def main() -> None:
         fail(str(error))
     except OSError as error:
         fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
-    except ValueError as error:
-        if "Config group override must be" not in str(error):  # Hydra's, for GROUP=null
-            raise
-        fail("a config group needs the name of a choice. For no experiment, leave experiment= out.")
     except KeyboardInterrupt:
         sys.exit("Interrupted; the same command resumes." if COMMAND.folder else "Interrupted.")
     except SystemExit as end:
@@ -105,6 +106,14 @@ def main() -> None:
             raise
         console.warn("Terminated; the same command resumes from the last checkpoint.")
         sys.exit(128 + signal.SIGTERM)
+    except Exception as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):
+            raise
+        sentence = one_sentence(error) or type(error).__name__  # Hydra cannot follow the command line
+        if "Config group override must be" in sentence:  # for GROUP=null
+            sentence = "a config group needs the name of a choice. For no experiment, leave experiment= out"
+        fail(f"{sentence.rstrip('.')}.")
 
 
 if __name__ == "__main__":

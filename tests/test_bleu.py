@@ -62,3 +62,12 @@ def test_copying_the_source_of_the_ted_test_scores_next_to_nothing(ted_pairs: Pa
     """Oracle: 1.2, measured with sacreBLEU's own command."""
     sources, references = zip(*ted_pairs.test)
     assert round(bleu(sources, references), 1) == 1.2
+
+
+def test_tokenized_text_is_scored_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Oracle: sacreBLEU, which warns of it at every call, and scores the same."""
+    tokenized = ["La maison blanche ."] * 150
+    theirs = sacrebleu.corpus_bleu(tokenized, [tokenized])
+    assert "forgot to detokenize" in caplog.text
+    caplog.clear()
+    assert score(tokenized, tokenized, resamples=10)["bleu"] == theirs.score and not caplog.text

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from conftest import compose as composed
 from omegaconf import OmegaConf
 
-from speechformer.config import as_plain, check_config, check_overrides, check_sweep, compose
+from speechformer.config import (
+    CONF,
+    RANGES,
+    as_plain,
+    check_config,
+    check_overrides,
+    check_range,
+    check_sweep,
+    compose,
+)
 from speechformer.errors import UserError
 from speechformer.runs.legacy import RENAMED_KEYS
 
@@ -62,6 +77,75 @@ def test_an_invalid_value_is_one_sentence_with_its_key(overrides: list[str], mes
     with pytest.raises(UserError) as error:
         as_plain(composed(*overrides))
     assert str(error.value) == message
+
+
+CONFIGS = [  # every key of `conf/` is in one of them
+    *([f"model={path.stem}"] for path in (CONF / "model").glob("*.yaml")),
+    *([f"pattern={path.stem}"] for path in (CONF / "pattern").glob("*.yaml")),
+    ["task=lm", "corpus=sample", "protocol=clean"],
+    *(["task=translate", f"corpus={corpus}"] for corpus in ("auto", "digits", "sample", "ted")),
+]
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all values that are no groups of keys."""
+    for name, own in value.items():
+        yield from leaves(own, (*path, name)) if isinstance(own, dict) else [(*path, name)]
+
+
+@pytest.mark.parametrize("overrides", CONFIGS, ids=" ".join)
+def test_no_value_is_believed_that_makes_no_sense(overrides: list[str]) -> None:
+    """No key accepts NaN, an infinity, a number without bound, a list of lists, or a group of keys."""
+    valid = as_plain(composed(*overrides))
+    nonsense = [math.nan, math.inf, -math.inf, 10**30, -(10**30), 1e30, [[1]], [math.nan, 0.5], {"a": 1}]
+    for *groups, name in leaves(valid):
+        for value in nonsense:
+            config = copy.deepcopy(valid)
+            functools.reduce(dict.__getitem__, groups, config)[name] = value
+            with pytest.raises(UserError) as error:
+                check_config(config)
+            assert re.match(r"[a-z_.]+ (must be|is fixed|is missing)", str(error.value)), (groups, name, value)
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_a_range_ends_where_the_table_says(key: str) -> None:
+    least, greatest, nullable = RANGES[key]
+    step = 1 if isinstance(least, int) else 1e-3 * abs(greatest)
+    check_range(least, key, least, greatest, nullable)
+    check_range(greatest, key, least, greatest, nullable)
+    for value in (least - step, greatest + step, math.nan, True, "3", *([] if nullable else [None])):
+        with pytest.raises(UserError, match=rf"^{re.escape(key)} must be a (whole )?number"):
+            check_range(value, key, least, greatest, nullable)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_valid"),
+    [
+        ("trainer.deterministic=maybe", False),
+        ("trainer.deterministic=warn", True),
+        ("trainer.gradient_clip_val=-1", False),
+        ("trainer.gradient_clip_val=0.5", True),
+        ("trainer.limit_train_batches=0", False),
+        ("trainer.limit_train_batches=1.5", False),
+        ("trainer.limit_train_batches=1.0", True),
+        ("trainer.limit_train_batches=7", True),
+        ("trainer.devices=[0,0]", False),
+        ("trainer.devices=[0,1]", True),
+        ("+trainer.strategy=ddp", True),
+        ("+trainer.strategy=[ddp]", False),
+        ("+trainer.min_steps=-1", False),
+        ("+trainer.detect_anomaly=maybe", False),
+        ("+trainer.detect_anomaly=true", True),
+        ("+trainer.max_time={days:1}", True),
+        ("+trainer.max_time={days:-1}", False),
+        ("+trainer.max_time=00:00:10:00", True),
+        ("compile=[a]", False),
+    ],
+)
+def test_what_a_trainer_accepts(setting: str, is_valid: bool) -> None:
+    """Oracle: Lightning's documentation of the arguments."""
+    with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match=setting.strip("+").split("=")[0]):
+        as_plain(composed(setting))
 
 
 @pytest.mark.parametrize("overrides", [["eval_interval=null"], ["dropout=0"], ["trainer.max_epochs=null"], ["lr=1"]])

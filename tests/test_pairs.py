@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_any_folder_of_any_two_languages(tmp_path: Path) -> None:
         load_pairs(ted(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"corpus.clean leaves no pair of train"):
         load_pairs(ted(root, source="nl", target="de", clean={**RULES, "words": 1, "ratio": 1}))
+
+
+@pytest.mark.parametrize("kind", ["broken link", "folder", "pipe", "device"])
+@pytest.mark.parametrize("name", FILES)
+def test_what_has_the_name_of_a_file_is_read_or_is_an_error(kind: str, name: str, tmp_path: Path) -> None:
+    path = folder(tmp_path) / name
+    path.unlink()
+    make = {"broken link": lambda: path.symlink_to("x"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}
+    make.get(kind, lambda: path.symlink_to("/dev/zero"))()
+    with pytest.raises(UserError, match=f"{name} is a {kind.replace('link', 'symbolic link')}, and"):
+        load_pairs(ted(tmp_path, source="de", target="nl"))
+
+
+def test_files_with_other_line_ends_stay_aligned() -> None:
+    assert read(train_de=FILES["train.de"].replace(b"\n", b"\r")).train == read().train
+    with pytest.raises(UserError, match=r"train.de:2: train.nl ends before this line"):
+        read(train_de=b"Guten Tag.\rDas Haus.", train_nl=b"Goedendag.")
 
 
 def test_the_search_order_is_root_environment_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

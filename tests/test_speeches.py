@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import io
+import os
+import re
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +47,7 @@ def test_files_are_read_as_they_are() -> None:
         lambda content: b"\xef\xbb\xbf" + content,
         lambda content: content.replace(b"\n", b"\r\n"),
         lambda content: content.rstrip(b"\n"),
+        lambda content: content.replace(b"\n", b"\r"),
         lambda content: b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n").rstrip(b"\r\n"),
     ],
 )
@@ -56,7 +64,9 @@ def test_byte_order_mark_line_ends_and_final_newline_make_no_difference(form: ob
 
 
 def test_only_newlines_end_a_line() -> None:
-    text = "before\u2028after\u0085and on"
+    """Oracle: `io.StringIO`, which reads universal newlines as `open` does."""
+    text = "before\u2028after\u0085and\v\fon\x1cto\u2029the end"
+    assert list(io.StringIO(text, newline=None)) == [text]
     assert read(train_LM__txt=text.encode()).lm_train == [text]
 
 
@@ -78,6 +88,11 @@ def test_only_newlines_end_a_line() -> None:
         ("train_LM__txt", b"\xef\xbb\xbf\n", r"train_LM\.txt:1: the line has no text"),
         ("train_LM__txt", b"One.\n\nTwo.\n", r"train_LM\.txt:2: the line has no text"),
         ("test_LM_ann__txt", b"One.\nTwo \xff.\n", r"test_LM_ann\.txt:2: byte 0xff is not UTF-8"),
+        ("train_LM__txt", "One.\n".encode("utf-16-le"), r"train_LM\.txt:1: there is a NUL character"),
+        ("train_LM__txt", b"One.\r\nTwo.\rThree\0.", r"train_LM\.txt:3: there is a NUL character"),
+        ("train_LM__txt", b"One.\nTwo.\rThree.\n", r"train_LM\.txt:2: there is a carriage return"),
+        ("train_LM__txt", b"One.\r\r\nTwo.\r\r\n", r"train_LM\.txt:1: there is a carriage return"),
+        ("train_LM__txt", b"One.\r\rTwo.\r", r"train_LM\.txt:2: the line has no text"),
     ],
 )
 def test_an_error_names_the_file_and_the_line(file: str, content: bytes, message: str) -> None:
@@ -126,6 +141,59 @@ def test_the_search_order_is_root_environment_cache(no_corpora: Path, monkeypatc
     assert load_corpus({**SPEECHES, "root": str(root)}).where == str(root.resolve())
     with pytest.raises(UserError, match=r"corpus\.root \(.*nowhere\)"):
         load_corpus({**SPEECHES, "root": str(no_corpora / "nowhere")})
+
+
+def deny(path: Path, name: str, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
+    """As if the user may not read one file; root, who may run the tests, can read any."""
+    if path.name == name:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return read(path)
+
+
+KINDS = ["broken link", "folder", "pipe", "socket", "device", "unreadable", "loop", "newline"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["train_LM.txt", "test_LM_cy.txt"])
+def test_what_has_the_name_of_a_file_is_read_or_is_an_error(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe has no writer: reading it would never end."""
+    path = write(tmp_path / "mine") / name
+    path.unlink(missing_ok=True)
+    if kind == "broken link":
+        path.symlink_to("nowhere")
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        monkeypatch.chdir(path.parent)  # its path is at most 108 characters long
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    elif kind == "newline":
+        path = path.with_name("test_LM_a\nb.txt")
+        path.write_text("Eight.")
+    else:
+        path.write_text("Eight.")
+        monkeypatch.setattr(Path, "read_bytes", functools.partialmethod(deny, name))
+    with pytest.raises(UserError, match=re.escape(repr(str(path))[1:-1])) as error:
+        load_corpus({**SPEECHES, "root": str(path.parent)})
+    assert "remove it" in str(error.value) or "rename it" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["broken link", "file", "pipe"])
+def test_what_has_the_name_of_the_folder_is_read_or_is_an_error(
+    kind: str, no_corpora: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(no_corpora))
+    path = no_corpora / "speeches"
+    {"broken link": lambda: path.symlink_to("x"), "file": path.touch, "pipe": lambda: os.mkfifo(path)}[kind]()
+    with pytest.raises(UserError, match=f"speeches is a {kind.replace('link', 'symbolic link')}, "):
+        load_corpus(AUTO)
 
 
 def test_auto_loads_the_speeches_or_else_the_sample(no_corpora: Path) -> None:

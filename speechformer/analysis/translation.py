@@ -26,6 +26,7 @@ def encode_sources(run: TrainedRun, texts: Sequence[str]) -> list[list[int]]:
 def check_options(beam: int | None, length_penalty: float | None, typed: bool = False) -> None:
     """Require valid arguments of `translate_sources`; with `typed`, errors name the options of the command."""
     require(beam is None or beam >= 1, "beam", "at least 1", beam, typed)
+    require(beam is None or beam <= 100, "beam", "at most 100", beam, typed)
     valid = length_penalty is None or 0 <= length_penalty <= 10
     require(valid, "length_penalty", "between 0 and 10", length_penalty, typed)
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from speechformer.corpora import tokenizer
-from speechformer.corpora.files import atomic_write, cache_directory
+from speechformer.corpora.files import atomic_write, cache_directory, read_file
 from speechformer.corpora.speeches import Corpus
 
 
@@ -37,7 +37,7 @@ def remember_words(corpus: Corpus) -> bool:
     if all(text in tokenizer.WORDS for text in texts):
         return True
     with contextlib.suppress(OSError, ValueError):
-        first, _, lines = path.read_bytes().partition(b"\n")
+        first, _, lines = read_file(path).partition(b"\n")
         if json.loads(first) == header(corpus, lines):
             rows = map(json.loads, lines.splitlines())
             tokenizer.WORDS.update({text: tuple(words.split(" ")) if words else () for text, words in rows})

@@ -1,7 +1,8 @@
 """Read text files strictly, find corpus folders, write files atomically.
 
-Text is UTF-8 with or without byte order mark, LF or CRLF, with or without a final newline. Anything else is an error:
-nothing is repaired or skipped.
+Text is UTF-8 with or without byte order mark, and with or without a final newline. Lines end with LF or CRLF, or all
+with CR. Any other character, such as U+2028, U+0085, VT or FF, is part of a line, as for `grep`, `wc` and Python's
+`open`. Anything else is an error: nothing is repaired or skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -44,8 +47,40 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
         data, cache = os.environ.get(ENVIRONMENT), str(cache_directory() / name)
         places = {f"${ENVIRONMENT}/{name} ({data or 'not set'})": f"{data}/{name}" if data else ""}
         places[f"the user cache ({cache})"] = cache
-    folders = [Path(place).expanduser() for place in places.values() if place]
+    folders = [Path(os.path.expanduser(place)) for place in places.values() if place]
+    for folder in folders:
+        if (kind := kind_of(folder)) not in ("nothing", "a folder"):
+            raise UserError(f"{folder} is {kind}, and must be a folder; correct the path, or what is there.")
     return next((folder for folder in folders if folder.is_dir() and valid(folder)), None), list(places)
+
+
+def kind_of(path: Path) -> str:
+    """Return in words what is at a path: nothing, a file, a folder, a broken symbolic link, a pipe, ..."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "a broken symbolic link" if path.is_symlink() else "nothing"
+    except (OSError, ValueError) as error:
+        return f"unreadable ({getattr(error, 'strerror', None) or error})"
+    kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of a corpus.
+
+    Raises:
+        UserError: it cannot be read, or is no file: a broken link, a folder, a pipe (which could block), a device.
+    """
+    if (kind := kind_of(path)) != "a file":
+        raise UserError(f"{path} is {kind}, and must be a file; correct, rename or remove it.")
+    if not path.name.isprintable():
+        raise UserError(f"The name of {str(path)!r} has characters that cannot be printed; rename it.")
+    try:
+        return path.read_bytes()
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or "it does not fit into memory"
+        raise UserError(f"{path} cannot be read ({reason}); correct, rename or remove it.") from None
 
 
 def checksum(files: Mapping[str, bytes]) -> str:
@@ -64,17 +99,26 @@ def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]
         fix: what to do with an empty line, for the error message.
 
     Raises:
-        UserError: the file is not UTF-8, is empty, or has a line without text.
+        UserError: the file is not UTF-8, is empty, mixes line ends, or has a NUL character or a line without text.
     """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
         raise UserError(f"{where}:{number}: byte {byte:#04x} is not UTF-8; save the file as UTF-8.") from None
-    # Not splitlines(): it also splits at U+2028, U+0085 and others, which may occur inside a sentence.
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if not text:
         raise UserError(f"{where}:1: the file is empty; fill it or remove it.")
+    if "\0" in text:
+        number = len(re.findall(r"\r\n?|\n", text[: text.index("\0")])) + 1
+        raise UserError(f"{where}:{number}: there is a NUL character (is it UTF-16?); save the file as UTF-8.")
+    # Not splitlines(): it also splits at U+2028, U+0085 and others, which may occur inside a sentence.
+    text = text.replace("\r\n", "\n")
+    if "\r" in text:
+        if "\n" in text:
+            number = text.count("\n", 0, text.index("\r")) + 1
+            raise UserError(f"{where}:{number}: there is a carriage return (CR) in the line; save the file with LF.")
+        text = text.replace("\r", "\n")
+    lines = text.removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             raise UserError(f"{where}:{number}: the line has no text; {fix}.")

@@ -12,13 +12,14 @@ test are never cleaned, so scores cover all of their sentences.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once
+from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, kind_of, parse_lines, parse_once, read_file
 from speechformer.errors import UserError, pick
 
 Pair = tuple[str, str]
@@ -91,27 +92,12 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that `parse` takes; a `UserError` if one has the wrong type or is out of range."""
-
-    def require(valid: bool, key: str, expected: str, value: Any) -> None:
-        if not valid:
-            raise UserError(f"corpus.{key} must be {expected}, not {value!r}.")
-
+    """Return the settings that `parse` takes; a `UserError` if one is invalid. `config.RANGES` has the others."""
     for key in ("source", "target"):
-        require(type(config[key]) is str and bool(config[key]), key, "a file ending such as en", config[key])
+        if not re.fullmatch(r"[\w.@+-]+", config[key]):
+            raise UserError(f"corpus.{key} must be a file ending such as en, not {config[key]!r}.")
     if config["source"] == config["target"]:
         raise UserError(f"corpus.source and corpus.target are both {config['source']}; name two languages.")
-    for key, least in (("seed", 0), ("max_length", 5)):
-        value = config.get(key, least)
-        require(type(value) is int and value >= least, key, f"a whole number of at least {least}", value)
-    clean = config["clean"]
-    require(isinstance(clean, Mapping) and set(clean) == set(RULES), "clean", f"the rules {', '.join(RULES)}", clean)
-    for rule in ("markup", "duplicates"):
-        require(type(clean[rule]) is bool, f"clean.{rule}", "true or false", clean[rule])
-    for rule in ("words", "ratio"):
-        value = clean[rule]
-        valid = value is None or (type(value) in (int, float) and value >= 1)
-        require(valid, f"clean.{rule}", "a number of at least 1, or null", value)
     return {key: config[key] for key in ("source", "target", "clean")}
 
 
@@ -120,13 +106,13 @@ def read_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     source, target = config["source"], config["target"]
     files = [folder / f"{part}.{language}" for part in PARTS for language in (source, target)]
     for file in files:
-        if not file.is_file():
+        if kind_of(file) == "nothing":
             others = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:8]) or "nothing"
             raise UserError(
                 f"{file}: there is no such file; a folder of pairs has train, dev and test with the endings "
                 f"corpus.source={source} and corpus.target={target}; this one has {others}."
             )
-    return {file.name: file.read_bytes() for file in files}
+    return {file.name: read_file(file) for file in files}
 
 
 def parse(

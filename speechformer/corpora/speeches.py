@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once
+from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once, read_file
 from speechformer.errors import UserError, pick
 
-SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
+SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class Corpus:
 
 
 def speech_files(folder: Path) -> list[Path]:
-    """List the speech files of a folder; other files are ignored."""
-    return [path for path in folder.iterdir() if SPEECH_FILE.fullmatch(path.name) and path.is_file()]
+    """List what has the name of a speech file in a folder; other files are ignored."""
+    return [path for path in folder.iterdir() if SPEECH_FILE.fullmatch(path.name)]
 
 
 def load_corpus(config: Mapping[str, Any]) -> Corpus:
@@ -70,7 +70,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         own = config["speeches"] if name == "auto" else config
         folder, searched = find_folder("speeches", own["root"], speech_files)
         if folder is not None:
-            files = {path.name: path.read_bytes() for path in speech_files(folder)}
+            files = {path.name: read_file(path) for path in speech_files(folder)}
             return parse_once(parse, files, "speeches", str(folder.resolve()), classes=own["classes"])
         if name == "speeches" or own["root"] is not None:
             omit = "correct corpus.root, or omit it and get the presidential speeches"
@@ -79,8 +79,6 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
                 f"{omit if own['root'] is not None else 'get them'} with: python -m speechformer.download speeches"
             )
     own = config["sample"] if name == "auto" else config
-    if type(own["seed"]) is not int:
-        raise UserError(f"corpus.seed must be a whole number, not {own['seed']!r}.")
     where = f"made by the package, seed {own['seed']}"
     if searched and os.environ.get(ENVIRONMENT):
         where += f"; no speeches in {searched[0]}"
@@ -89,8 +87,6 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
     """Parse the files of a corpus, {name: content}, and ignore others; a `UserError` has `where`/file:line."""
-    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-        raise UserError(f"corpus.classes must be a list of names, one for each label from 0 on, not {classes!r}.")
     files = {file: content for file, content in sorted(files.items()) if SPEECH_FILE.fullmatch(file)}
     train, test = (
         parse_labelled(files[file], f"{where}/{file}", classes) if file in files else []

@@ -12,7 +12,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from speechformer.config import count_devices, value_of
 from speechformer.corpora.pairs import Pairs
@@ -24,6 +23,7 @@ from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
+from speechformer.training.memory import check_memory
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
@@ -59,6 +59,7 @@ class Run:
     def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
         self.config, self.folder, self.data = config, folder, data
         self.hyperparameters = hyperparameters(config, folder.overrides or ())
+        check_memory(lambda: TASKS[config["task"]["name"]].from_config(config, data), config, data.vocab_size)
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
         self.task.attach(data)
@@ -100,8 +101,8 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
             **own,
             **arguments,
         )
-    except (TypeError, ValueError, ImportError, RuntimeError, MisconfigurationException) as error:
-        raise UserError(f"trainer: {one_sentence(error)}") from error
+    except Exception as error:  # a bad value raises almost any
+        raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}") from error
 
 
 def check_processes(arguments: dict[str, Any]) -> None:

@@ -101,6 +101,9 @@ class ReplayLogger(pl.Callback, Logger):
                 self.record(kind, entry)
 
 
+MOST_PANELS = 256  # layers times heads of a picture
+
+
 def layout(charts: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
     """Return the custom scalars with these charts of metrics, as `SummaryWriter.add_custom_scalars` takes them."""
     pages = {"Metrics": charts, "Training": TRAINING, "Attention": ATTENTION}
@@ -180,6 +183,8 @@ class TensorBoardCallback(pl.Callback):
         self.shown_at = step
         for example in self.examples[:1]:
             for part in maps_of(task.model, example.ids, example.tokens):
+                if part.weights.shape[0] * part.weights.shape[1] > MOST_PANELS:
+                    continue
                 self.logger.log_picture(f"attention/{part.name}", draw(part, f"step {step}"), step)
         for name, text in task.describe_examples(self.examples, self.tokenizer):
             self.logger.log_text(name, text, step)
