@@ -22,9 +22,9 @@ EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")  # of Python
 class Points:
     """Counts the points of a process, and kills it at one of them."""
 
-    def __init__(self, below: Path, fatal: int) -> None:
+    def __init__(self, below: Path, fatal: int, without: str = "") -> None:
         self.below, self.fatal, self.count, self.active = str(below), fatal, 0, True
-        self.files: dict[int, str] = {}  # descriptors of files that were opened for writing
+        self.without = without  # a word of the paths that do not count
 
     def point(self, before: Callable[[], object] = lambda: None) -> None:
         """Count a point; if it is the fatal one, call `before` and die."""
@@ -35,12 +35,10 @@ class Points:
 
     def concerns(self, path: Any) -> bool:
         """Return whether a path lies below the folder and this is the main thread."""
-        main = threading.current_thread() is threading.main_thread()
-        return (
-            main
-            and isinstance(path, str | bytes | Path)
-            and os.path.abspath(os.fsdecode(path)).startswith(self.below)
-        )
+        if threading.current_thread() is not threading.main_thread() or not isinstance(path, str | bytes | Path):
+            return False
+        where = os.path.abspath(os.fsdecode(path))
+        return where.startswith(self.below) and not (self.without and self.without in where)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Count what Python's audit tells."""
@@ -49,10 +47,10 @@ class Points:
             self.point() if not reads else None
 
 
-def count_points(work: Callable[[], object], below: Path) -> int:
+def count_points(work: Callable[[], object], below: Path, without: str = "") -> int:
     """Return the number of points of a function that runs to its end."""
     read, write = os.pipe()
-    status = in_child(work, below, 0, write)
+    status = in_child(work, Points(below, 0, without), write)
     os.close(write)
     with os.fdopen(read) as pipe:
         told = pipe.read()
@@ -60,12 +58,12 @@ def count_points(work: Callable[[], object], below: Path) -> int:
     return int(told)
 
 
-def killed_at(work: Callable[[], object], below: Path, point: int) -> None:
+def killed_at(work: Callable[[], object], below: Path, point: int, without: str = "") -> None:
     """Run a function in a process that dies at a point."""
-    assert in_child(work, below, point, None) == -signal.SIGKILL
+    assert in_child(work, Points(below, point, without), None) == -signal.SIGKILL
 
 
-def in_child(work: Callable[[], object], below: Path, fatal: int, pipe: int | None) -> int:
+def in_child(work: Callable[[], object], points: Points, pipe: int | None) -> int:
     """Run a function in a forked process; return its exit code, negative for a signal."""
     sys.stdout.flush()
     process = os.fork()
@@ -75,7 +73,6 @@ def in_child(work: Callable[[], object], below: Path, fatal: int, pipe: int | No
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        points = Points(below, fatal)
         sys.addaudithook(points.audit)
         with writes_counted(points):
             work()
@@ -99,7 +96,8 @@ def writes_counted(points: Points) -> Iterator[None]:
     fsync = os.fsync
 
     def counted_fsync(descriptor: int) -> None:
-        points.point()
+        if points.concerns(os.readlink(f"/proc/self/fd/{descriptor}")):
+            points.point()
         fsync(descriptor)
 
     class Counted(io.FileIO):

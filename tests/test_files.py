@@ -6,8 +6,8 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,15 +75,33 @@ def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> N
     assert error.value.filename == str(tmp_path / "nowhere" / "file")
 
 
-def test_old_leftovers_of_killed_processes_are_deleted(target: Path) -> None:
-    names = ["file.01234567.partial", "file.89abcdef.partial", "other.01234567.partial"]
-    leftovers = [target.with_name(name) for name in names]
-    for leftover, minutes in zip(leftovers, (61, 59, 61)):
-        leftover.write_bytes(b"half")
-        os.utime(leftover, times=(time.time() - 60 * minutes,) * 2)
+def test_leftovers_of_killed_processes_are_deleted(target: Path) -> None:
+    leftover, other = target.with_name("file.01234567.partial"), target.with_name("other.01234567.partial")
+    leftover.write_bytes(b"half")
+    other.write_bytes(b"half")
+    with atomic_write(target) as under_way:
+        under_way.write(b"first")
+        with atomic_write(target) as file:
+            file.write(b"new")
+        assert not leftover.exists() and other.exists() and Path(under_way.name).exists()  # the last is written to
+    assert target.read_bytes() == b"first"
+
+
+def test_a_temporary_file_that_is_deleted_before_it_is_locked_is_made_anew(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_file, deleted = files.lock_file, []
+
+    def late(file: Any) -> None:
+        if not deleted:
+            deleted.append(file.name)
+            os.unlink(file.name)
+        lock_file(file)
+
+    monkeypatch.setattr(files, "lock_file", late)
     with atomic_write(target) as file:
         file.write(b"new")
-    assert [leftover.exists() for leftover in leftovers] == [False, True, True]  # the second may still be written
+    assert target.read_bytes() == b"new" and file.name not in deleted
 
 
 def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:

@@ -6,6 +6,7 @@ Oracle: the command that was not killed, to the bit, with the same files.
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from conftest import TINY, compose
 from kills import count_points, killed_at
 from test_fit import PAIRS, essence
 
+from speechformer import train
+from speechformer.report.__main__ import write_report
 from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import recovery
 from speechformer.training.run import execute
 
 RUNS = {
@@ -59,3 +64,41 @@ def test_a_run_killed_at_any_point_ends_as_one_that_was_not(
         assert left == expected, f"killed at point {point} of {points}"
         assert names(folder) == names(whole), f"killed at point {point} of {points}"
         assert runs.state(folder).status == "finished"
+
+
+def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
+    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its report, and without the points inside its runs, which the tests above and below see to."""
+    own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:], "threads=1", *RUNS["lm"]]
+    folder = tmp_path / "sweep"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "-m", *own, "seed=0,1", "hydra.sweep.dir=sweep"])
+    monkeypatch.setattr(sweeps, "COMMAND", recovery.COMMAND)
+    monkeypatch.setattr("speechformer.report.__main__.write_report", lambda *_: [])
+    points = count_points(train.main, folder, without="sweep/lm_")
+    expected = names(folder)
+    assert points > 10
+    for point in range(1, points + 1):
+        shutil.rmtree(folder)
+        killed_at(train.main, folder, point, without="sweep/lm_")
+        count_points(train.main, folder)
+        assert [job.state.status for job in sweeps.jobs_of(folder)] == ["finished"] * 2, f"killed at point {point}"
+        assert names(folder) == expected, f"killed at point {point} of {points}"
+
+
+def test_a_report_killed_at_any_point_is_written_again(a_language_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+
+    def work() -> None:
+        write_report([a_language_model], folder, plots=False)
+
+    points = count_points(work, folder)
+    expected = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert points > 20
+    for point in range(1, points + 1):
+        shutil.rmtree(folder)
+        killed_at(work, folder, point)
+        write_report([a_language_model], folder, plots=False)
+        left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert left == expected, f"killed at point {point} of {points}"

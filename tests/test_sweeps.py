@@ -48,6 +48,8 @@ def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr(sweeps.COMMAND, "folder", None)
         monkeypatch.setattr(sweeps.COMMAND, "given_up", [])
         monkeypatch.setattr(sweeps.COMMAND, "started", 0.0)
+        monkeypatch.setattr(sweeps.COMMAND, "errors", {})
+        monkeypatch.setattr(sweeps.COMMAND, "numbers", None)
         with pytest.raises(SystemExit) as end:
             train.main()
         out, err = capsys.readouterr()

@@ -8,6 +8,7 @@ with CR. Any other character, such as U+2028, U+0085, VT or FF, is part of a lin
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import glob
 import hashlib
@@ -21,8 +22,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import yaml
+from filelock import FileLock
 
 from speechformer.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 ENVIRONMENT = "SPEECHFORMER_DATA"
@@ -30,9 +37,9 @@ ENVIRONMENT = "SPEECHFORMER_DATA"
 
 def cache_directory() -> Path:
     """Return the user's cache folder, where `python -m speechformer.download` puts its files."""
-    import pooch
+    import platformdirs
 
-    return Path(pooch.os_cache("speechformer"))
+    return Path(platformdirs.user_cache_dir("speechformer"))
 
 
 def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) -> tuple[Path | None, list[str]]:
@@ -141,12 +148,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def delete_leftovers(path: Path, before: float) -> None:
-    """Delete the temporary files for `path` whose last modification was before a time of the file system's clock."""
+def delete_leftovers(path: Path) -> None:
+    """Delete the temporary files for `path` whose writers were killed; the others hold a lock on theirs."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.????????.partial"):
-        with contextlib.suppress(OSError):  # another process deletes it too
-            if leftover.stat().st_mtime < before:
-                leftover.unlink()
+        with contextlib.suppress(OSError), open(leftover, "rb") as file:
+            lock_file(file)
+            leftover.unlink()
+
+
+def lock_file(file: BinaryIO) -> None:
+    """Lock an open file until it is closed or the process ends; raise an OSError if another process has it."""
+    if fcntl is None:  # not on Windows
+        raise OSError(errno.ENOTSUP, "no locks")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def open_partial(path: Path) -> BinaryIO:
+    """Return a new temporary file for `path`, locked where the system can."""
+    while True:
+        file = open(path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial"), "xb")  # noqa: SIM115
+        with contextlib.suppress(OSError):
+            lock_file(file)
+        if os.path.lexists(file.name):  # another process has not taken it for a leftover before it was locked
+            return file
+        file.close()
 
 
 @contextlib.contextmanager
@@ -154,24 +179,27 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` when the block ends; readers see the old content or the new one.
 
     The data goes to a file `NAME.RANDOM.partial` in the same folder first. If the block raises, that file is deleted
-    and `path` stays as it was. A killed process leaves its file behind; a write to `path` deletes those older than
-    an hour.
+    and `path` stays as it was. A killed process leaves its file behind; the next write to `path` deletes it.
 
     Raises:
         OSError: the file cannot be written; its `errno` is that of the cause, its `filename` is `path`.
     """
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    partial: Path | None = None
     try:
-        with open(partial, "xb") as file:
-            delete_leftovers(path, before=os.fstat(file.fileno()).st_mtime - 3600)
+        delete_leftovers(path)
+        with open_partial(path) as file:
+            partial = Path(file.name)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+            if fcntl is not None:
+                os.replace(partial, path)
+        if fcntl is None:  # Windows renames no open file
+            os.replace(partial, path)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+        with contextlib.suppress(OSError, AttributeError):
+            partial.unlink()  # type: ignore[union-attr]
+        if isinstance(error, OSError) and (partial is None or error.filename in (None, str(partial))):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
 
@@ -189,11 +217,11 @@ class OutputFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.own = path, set[str]()
+        self.lock = FileLock(path / ".speechformer.lock", is_singleton=True)  # until nobody has this object
         self.written = set[str]()  # by this command
         if os.path.lexists(path) and not path.is_dir():
             raise UserError(f"{path} is a file; name a folder.")
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, TypeError):
-            self.own = {str(name) for name in json.loads((path / self.LIST).read_text(encoding="utf-8"))["files"]}
+        self._read()
 
     def file(self, name: str) -> Path:
         """Return the path of a file to write, and list it. Its folder exists then.
@@ -201,6 +229,11 @@ class OutputFolder:
         Raises:
             UserError: there is a file of this name, or something else, that we have not written.
         """
+        if not self.lock.is_locked:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire()  # another command may be writing here
+            self._read()
+            delete_leftovers(self.path / self.LIST)
         path = self.path / name
         if os.path.lexists(path) and (name not in self.own or path.is_symlink() or not path.is_file()):
             raise UserError(
@@ -221,6 +254,11 @@ class OutputFolder:
         if stale:
             self.own -= stale
             self._save()
+
+    def _read(self) -> None:
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, TypeError):
+            listed = json.loads((self.path / self.LIST).read_text(encoding="utf-8"))["files"]
+            self.own |= {str(name) for name in listed}
 
     def _save(self) -> None:
         with atomic_write(self.path / self.LIST) as file:

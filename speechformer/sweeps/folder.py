@@ -1,6 +1,6 @@
 """A sweep's folder: its jobs and their states.
 
-sweep.json      the jobs, by their overrides, and those given up
+sweep.json      the jobs of all commands with this folder, by their overrides, and those given up
 jobs/<n>.json   the folder of job n, written when it begins (or why it has none)
 <run>/          a folder for each run, named by its identity
 report/         tables, plots and one page over all runs, written at the end
@@ -11,16 +11,21 @@ No torch here.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from speechformer.errors import UserError
 from speechformer.escape import one_line
 from speechformer.runs import folder as runs
 
-SWEEP, JOBS = "sweep.json", "jobs"
+SWEEP, JOBS, SWEEP_LOCK = "sweep.json", "jobs", "sweep.lock"
+PLACE = ("hydra.sweep.dir=", "force=")  # words of a command that say nothing about its jobs
+CHOOSE = "Choose a new or an empty folder with hydra.sweep.dir=."
 OPEN = ("interrupted", "left")  # states of a run that the sweep still has to do
 STATES = ("finished", "diverged", "failed", "killed", "damaged", "interrupted", "running", "left")
 
@@ -33,27 +38,39 @@ class SweepCommand:
     started: float = 0.0  # in seconds since the epoch
     given_up: list[int] = field(default_factory=list)  # the numbers of jobs that this command does not try again
     errors: dict[int, str] = field(default_factory=dict)  # of jobs by number, where no file can be written
+    numbers: list[int] | None = None  # of the command's jobs in `sweep.json`; None if the sweeper chooses them
 
 
 COMMAND = SweepCommand()
 
 
 def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | None, launcher: str) -> None:
-    """Write `sweep.json`, and remove another command's job files; no `jobs`: the sweeper chooses them one by one.
+    """Write `sweep.json`. It keeps the jobs of earlier commands, which may be running, before those that are new.
+
+    Args:
+        jobs: the overrides of each job of this command; None if the sweeper chooses them one by one.
 
     Raises:
-        UserError: the folder holds files and is no sweep's.
+        UserError: the folder holds files and is no sweep's, or holds a sweep that cannot be continued so.
     """
-    if not plan(folder) and (others := sorted(path.name for path in folder.iterdir())):
+    ours = rf"{re.escape(SWEEP)}\.[0-9a-f]{{8}}\.partial|{re.escape(SWEEP_LOCK)}"  # of a killed process
+    others = sorted(path.name for path in folder.iterdir() if not re.fullmatch(ours, path.name))
+    if others and not (folder / SWEEP).exists():
         raise UserError(
-            f"{folder} holds {', '.join(others[:3])} and no {SWEEP}, so it is no sweep's folder. Choose a new or an "
-            "empty one with hydra.sweep.dir=."
+            f"{folder} holds {', '.join(others[:3])} and no {SWEEP}, so it is no sweep's folder. {CHOOSE}"
         )
-    if plan(folder).get("jobs") != jobs:
-        for pointer in (folder / JOBS).glob("*.json"):
-            pointer.unlink(missing_ok=True)
-    content = {"command": list(command), "launcher": launcher, "begun": COMMAND.started}
-    runs.write_json(folder / SWEEP, {**content, "given_up": COMMAND.given_up, "jobs": jobs})
+    with FileLock(folder / SWEEP_LOCK):
+        before = plan(folder)
+        earlier = before.get("jobs")
+        words = [{word for word in of if not word.startswith(PLACE)} for of in (before.get("command", []), command)]
+        if before and (earlier is None or jobs is None) and words[0] != words[1]:
+            raise UserError(f"{folder} holds another sweep: {' '.join(before.get('command', []))}. {CHOOSE}")
+        content = {"command": list(command), "launcher": launcher, "begun": COMMAND.started}
+        if jobs is not None:
+            merged = [list(job) for job in dict.fromkeys(map(tuple, [*(earlier or []), *jobs]))]
+            COMMAND.numbers = [merged.index(job) for job in jobs]
+            content["jobs"] = merged
+        runs.write_json(folder / SWEEP, {"jobs": None, **content, "given_up": COMMAND.given_up})
 
 
 def plan(folder: Path) -> dict[str, Any]:
@@ -123,6 +140,11 @@ def jobs_of(folder: Path) -> list[Job]:
             state = runs.State("damaged", {"error": errors[number]}, {})
         jobs.append(Job(number, one_line(name, 500), overrides, directory, state))
     return jobs
+
+
+def own_jobs(folder: Path) -> list[Job]:
+    """Return the jobs of the sweep that this process started, which may share its folder with others."""
+    return [job for job in jobs_of(folder) if COMMAND.numbers is None or job.number in COMMAND.numbers]
 
 
 def count_states(jobs: Iterable[Job]) -> str:

@@ -31,7 +31,10 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     """
     sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
     launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
-    name = sweeps.names(plan["jobs"])[number] if plan.get("jobs") else " ".join(overrides)
+    name = " ".join(overrides)
+    if plan.get("jobs"):
+        number = plan["jobs"].index(list(overrides))  # not Hydra's: the folder may hold other commands' jobs too
+        name = sweeps.names(plan["jobs"])[number]
     if number in plan.get("given_up", []):
         console.say(f"Given up: {name}")
         return NO_VALUE

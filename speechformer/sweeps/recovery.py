@@ -22,7 +22,7 @@ from speechformer import console
 from speechformer.corpora.files import read_yaml
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
-from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, jobs_of, plan, register
+from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, own_jobs, plan, register
 
 KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
 LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
@@ -42,7 +42,7 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
             lost = type(error).__name__
             if COMMAND.folder is None or lost not in KILLED_WORKER + LOST_JOB:
                 raise
-            if lost in LOST_JOB and not any(job.folder for job in jobs_of(COMMAND.folder)):
+            if lost in LOST_JOB and not any(job.folder for job in own_jobs(COMMAND.folder)):
                 raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
             console.warn("A worker of the sweep was killed.")
             unexplained += lost in KILLED_WORKER and not dead_jobs(COMMAND.folder)
@@ -65,13 +65,13 @@ def needs_another_round(folder: Path, lost: str, command: Sequence[str]) -> bool
         for job in dead_jobs(folder):
             give_up(job, "its process was killed, by the system (out of memory, out of time) or by a user")
         return False
-    return wait_for_other_processes(folder) and any(job.state.status in OPEN for job in jobs_of(folder))
+    return wait_for_other_processes(folder) and any(job.state.status in OPEN for job in own_jobs(folder))
 
 
 def dead_jobs(folder: Path) -> list[Job]:
     """Return the jobs that this command started and whose process has ended without a result."""
     dead = []
-    for job in jobs_of(folder):
+    for job in own_jobs(folder):
         pointer = folder / JOBS / f"{job.number}.json"
         if job.state.status == "interrupted" and job.state.owner.get("since", 0) >= COMMAND.started:
             dead.append(job)
@@ -124,7 +124,7 @@ def give_up(job: Job, reason: str) -> None:
 def wait_for_other_processes(folder: Path) -> bool:
     """Wait until no other process works on a run of the sweep; return whether one did."""
     waited = False
-    while elsewhere := [job for job in jobs_of(folder) if job.state.status == "running"]:
+    while elsewhere := [job for job in own_jobs(folder) if job.state.status == "running"]:
         if not waited:
             console.say(f"Waiting for {len(elsewhere)} runs that other processes work on.")
         waited = True
@@ -142,7 +142,7 @@ def wait_for_queue(folder: Path) -> None:
         return [submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name) for path in own]
 
     jobs = queued() if plan(folder).get("launcher") == "submitit_slurm" else []
-    while any(job.state.status == "running" for job in jobs_of(folder)) or not all(
+    while any(job.state.status == "running" for job in own_jobs(folder)) or not all(
         job.done(force_check=True) for job in jobs
     ):
         time.sleep(2)
@@ -152,7 +152,7 @@ def conclude(folder: Path) -> int:
     """Report on a sweep that has ended; return the command's exit code, 0 if every run has finished."""
     from speechformer.report.__main__ import write_report
 
-    jobs = jobs_of(folder)
+    jobs = own_jobs(folder)
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
