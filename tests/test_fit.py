@@ -3,12 +3,14 @@ its folder may hold by then."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, compose, without_biases_of_keys
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speechformer.config import as_plain
@@ -26,7 +29,7 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.translate import Translate
-from speechformer.training import devices
+from speechformer.training import devices, runtime
 from speechformer.training.build import hyperparameters
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
@@ -310,6 +313,40 @@ def test_a_run_that_rehearses_is_that_with_its_number_of_threads(
     for result in (ours, fixed):
         result["overrides"] = None
     assert essence(tmp_path / places[0], ours) == essence(tmp_path / places[1], fixed)
+
+
+def test_what_decorates_a_result_cannot_lose_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Neither a name that looks like an interpolation, nor a TensorBoard that fails after training."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        assert runs.read_result(tmp_path / "a")["status"] == "finished"  # it is written already
+        raise RuntimeError("no table")
+
+    monkeypatch.setattr(TensorBoardLogger, "log_hyperparams", fails)
+    result = execute(compose(*OWN, *RUNS["lm"], r"study='\${x}'"), tmp_path / "a", [r"study='\${x}'"])
+    assert result["config"]["study"] == "${x}" and result["status"] == "finished"
+    assert "Warning: TensorBoard's table of hyperparameters could not be written: no table" in capsys.readouterr().out
+
+
+def test_a_writer_of_tensorboard_that_fails_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its exception reaches the main thread, as on a full disk; other threads' are printed as ever."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(tmp_path / "a", *RUNS["lm"])
+    assert "Traceback" not in capsys.readouterr().err
+    with runtime.quiet():
+        thread = threading.Thread(target=lambda: 1 // 0)
+        thread.start()
+        thread.join()
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_not_run_again_unless_forced(

@@ -21,10 +21,12 @@ from conftest import TINY, compose
 from omegaconf import OmegaConf
 
 from speechformer import train
+from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
-from speechformer.runs.folder import RunFolder, read_result
+from speechformer.runs.folder import RunFolder, read_json, read_result
 from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps.folder import write_jobs
 from speechformer.training import fit as fit_module
 from speechformer.training.run import execute
 
@@ -135,8 +137,71 @@ def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: P
     code, _, err = sweep(*LM, *place, "dropout=0.2")
     assert code == 1 and "sweep/one holds another run" in err
     assert read_result(tmp_path / "sweep" / "one")["config"]["dropout"] == 0.1
-    (job,) = sweeps.jobs_of(tmp_path / "sweep")
-    assert job.state.status == "failed" and "holds another run" in job.error
+    first, second = sweeps.jobs_of(tmp_path / "sweep")
+    assert first.state.status == "finished"
+    assert second.state.status == "failed" and "holds another run" in second.error
+
+
+def test_sweeps_with_one_folder_keep_each_others_jobs(sweep: Sweep, tmp_path: Path) -> None:
+    """The first has a job that fails, the second shares one with it and orders them differently."""
+    assert sweep(*LM, "width=9,8", "hydra.sweep.dir=sweep")[0] == 1
+    code, out, _ = sweep(*LM, "width=16,8", "hydra.sweep.dir=sweep")
+    assert code == 0 and "Sweep of 2 runs: 2 finished." in out and out.count("Already finished") == 1
+    states = {job.name: job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")}
+    assert states == {"width=9": "failed", "width=8": "finished", "width=16": "finished"}
+
+
+@pytest.mark.parametrize("other", [[["seed=0"]], None])
+def test_a_sweep_that_chooses_its_jobs_has_a_folder_of_its_own(other: list[list[str]] | None, tmp_path: Path) -> None:
+    write_jobs(tmp_path, ["-m", "one"], other, "basic")
+    with pytest.raises(UserError, match=r"holds another sweep: -m one\. Choose a new"):
+        write_jobs(tmp_path, ["-m", "two"], None, "basic")
+    if other is None:
+        write_jobs(tmp_path, ["-m", "one", f"hydra.sweep.dir={tmp_path}"], None, "basic")  # it goes on
+
+
+@pytest.mark.parametrize("second", ["seed=0,1", "seed=1,2"])
+def test_two_sweeps_at_once_in_one_folder_both_end(second: str, little: Path, tmp_path: Path) -> None:
+    """The same sweep, and one that shares a run: every run has one result, and both know all jobs."""
+    commands = [[*TRAIN, "-m", *own(little), *LM, seeds, "hydra.sweep.dir=sweep"] for seeds in ("seed=0,1", second)]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert "Sweep of 2 runs: 2 finished." in out and "report.html" in out
+    jobs = sweeps.jobs_of(tmp_path / "sweep")
+    assert sorted(job.name for job in jobs) == [f"seed={k}" for k in range(2 if second == "seed=0,1" else 3)]
+    assert {job.state.status for job in jobs} == {"finished"}
+    attempts = [read_result(job.folder)["attempts"] for job in jobs if job.folder]
+    assert attempts == [1] * len(jobs)
+    assert not list((tmp_path / "sweep").rglob("*.partial"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_workers_end_with_their_sweep(little: Path, tmp_path: Path) -> None:
+    """Oracle: the processes that the system lists, after `kill -9` of the command alone."""
+    words = ["task=lm", "trainer.max_steps=100000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [*TRAIN, "-m", *own(little), *words, "seed=0,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.time() + 60
+
+    def workers() -> list[int]:
+        owners = [read_json(path) or {} for path in (tmp_path / "sweep").glob("*/run.json")]
+        return [owner["pid"] for owner in owners if "step" in owner and Path(f"/proc/{owner['pid']}").exists()]
+
+    while len(workers()) < 2 and time.time() < until:
+        time.sleep(0.2)
+    pids = workers()
+    process.kill()
+    process.wait()
+    assert len(pids) == 2
+    until = time.time() + 5
+    while workers() and time.time() < until:
+        time.sleep(0.2)
+    assert not workers()
 
 
 def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> None:
