@@ -129,6 +129,12 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
     with pytest.raises(UserError, match="last.ckpt: weights are NaN or infinite"):
         load(run)
     shutil.copy(a_classifier / "last.ckpt", run / "last.ckpt")
+    vocabulary = (run / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"the"', '"x"').replace('"a"', '"the"').replace('"x"', '"a"')
+    assert swapped != vocabulary
+    (run / "tokenizer.json").write_text(swapped)
+    with pytest.raises(UserError, match=r"tokenizer.json is damaged, or of another run"):
+        load(run)
     (run / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="is not a tokenizer of speechformer"):
         load(run)

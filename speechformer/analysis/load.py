@@ -57,13 +57,7 @@ class TrainedRun:
     @property
     def label(self) -> str:
         """The model and its options, for a plot: "alibi, scale 2"."""
-        architecture = self.task.hparams["architecture"]
-        words = [architecture["model"]["name"]]
-        for name, value in architecture["model"].items():
-            if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
-                words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-        pattern = architecture["pattern"]["name"]
-        return ", ".join(words if pattern == "full" else [*words, pattern])
+        return label(self.task.hparams["architecture"])
 
     @property
     def max_length(self) -> int | None:
@@ -163,6 +157,16 @@ class TrainedRun:
         return [self.tokenizer.decode(ids) for ids in translations]
 
 
+def label(architecture: dict[str, Any]) -> str:
+    """Return the model of an architecture with its options and, unless attention is full, the pattern."""
+    words = [architecture["model"]["name"]]
+    for name, value in architecture["model"].items():
+        if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
+            words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+    pattern = architecture["pattern"]["name"]
+    return ", ".join(words if pattern == "full" else [*words, pattern])
+
+
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """Load a trained run from its folder, with the weights behind the reported metrics.
 
@@ -174,7 +178,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         checkpoint: load this one instead: "average.ckpt", "best.ckpt" or "last.ckpt".
 
     Raises:
-        UserError: the folder is not a run's, has no checkpoint yet, or the run diverged.
+        UserError: the folder is not a run's, has no checkpoint yet, a file is damaged, or the run diverged.
     """
     directory = Path(run)
     if directory.is_file():
@@ -189,7 +193,11 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         task = load_task(directory / name)
     if task.diverged():
         raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
-    tokenizer = task.tokenizer_class.load(directory / "tokenizer.json")
+    path = directory / runs.TOKENIZER
+    tokenizer = task.tokenizer_class.load(path)
+    known = (result or runs.read_json(directory / runs.OWNER, "owner") or {}).get("tokenizer_sha256")
+    if known not in (None, runs.sha256(path)):  # versions before 0.3 kept none
+        raise UserError(f"{path} is damaged, or of another run: its sha256 differs. Restore it, or train again.")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedRun(directory, task, tokenizer, name, result)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import math
 import os
@@ -128,6 +129,11 @@ def read_or_none(path: Path, kind: str) -> dict[str, Any] | None:
     with contextlib.suppress(DamagedError):
         return read_json(path, kind)
     return None
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def finite(value: Any) -> Any:

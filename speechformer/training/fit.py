@@ -20,7 +20,7 @@ from speechformer import console
 from speechformer.errors import one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
-from speechformer.runs.folder import RunFolder
+from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
 from speechformer.training import runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
@@ -68,10 +68,11 @@ def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | 
 
 def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
     """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
-    run.folder.owner["threads"] = threads
-    run.folder.report_progress()
     run.folder.remove_outputs(keep_results=resumes)
-    run.data.tokenizer.save(run.folder.path / "tokenizer.json")
+    tokenizer = run.folder.path / TOKENIZER
+    run.data.tokenizer.save(tokenizer)
+    run.folder.owner |= {"threads": threads, "tokenizer_sha256": sha256(tokenizer)}
+    run.folder.report_progress()
 
 
 def announce(run: Run, resumes: bool) -> None:
@@ -150,6 +151,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "seed": config["seed"],
         "steps": task.trainer.global_step,
         "attempts": owner["attempts"],
+        "tokenizer_sha256": owner.get("tokenizer_sha256"),
         "seconds": sum(seconds.values()),
         "seconds_by_phase": dict(seconds),
         "tokens_per_second": int(task.tokens) / max(seconds["training"], 1e-9),
