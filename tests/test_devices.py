@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock, Timeout
 
+from speechformer.errors import UserError
 from speechformer.training import devices
-from speechformer.training.build import lease_devices
+from speechformer.training.build import check_processes, lease_devices
 
 CONTEXT = multiprocessing.get_context("fork")
 
@@ -99,3 +102,23 @@ def test_a_job_has_the_threads_that_its_launcher_gives(
     monkeypatch.setenv("OMP_NUM_THREADS", omp)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
     assert devices.share_of_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cores", "runs"),
+    [
+        ({"devices": 1}, 1, True),
+        ({"devices": 2}, 1, True),  # so that two can be tried anywhere
+        ({"devices": 3}, 2, False),
+        ({"devices": "3"}, 2, False),
+        ({"devices": [0, 1, 2]}, 2, False),
+        ({"devices": 3, "accelerator": "auto"}, 2, torch.cuda.is_available()),
+        ({"devices": 8}, 8, True),
+    ],
+)
+def test_a_run_on_the_cpu_has_no_more_processes_than_cores(
+    arguments: dict[str, Any], cores: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    with contextlib.nullcontext() if runs else pytest.raises(UserError, match="would start as many processes"):
+        check_processes({"accelerator": "cpu", **arguments})

@@ -70,7 +70,15 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its report, and without the points inside its runs, which the tests above and below see to."""
-    own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:], "threads=1", *RUNS["lm"]]
+    own = [
+        "corpus=speeches",
+        f"corpus.root={little}",
+        "corpus.classes=[a,b,c]",
+        *TINY[1:],
+        "threads=1",
+        "task=lm",
+        "trainer.max_steps=1",
+    ]
     folder = tmp_path / "sweep"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *own, "seed=0,1", "hydra.sweep.dir=sweep"])
