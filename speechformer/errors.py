@@ -48,7 +48,7 @@ def run_command(command: Callable[[], object]) -> None:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}.")
+        fail(f"{one_sentence(error)}.")
     except KeyboardInterrupt:
         sys.exit("Interrupted.")
 
@@ -65,7 +65,9 @@ def require(valid: bool, name: str, rule: str, value: object, typed: bool = Fals
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return the first paragraph of an error's message on one line."""
+    """Return the first paragraph of an error's message on one line; of an `OSError` the file and the reason."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).strip().split("\n\n")[0].split())
 
 

@@ -76,14 +76,17 @@ def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> N
 
 
 def test_leftovers_of_killed_processes_are_deleted(target: Path) -> None:
-    leftover, other = target.with_name("file.01234567.partial"), target.with_name("other.01234567.partial")
-    leftover.write_bytes(b"half")
-    other.write_bytes(b"half")
+    names = ("file.01234567.partial", "other.01234567.partial", "file.precious.partial")
+    leftover, other, users = (target.with_name(name) for name in names)
+    for path in (leftover, other, users):
+        path.write_bytes(b"half")
     with atomic_write(target) as under_way:
         under_way.write(b"first")
         with atomic_write(target) as file:
             file.write(b"new")
-        assert not leftover.exists() and other.exists() and Path(under_way.name).exists()  # the last is written to
+        assert (
+            not leftover.exists() and other.exists() and users.exists() and Path(under_way.name).exists()
+        )  # the last is written to
     assert target.read_bytes() == b"first"
 
 

@@ -315,6 +315,46 @@ def test_a_run_that_rehearses_is_that_with_its_number_of_threads(
     assert essence(tmp_path / places[0], ours) == essence(tmp_path / places[1], fixed)
 
 
+def edit(checkpoint: Any, path: str, value: Any) -> None:
+    """Set an entry of nested data; words are keys, and in a list numbers."""
+    *outer, last = (int(word) if word.isdecimal() else word for word in path.split("/"))
+    for key in outer:
+        checkpoint = checkpoint[key]
+    checkpoint[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("optimizer_states/0/param_groups/0/params", -1),
+        ("optimizer_states/0/state/0", "x"),
+        ("optimizer_states/0/state/0/step", {"a": 1}),
+        ("loops/fit_loop/epoch_loop.val_loop.batch_progress/current", -1),
+        ("pytorch-lightning_version", {"a": 1}),
+        ("progress/curve/0/test_perplexity_mean", torch.tensor(1.0)),
+        ("callbacks/ReplayLogger/images", 3),
+        ("callbacks/PhaseTimer/evaluation", None),
+        ("callbacks/Checkpoints/best", {}),
+        ("best.ckpt", None),
+    ],
+)
+def test_a_checkpoint_of_strange_content_is_named(
+    path: str, value: Any, killed_at: dict[str, int], tmp_path: Path
+) -> None:
+    killed_at["step"] = 8
+    with pytest.raises(KilledError):
+        run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=3")
+    killed_at["step"] = 0
+    if path == "best.ckpt":
+        (tmp_path / "a" / path).unlink()
+    else:
+        checkpoint = torch.load(tmp_path / "a" / "last.ckpt", weights_only=True)
+        edit(checkpoint, path, value)
+        torch.save(checkpoint, tmp_path / "a" / "last.ckpt")
+    with pytest.raises(UserError, match=r"last\.ckpt is not as speechformer writes it .*\. Remove it to resume"):
+        run(tmp_path / "a", *RUNS["lm"])
+
+
 def test_what_decorates_a_result_cannot_lose_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

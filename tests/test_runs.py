@@ -130,14 +130,24 @@ def test_a_damaged_run_json_is_an_error(content: Any, tmp_path: Path) -> None:
     assert runs.read_json(tmp_path / "a" / runs.OWNER, "owner")["attempts"] == 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious")])
-def test_a_config_is_replaced_and_not_written_through(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "tokenizer.json", "last.ckpt", "best.ckpt", "weights", "tensorboard"]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious"), Path.mkdir, Path.touch])
+def test_what_no_run_makes_is_an_error_before_anything_is_removed(
+    make: Any, name: str, force: bool, tmp_path: Path
+) -> None:
     (tmp_path / "precious").write_text("mine")
     put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
-    make(tmp_path / "a" / runs.CONFIG)
-    assert own(tmp_path / "a") is None
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert (tmp_path / "a" / runs.CONFIG).read_text().startswith("task:")
+    (tmp_path / "a" / "metrics.csv").touch()
+    make(tmp_path / "a" / name)
+    if make == (Path.mkdir if name in ("weights", "tensorboard") else Path.touch):
+        assert own(tmp_path / "a", force=force) is None
+        return
+    with pytest.raises(runs.ForeignError, match=rf"{name} is of a kind that speechformer does not make"):
+        own(tmp_path / "a", force=force)
+    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "a" / "metrics.csv").exists()
 
 
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import yaml
 from filelock import FileLock
@@ -150,7 +150,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def delete_leftovers(path: Path) -> None:
     """Delete the temporary files for `path` whose writers were killed; the others hold a lock on theirs."""
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.????????.partial"):
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
         with contextlib.suppress(OSError), open(leftover, "rb") as file:
             lock_file(file)
             leftover.unlink()
@@ -229,16 +229,16 @@ class OutputFolder:
         Raises:
             UserError: there is a file of this name, or something else, that we have not written.
         """
+        path = self.path / name
+        if os.path.lexists(path) and not self.own:
+            self._reject(path)  # before anything is written into somebody's folder
         if not self.lock.is_locked:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()  # another command may be writing here
             self._read()
             delete_leftovers(self.path / self.LIST)
-        path = self.path / name
         if os.path.lexists(path) and (name not in self.own or path.is_symlink() or not path.is_file()):
-            raise UserError(
-                f"{path} is there already, and speechformer has not written it. Choose another folder, or remove it."
-            )
+            self._reject(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.written.add(name)
         if name not in self.own:
@@ -255,9 +255,14 @@ class OutputFolder:
             self.own -= stale
             self._save()
 
+    def _reject(self, path: Path) -> NoReturn:
+        raise UserError(
+            f"{path} is there already, and speechformer has not written it. Choose another folder, or remove it."
+        )
+
     def _read(self) -> None:
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, TypeError):
-            listed = json.loads((self.path / self.LIST).read_text(encoding="utf-8"))["files"]
+        with contextlib.suppress(UserError, OSError, ValueError, AttributeError, TypeError):
+            listed = json.loads(read_file(self.path / self.LIST))["files"]
             self.own |= {str(name) for name in listed}
 
     def _save(self) -> None:

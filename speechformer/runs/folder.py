@@ -325,6 +325,18 @@ def check_is_ours(directory: Path) -> None:
         )
 
 
+def check_kinds(directory: Path) -> None:
+    """Raise a `ForeignError` if a file or folder of a run is a link, a pipe or the like, which no run makes."""
+    files = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, LOCK, LOG)
+    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys((WEIGHTS, "tensorboard"), Path.is_dir)}
+    for name, is_ours in kinds.items():
+        path = directory / name
+        if name in (RESULT, OWNER) and not path.is_dir():
+            continue  # reading tells, and force=true replaces it
+        if path.is_symlink() or (os.path.lexists(path) and not is_ours(path)):
+            raise ForeignError(f"{path} is of a kind that speechformer does not make (a link, a pipe). Remove it.")
+
+
 def remove_matching(directory: Path, pattern: str) -> None:
     """Remove the files of a folder whose names match a regular expression, and the folder if that leaves it empty."""
     if directory.is_dir() and not directory.is_symlink():
@@ -382,6 +394,7 @@ def own(
     is_new = not directory.exists() or not any(directory.iterdir())
     try:
         check_is_ours(directory)
+        check_kinds(directory)
         with lock(directory, wait):
             folder = RunFolder(directory, fingerprint, overrides)
             if force:

@@ -55,7 +55,7 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
     """
     ours = rf"{re.escape(SWEEP)}\.[0-9a-f]{{8}}\.partial|{re.escape(SWEEP_LOCK)}"  # of a killed process
     others = sorted(path.name for path in folder.iterdir() if not re.fullmatch(ours, path.name))
-    if others and not (folder / SWEEP).exists():
+    if others and not {"jobs", "command"} <= plan(folder).keys():
         raise UserError(
             f"{folder} holds {', '.join(others[:3])} and no {SWEEP}, so it is no sweep's folder. {CHOOSE}"
         )

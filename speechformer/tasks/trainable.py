@@ -74,6 +74,8 @@ class TrainableModule(pl.LightningModule):
         if "progress" in checkpoint:
             progress = checkpoint["progress"]
             self.curve, self.diverged_at = list(progress["curve"]), progress["diverged_at"]
+            if any(type(value) not in (int, float) for point in self.curve for value in point.values()):
+                raise ValueError("its curve has values that are no numbers")
             rank = self.global_rank % len(progress["tokens"])
             self.tokens.fill_(progress["tokens"][rank])
             self.loaded = {"random": progress["random"][rank], "batches": progress["batches"]}

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from speechformer.console import format_metric
+from speechformer.corpora.files import atomic_write
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
 from speechformer.corpora.subwords import Subwords, on_one_line
 from speechformer.data.base import TaskData
@@ -151,7 +152,8 @@ class Translate(Task):
         if (written := self.translations.get("test")) and self.global_rank == 0:
             rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
             lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
-            (directory / "translations.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            with atomic_write(directory / "translations.tsv") as file:
+                file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}
 
 

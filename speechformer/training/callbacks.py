@@ -30,13 +30,14 @@ class NoProfiler(PassThroughProfiler):
 class PhaseTimer(pl.Callback):
     """The seconds spent in each phase, including those before an interruption.
 
-    Attributes: `seconds` by phase: "start-up", "training", "evaluation".
+    Attributes: `seconds` by phase: "start-up", "training", "evaluation"; `stepped`, whether a step has been taken.
     """
 
     def __init__(self, started: float) -> None:
         self.seconds = {"start-up": 0.0, "training": 0.0, "evaluation": 0.0}
         self.phase, self.since = "start-up", started
         self.interrupted = "training"
+        self.stepped = False
 
     def enter(self, phase: str) -> None:
         """End the current phase and begin another."""
@@ -46,6 +47,11 @@ class PhaseTimer(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter("training")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.stepped = True
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.interrupted = self.phase

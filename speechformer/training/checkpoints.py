@@ -92,6 +92,10 @@ class Checkpoints(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+        if self.best is not None and not (type(self.best) is float and type(self.best_step) is int):
+            raise ValueError("its best metric is no number")
+        if self.best is not None and not (self.directory / "best.ckpt").is_file():
+            raise ValueError("best.ckpt, which belongs to it, is missing")
         self.saved_at = state_dict["saved_at"]
 
 

@@ -11,13 +11,14 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
 from speechformer import console
-from speechformer.errors import one_sentence
+from speechformer.errors import UserError, one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
@@ -25,6 +26,7 @@ from speechformer.training import runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
+from speechformer.training.memory import SIGNS
 from speechformer.training.threads import ThreadTuner, tuners
 
 
@@ -87,7 +89,8 @@ def announce(run: Run, resumes: bool) -> None:
 def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any) -> None:
     """Train, evaluate the last step, and test the chosen weights; the metrics go into `run.metrics`."""
     task, data = run.task, run.data
-    trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+    with resuming(checkpoint, timer):
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
     timer.enter("evaluation")
     sound = not task.diverged()
     if sound and (not task.curve or task.curve[-1]["step"] != trainer.global_step):
@@ -106,6 +109,22 @@ def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpo
     else:
         return
     run.metrics |= task.compute_metrics()
+
+
+@contextlib.contextmanager
+def resuming(checkpoint: Path | None, timer: PhaseTimer) -> Iterator[None]:
+    """Blame the checkpoint for an exception before the first step after it."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if checkpoint is None or timer.stepped or any(sign in str(error) for sign in SIGNS):
+            raise
+        raise UserError(
+            f"{checkpoint} is not as speechformer writes it ({one_sentence(error) or type(error).__name__}). Remove "
+            "it to resume from an earlier one, or begin again with force=true."
+        ) from error
 
 
 def add_last_evaluation(run: Run) -> None:
