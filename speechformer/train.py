@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from speechformer import console
 from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError, fail, one_sentence
+from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
@@ -110,10 +110,7 @@ def main() -> None:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):
             raise
-        sentence = one_sentence(error) or type(error).__name__  # Hydra cannot follow the command line
-        if "Config group override must be" in sentence:  # for GROUP=null
-            sentence = "a config group needs the name of a choice. For no experiment, leave experiment= out"
-        fail(f"{sentence.rstrip('.')}.")
+        fail(explain(error, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,11 @@ def lines_of(content: bytes) -> list[str]:
 
 def paths(folder: Path, entries: Iterable[str]) -> list[str]:
     """How messages name the entries of a folder: by their paths, or quoted if those cannot be printed."""
-    return [text for name in entries for text in (str(folder / name), repr(str(folder / name)))]
+    names = [str(folder / name) for name in entries]
+    return [text for name in names for text in (name, repr(name), name.replace("\n", r"\n").replace("\r", r"\r"))]
+
+
+SPEECH_FILE = r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt"
 
 
 def check_speeches(entries: dict[str, Any], world: Workshop) -> bool:
@@ -103,14 +107,13 @@ def check_speeches(entries: dict[str, Any], world: Workshop) -> bool:
     corpus = attempt(lambda: speeches.load_corpus(config), *paths(folder, entries), "No speech files")
     if corpus is None:
         return False
-    for name, rows in (("train", corpus.classify_train), ("test", corpus.classify_test)):
-        parts = [line.partition("\t") for line in lines_of(entries.get(f"{name}_CLS.tsv", b""))]
+    names = [name for name in entries if re.fullmatch(SPEECH_FILE, name, re.DOTALL)]
+    lines = {name: lines_of((folder / name).read_bytes()) for name in names}
+    for name, rows in (("train_CLS.tsv", corpus.classify_train), ("test_CLS.tsv", corpus.classify_test)):
+        parts = [line.partition("\t") for line in lines.pop(name, [])]
         assert rows == [(int(label), text.strip()) for label, _, text in parts]
-    texts = {"lm_train": corpus.lm_train, **{f"test_LM_{name}.txt": own for name, own in corpus.lm_test.items()}}
-    texts["train_LM.txt"] = texts.pop("lm_train")
-    for name in {*entries, *texts}:
-        if re.fullmatch(r"train_LM\.txt|test_LM_.+\.txt", name, re.DOTALL) or name in texts:
-            assert texts[name] == [line.strip() for line in lines_of(entries.get(name, b""))]
+    assert corpus.lm_train == [line.strip() for line in lines.pop("train_LM.txt", [])]
+    assert corpus.lm_test == {name[8:-4]: [line.strip() for line in own] for name, own in lines.items()}
     return True
 
 
@@ -123,7 +126,7 @@ def check_pairs(case: tuple[dict[str, Any], dict[str, Any]], world: Workshop) ->
     corpus = attempt(lambda: pairs.load_pairs(config), *paths(folder, names), f"{folder}: corpus.clean")
     if corpus is None:
         return False
-    lines = {name: [line.strip() for line in lines_of(entries[name])] for name in names}
+    lines = {name: [line.strip() for line in lines_of((folder / name).read_bytes())] for name in names}
     train, dev, test = (list(zip(lines[f"{part}.en"], lines[f"{part}.fr"], strict=True)) for part in pairs.PARTS)
     assert (corpus.dev, corpus.test) == (dev, test)
     assert corpus.read == len(train) == len(corpus.train) + sum(corpus.cleaned.values())
@@ -188,8 +191,8 @@ def check_checkpoint(content: bytes, world: Workshop) -> bool:
 
 
 OURS = re.compile(
-    r"(result\.json|run\.json|config\.yaml|(best|last|previous|average)\.ckpt|metrics\.csv|translations\.tsv)"
-    r"(\.[0-9a-f]{8}\.partial)?|run\.lock|log\.txt|tokenizer\.json|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)"
+    r"(result\.json|run\.json|config\.yaml|tokenizer\.json|(best|last|previous|average)\.ckpt|metrics\.csv|translations\.tsv)"
+    r"(\.[0-9a-f]{8}\.partial)?|run\.lock|log\.txt|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)"
     r"|weights/\d+\.ckpt(\.[0-9a-f]{8}\.partial)?"
 )
 
@@ -263,8 +266,8 @@ def check_command_line(words: list[str], world: Workshop) -> bool:
     except SystemExit as end:
         message = str(end.code)
         assert re.fullmatch(r"Error: [^\n\r]+", message), f"{message!r} is not one line"
-        keys = {key for word in words for key in re.findall(r"\w+", word)}
-        assert any(key in message for key in keys) or not keys, f"{message!r} names nothing of {words}"
+        keys = [key for word in words for key in re.findall(r"\w+", word.partition("=")[0])]
+        assert any(key in message for key in [*keys, *map(repr, words)]), f"{message!r} names nothing of {words}"
         composed.clear()
     finally:
         train.execute, sys.argv = original, arguments
@@ -351,7 +354,9 @@ PROPERTIES: dict[str, tuple[Callable[[Workshop], st.SearchStrategy[Any]], Callab
     "run folder": (lambda world: strategy.run_folders(), check_run_folder, 25),
     "command line": (command_lines, check_command_line, 30),
     "plain config": (
-        lambda world: st.sampled_from(plain_configs()).flatmap(strategy.mutated) | strategy.JSON,
+        lambda world: (
+            st.sampled_from(plain_configs()).flatmap(strategy.mutated) | st.dictionaries(strategy.TEXT, strategy.JSON)
+        ),
         check_plain_config,
         120,
     ),
