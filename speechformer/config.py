@@ -334,10 +334,6 @@ def renamed(key: str) -> str:
 
 def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
     """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
-    if "Config group override must be" in str(error):  # for GROUP=null
-        groups = [word for word in overrides if (CONF / word.lstrip("+~").partition("=")[0]).is_dir()]
-        named = ", ".join(word for word in groups if not (CONF / f"{word.replace('=', '/')}.yaml").exists())
-        return f"{named}: a config group needs the name of a choice. For no experiment, leave experiment= out."
     if isinstance(error, OverrideParseException):
         return f"{error.override!r} cannot be parsed; write KEY=VALUE, and a VALUE with special characters in quotes."
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
@@ -356,7 +352,13 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         return str(unknown(parent or "the config", "key", key, keys))
     if isinstance(cause, OmegaConfBaseException):
         return f"{one_sentence(error)}: {one_sentence(cause)}"
-    return f"{(one_sentence(error) or type(error).__name__).rstrip('.')}."
+    groups = [word for word in overrides if (CONF / word.lstrip("+~").partition("=")[0]).is_dir()]
+    if named := [word for word in groups if not (CONF / f"{word.replace('=', '/')}.yaml").exists()]:  # GROUP=null
+        wrong = ", ".join(named)
+        return f"{wrong}: a config group needs the name of a choice. For no experiment, leave experiment= out."
+    sentence = (one_sentence(error) or type(error).__name__).rstrip(".")
+    key = sentence.partition(" full_key: ")[2].partition(" ")[0]  # OmegaConf appends it
+    return f"{key}: {sentence.partition(' full_key: ')[0]}." if key else f"{sentence}."
 
 
 def top_level_keys() -> list[str]:

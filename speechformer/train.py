@@ -40,8 +40,9 @@ from speechformer.training.run import execute
 def run_name(*, _root_: DictConfig) -> str:
     """Return `${run_name:}` in the config: the name of the run's folder."""
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    config: Any = OmegaConf.to_container(cfg)
     try:
+        config = OmegaConf.to_container(cfg, resolve=True)
         check_config(config)
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
@@ -59,7 +60,8 @@ OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 def run(cfg: DictConfig) -> float | None:
     """Run one of Hydra's jobs, and return the metric that a sweeper may optimize."""
     hydra_config = HydraConfig.get()
-    overrides, directory = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir)
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed: interpolations stay
+    directory = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(cfg, directory, overrides, hydra_config)
     started = time.time()
@@ -94,7 +96,7 @@ def main() -> None:
         if COMMAND.folder is not None:
             sys.exit(recovery.conclude(COMMAND.folder))
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error))
+        fail(explain(error, sys.argv[1:]))
     except UserError as error:
         fail(str(error))
     except OSError as error:

@@ -249,7 +249,8 @@ def overrides(keys: Sequence[str], groups: Sequence[str]) -> st.SearchStrategy[l
     known = st.sampled_from(keys)
     settings = st.tuples(known | known | st.sampled_from(["", "a.b", "task", "model.x"]), values).map("=".join)
     prefixed = st.tuples(st.sampled_from(["+", "++", "~", "+trainer.", "+corpus."]), settings).map("".join)
-    word = settings | settings | st.sampled_from(groups) | prefixed | TEXT
-    return st.lists(word, min_size=1, max_size=4).map(
+    valid = st.sampled_from(["width=16", "seed=3", "dropout=0", "ff=${width}", "study=x", *groups])
+    word = valid | valid | settings | rarely(prefixed | TEXT, settings)
+    return st.lists(word, min_size=1, max_size=3).map(
         lambda chosen: [word for word in chosen if not word.lstrip("+~").startswith(("-", "hydra"))]
     )

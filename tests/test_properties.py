@@ -267,7 +267,9 @@ def check_command_line(words: list[str], world: Workshop) -> bool:
         message = str(end.code)
         assert re.fullmatch(r"Error: [^\n\r]+", message), f"{message!r} is not one line"
         keys = [key for word in words for key in re.findall(r"\w+", word.partition("=")[0])]
-        assert any(key in message for key in [*keys, *map(repr, words)]), f"{message!r} names nothing of {words}"
+        assert any(key in message for key in [*keys, *map(repr, words), *filter(None, words)]), (
+            f"{message!r} names nothing of {words}"
+        )
         composed.clear()
     finally:
         train.execute, sys.argv = original, arguments
