@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -304,11 +304,12 @@ def compose(overrides: Iterable[str]) -> DictConfig:
     """
     import hydra
 
+    words = list(overrides)
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error)) from error
+            return hydra.compose("config", overrides=words)
+    except Exception as error:  # Hydra raises almost any
+        raise UserError(explain(error, words)) from error
 
 
 def as_plain(cfg: DictConfig) -> dict[str, Any]:
@@ -331,8 +332,10 @@ def renamed(key: str) -> str:
     return f"{key} is now {new}." if new else ""
 
 
-def explain(error: HydraException | OmegaConfBaseException) -> str:
-    """Describe an error of Hydra in one sentence, with the valid choices or keys."""
+def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
+    """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r} cannot be parsed; write KEY=VALUE, and a VALUE with special characters in quotes."
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
@@ -349,7 +352,13 @@ def explain(error: HydraException | OmegaConfBaseException) -> str:
         return str(unknown(parent or "the config", "key", key, keys))
     if isinstance(cause, OmegaConfBaseException):
         return f"{one_sentence(error)}: {one_sentence(cause)}"
-    return one_sentence(error)
+    groups = [word for word in overrides if (CONF / word.lstrip("+~").partition("=")[0]).is_dir()]
+    if named := [word for word in groups if not (CONF / f"{word.replace('=', '/')}.yaml").exists()]:  # GROUP=null
+        wrong = ", ".join(named)
+        return f"{wrong}: a config group needs the name of a choice. For no experiment, leave experiment= out."
+    sentence = (one_sentence(error) or type(error).__name__).rstrip(".")
+    key = sentence.partition(" full_key: ")[2].partition(" ")[0]  # OmegaConf appends it
+    return f"{key}: {sentence.partition(' full_key: ')[0]}." if key else f"{sentence}."
 
 
 def top_level_keys() -> list[str]:

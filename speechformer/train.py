@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from speechformer import console
 from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError, fail, one_sentence
+from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.sweeps import launcher, recovery
@@ -40,8 +40,9 @@ from speechformer.training.run import execute
 def run_name(*, _root_: DictConfig) -> str:
     """Return `${run_name:}` in the config: the name of the run's folder."""
     cfg = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    config: Any = OmegaConf.to_container(cfg)
     try:
+        config = OmegaConf.to_container(cfg, resolve=True)
         check_config(config)
         corpus = load(config)
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
@@ -59,7 +60,8 @@ OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 def run(cfg: DictConfig) -> float | None:
     """Run one of Hydra's jobs, and return the metric that a sweeper may optimize."""
     hydra_config = HydraConfig.get()
-    overrides, directory = hydra_config.overrides.task, Path(hydra_config.runtime.output_dir)
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task)  # as typed: interpolations stay
+    directory = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(cfg, directory, overrides, hydra_config)
     started = time.time()
@@ -94,7 +96,7 @@ def main() -> None:
         if COMMAND.folder is not None:
             sys.exit(recovery.conclude(COMMAND.folder))
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error))
+        fail(explain(error, sys.argv[1:]))
     except UserError as error:
         fail(str(error))
     except OSError as error:
@@ -110,10 +112,7 @@ def main() -> None:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):
             raise
-        sentence = one_sentence(error) or type(error).__name__  # Hydra cannot follow the command line
-        if "Config group override must be" in sentence:  # for GROUP=null
-            sentence = "a config group needs the name of a choice. For no experiment, leave experiment= out"
-        fail(f"{sentence.rstrip('.')}.")
+        fail(explain(error, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", type=int, default=1, help="so many times the usual inputs in test_properties.py")
+
+
 def compose(*overrides: str) -> DictConfig:
     """The config of a command line."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from speechformer.corpora.files import atomic_write
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
@@ -86,7 +87,8 @@ class Subwords:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON in the format of `tokenizers`."""
-        path.write_text(self.tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
+        with atomic_write(path) as file:
+            file.write((self.tokenizer.to_str(pretty=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Subwords:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from speechformer.corpora.files import atomic_write
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
@@ -84,7 +85,8 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
         content = {"kind": "nltk words", "vocabulary": self.vocabulary}
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        with atomic_write(path) as file:
+            file.write((json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

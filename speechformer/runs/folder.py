@@ -42,7 +42,8 @@ RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", 
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
 OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
-PARTIAL = rf"({'|'.join(map(re.escape, (*OUTPUTS, OWNER, CONFIG)))})\.[0-9a-f]{{8}}\.partial"  # of a killed process
+WRITTEN = "|".join(map(re.escape, (*OUTPUTS, OWNER, CONFIG, TOKENIZER)))
+PARTIAL = rf"({WRITTEN})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 
@@ -341,7 +342,7 @@ def remove_matching(directory: Path, pattern: str) -> None:
     """Remove the files of a folder whose names match a regular expression, and the folder if that leaves it empty."""
     if directory.is_dir() and not directory.is_symlink():
         for path in directory.iterdir():
-            if re.fullmatch(pattern, path.name) and path.is_file():
+            if re.fullmatch(pattern, path.name) and (path.is_file() or path.is_symlink()):
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             directory.rmdir()
