@@ -190,6 +190,9 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     if task.diverged():
         raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
     tokenizer = task.tokenizer_class.load(directory / "tokenizer.json")
+    if len(tokenizer) > (rows := task.hparams["architecture"]["vocab_size"]):
+        words = f"has {len(tokenizer)} words, and {name} has {rows} embeddings"
+        raise UserError(f"{directory / 'tokenizer.json'} {words}: they are of different runs.")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedRun(directory, task, tokenizer, name, result)
 
