@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test reproduce reproduce-translation clean
+.PHONY: train test chaos reproduce reproduce-translation clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -17,6 +17,10 @@ test: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# An hour of random inputs, kills and full disks: make chaos ARGS="--minutes 60"
+chaos: $(STAMP)
+	$(BIN)/python tests/chaos.py $(ARGS)
 
 # Make every run behind outputs/reference/report.md, as many at once as there are cores, and the report. The same
 # command resumes: finished runs are not run again. A failed run does not stop the others (hence the "-"); the report

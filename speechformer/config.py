@@ -342,11 +342,13 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
     if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
         return f"{several[1]}: several values are a sweep, so put -m before the first setting."
     cause = error.__cause__
-    if wrong := re.search(r"Could not override '([^']+)'", str(error)):
-        if sentence := renamed(wrong[1]):
+    if not_overridden := re.search(r"Could not override '([^']+)'", str(error)):
+        if sentence := renamed(not_overridden[1]):
             return sentence
         node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
-        full_key = str(cause.full_key) if isinstance(cause, OmegaConfBaseException) else wrong[1].replace("/", ".")
+        full_key = (
+            str(cause.full_key) if isinstance(cause, OmegaConfBaseException) else not_overridden[1].replace("/", ".")
+        )
         parent, _, key = full_key.rpartition(".")
         keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
         return str(unknown(parent or "the config", "key", key, keys))

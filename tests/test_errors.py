@@ -25,6 +25,10 @@ def test_build_calls_the_named_function_with_its_options() -> None:
         build({"window": window}, {"name": "window", "sise": 5}, "pattern", width=8)
 
 
+def test_a_message_has_one_line_whatever_it_names() -> None:
+    assert str(UserError("a\nb\r is no folder.")) == r"a\nb\r is no folder."
+
+
 def test_the_first_paragraph_is_the_sentence() -> None:
     assert one_sentence(ValueError("one\n  two\n\nthree")) == "one two"
 

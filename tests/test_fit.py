@@ -534,6 +534,20 @@ def test_a_run_removes_no_file_but_its_own(tmp_path: Path) -> None:
     assert {(folder / name).read_text() for name in names} == {"precious"}
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tensorboard/hparams.yaml", "metrics.csv", "last.ckpt"])
+def test_a_run_does_not_write_through_a_link(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with pytest.raises(KilledError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "diverged", lambda _: (_ for _ in ()).throw(KilledError()))
+        run(folder, *RUNS["lm"])
+    for target in ("target", "nowhere"):
+        (tmp_path / "target").write_text("precious")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / target)
+        assert run(folder, *RUNS["lm"], "force=true")["status"] == "finished"
+    assert (tmp_path / "target").read_text() == "precious" and not (tmp_path / "nowhere").exists()
+
+
 def test_a_figure_that_is_infinite_is_a_result(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The loss stays finite, and its exponential does not."""
     result = run(tmp_path / "a", "task=lm", "recipe.lr=30", "trainer.max_steps=30", "eval_interval=10")

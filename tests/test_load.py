@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,18 @@ def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="last.ckpt is damaged, or is not a checkpoint of speechformer"):
         load(run)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("change", [str.lower, str.upper])
+def test_a_checkpoint_with_a_part_twice_is_an_error(change: Callable, a_classifier: Path, tmp_path: Path) -> None:
+    """torch would read one of them, and finds a part also by its name in upper case."""
+    run = copy_of(a_classifier, tmp_path / "run")
+    with zipfile.ZipFile(run / "last.ckpt", "a") as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/data/0"))
+        archive.writestr(change(name), bytes(len(archive.read(name))))
+    with pytest.raises(UserError, match="last.ckpt is damaged.*two of its parts have the same name"):
+        load(run)
 
 
 def test_no_damaged_checkpoint_is_believed(a_classifier: Path, tmp_path: Path) -> None:
@@ -135,8 +149,13 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
     (run / "tokenizer.json").write_text(swapped)
     with pytest.raises(UserError, match=r"tokenizer.json is damaged, or of another run"):
         load(run)
-    (run / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a tokenizer of speechformer"):
+    vocabulary = json.loads((run / "tokenizer.json").read_text())["vocabulary"]
+    for content in ({}, {"vocabulary": "ab"}, {"vocabulary": [*vocabulary[:-1], 3]}):
+        (run / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match="is not a tokenizer of speechformer"):
+            load(run)
+    (run / "tokenizer.json").write_text(json.dumps({"vocabulary": [*vocabulary, "another"]}))
+    with pytest.raises(UserError, match="tokenizer.json has .* words, and last.ckpt has .* embeddings"):
         load(run)
     result = json.loads((a_classifier / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**result, "status": "diverged"}))

@@ -315,7 +315,13 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["corpus.classes=[a,a,b]"], "corpus.classes must be a list of different names"),
         (["width=65536", "ff=65536", "layers=100"], "GiB for its weights, gradients and the optimizer's state, and "),
         (["corpus=speeches", "corpus.root='~nobody/x'"], "No speech files .* in corpus.root (~nobody/x)"),
-        (["model==alibi"], "Error parsing override 'model==alibi'"),
+        (["model==alibi"], "'model==alibi' cannot be parsed; write KEY=VALUE"),
+        ([""], "'' cannot be parsed; write KEY=VALUE"),
+        (["seed=1", "=0"], "=0: a config group needs the name of a choice"),
+        (["task=lm", "model=null"], "model=null: a config group needs the name of a choice"),
+        (["task=[1,2]"], "task=[1,2]: a config group needs the name of a choice"),
+        (["width=${nowhere}"], "width: Interpolation key 'nowhere' not found."),
+        (["dropout=${dropout}"], "dropout: Recursive interpolation detected."),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(
@@ -335,6 +341,14 @@ def test_bad_input_is_answered_in_one_sentence(
     for part in message.split(".*"):
         assert part in answer
     assert not list(tmp_path.rglob("result.json"))
+
+
+def test_an_interpolation_is_recorded_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*TINY, "ff=${width}", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]
+    monkeypatch.setattr(sys, "argv", ["train", *words, f"hydra.run.dir={tmp_path / 'a'}"])
+    train.main()
+    result = read_result(tmp_path / "a")
+    assert result["overrides"] == words and result["config"]["ff"] == 8
 
 
 def test_an_error_is_one_line_of_stderr_and_the_exit_code_is_1(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import atomic_write, read_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
@@ -96,7 +96,7 @@ class Subwords:
         from tokenizers import Tokenizer
 
         try:
-            return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            return cls(Tokenizer.from_str(read_file(path).decode()))
         except Exception as error:  # tokenizers raises bare exceptions
             raise UserError(f"{path} is not a tokenizer of a translation run ({type(error).__name__}).") from None
 

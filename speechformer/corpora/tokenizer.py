@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import atomic_write, read_file
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
@@ -92,6 +92,9 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
         try:
-            return cls(json.loads(path.read_text(encoding="utf-8"))["vocabulary"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            vocabulary = json.loads(read_file(path))["vocabulary"]
+            if not isinstance(vocabulary, list) or not all(isinstance(word, str) for word in vocabulary):
+                raise ValueError("its vocabulary is no list of words")
+            return cls(vocabulary)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{path} is not a tokenizer of speechformer ({error}).") from None

@@ -30,9 +30,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            damaged, names = archive.testzip(), [name.lower() for name in archive.namelist()]
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+        if len({*names}) < len(names):  # torch would take one of them, and does not tell upper from lower case
+            raise zipfile.BadZipFile("two of its parts have the same name")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if {"task", "hyper_parameters", "state_dict"} <= checkpoint.keys():
             return checkpoint
