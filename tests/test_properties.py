@@ -199,11 +199,13 @@ def check_trained_run(files: dict[str, bytes], world: Workshop) -> bool:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     texts = ["word1 and word2"]
-    found = attempt(lambda: [load(folder).predict(text).probabilities for text in texts], str(folder))
-    if results is None:
+    probabilities = attempt(lambda: [load(folder).predict(text).probabilities for text in texts], str(folder))
+    if probabilities is None:
         return False
     if json.loads((folder / "tokenizer.json").read_text()) == read(world, "tokenizer.json"):
-        assert found == [load(world.run, load(folder).checkpoint).predict(text).probabilities for text in texts]
+        assert probabilities == [
+            load(world.run, load(folder).checkpoint).predict(text).probabilities for text in texts
+        ]
     return True
 
 
