@@ -53,7 +53,7 @@ def test_an_old_name_is_explained_if_it_is_added_or_in_an_experiment() -> None:
     assert not any(old in RENAMED_KEYS.values() for old in RENAMED_KEYS)
 
 
-@pytest.mark.parametrize("word", ["=0", "", "model=null", "task=[1,2]", "width='"])
+@pytest.mark.parametrize("word", ["=0", "", "model=null", "task=[1,2]", "width=)"])
 def test_what_hydra_cannot_follow_is_an_error_that_names_it(word: str) -> None:
     with pytest.raises(UserError, match=f"^'?{re.escape(word)}'?(:| cannot be parsed)"):
         compose([word])

@@ -107,6 +107,13 @@ def test_a_temporary_file_that_is_deleted_before_it_is_locked_is_made_anew(
     assert target.read_bytes() == b"new" and file.name not in deleted
 
 
+def test_a_pipe_with_the_name_of_a_temporary_file_is_left_alone(target: Path) -> None:
+    os.mkfifo(target.with_name("file.01234567.partial"))
+    with atomic_write(target) as file:
+        file.write(b"new")
+    assert target.read_bytes() == b"new" and target.with_name("file.01234567.partial").is_fifo()
+
+
 def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from speechformer.corpora.files import atomic_write\n"

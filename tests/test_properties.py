@@ -410,7 +410,7 @@ PROPERTIES: dict[str, tuple[Callable[[Workshop], st.SearchStrategy[Any]], Callab
     "checkpoint": (lambda world: strategy.checkpoints((world.run / "last.ckpt").read_bytes()), check_checkpoint, 100),
     "trained run": (trained_runs, check_trained_run, 40),
     "run folder": (lambda world: strategy.run_folders(), check_run_folder, 25),
-    "command line": (command_lines, check_command_line, 30),
+    "command line": (command_lines, check_command_line, 24),
     "plain config": (
         lambda world: (
             st.sampled_from(plain_configs()).flatmap(strategy.mutated) | st.dictionaries(strategy.TEXT, strategy.JSON)
@@ -464,8 +464,8 @@ def search(kind: str, world: Workshop, examples: int, number: int | None = None)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    with workshop(tmp_path_factory.mktemp("properties")) as made:
-        yield made
+    with workshop(tmp_path_factory.mktemp("properties")) as place:
+        yield place
 
 
 @pytest.mark.parametrize("kind", PROPERTIES)

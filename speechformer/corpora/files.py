@@ -150,7 +150,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def delete_leftovers(path: Path) -> None:
     """Delete the temporary files for `path` whose writers were killed; the others hold a lock on theirs."""
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
+    leftovers = path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial")
+    for leftover in filter(Path.is_file, leftovers):  # opening a pipe would wait
         with contextlib.suppress(OSError), open(leftover, "rb") as file:
             lock_file(file)
             leftover.unlink()
