@@ -107,13 +107,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with atomic_write(Path(path)) as file:
                 torch.save(checkpoint, file)
                 if Path(path).name == LAST and Path(path).exists():
-                    os.replace(path, Path(path).with_name(PREVIOUS))
+                    keep_previous(Path(path))
         except RuntimeError as error:  # torch reports a full disk so
             reason = "the file could not be written to its end, perhaps because the disk is full"
             raise OSError(errno.EIO, reason, str(path)) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
         return read_checkpoint(Path(path))
+
+
+def keep_previous(path: Path) -> None:
+    """Give a checkpoint a second name, `previous.ckpt`, which it keeps when another one replaces it."""
+    previous = path.with_name(PREVIOUS)
+    previous.unlink(missing_ok=True)
+    try:
+        os.link(path, previous)
+    except OSError:  # a file system without hard links
+        os.replace(path, previous)
 
 
 def average(files: Sequence[Path]) -> dict[str, Tensor]:
