@@ -115,6 +115,12 @@ def test_a_resumed_run_begins_with_the_number_that_it_had(machine: Machine) -> N
     assert torch.get_num_threads() == 2 and not machine.rehearsed
 
 
+def test_a_resumed_run_with_all_threads_notices_that_the_machine_is_busy(machine: Machine) -> None:
+    machine.seconds = BUSY
+    machine.train(tuner := ThreadTuner([machine.folder], begins=False), 10)
+    assert torch.get_num_threads() == 1 and tuner.changes
+
+
 @pytest.mark.parametrize(
     "times, enough",
     [

@@ -3,7 +3,7 @@
 All cores are fastest on an idle machine. Beside other processes, or for a small model on many cores, threads mostly
 wait for each other, and fewer are many times faster. So a run rehearses: it computes the loss and the gradients of a
 batch with all threads, half of them and so on, and trains with the fastest number. A rehearsal leaves no trace in the
-run, whose result is to the bit that of a run with `threads=` this number.
+run. Unless the number changes during training, the result is to the bit that of a run with `threads=` this number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ThreadTuner(pl.Callback):
         self.number, self.folders = torch.get_num_threads(), folders
         self.is_due, self.not_before = begins, 0.0
         self.changes: list[list[int]] = []
-        self.expected = float("inf")  # seconds per token
+        self.expected = float("inf")  # seconds per token; known after the first rehearsal
         self.seconds, self.tokens_before = 0.0, 0  # of the current window
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -71,7 +71,8 @@ class ThreadTuner(pl.Callback):
         per_token = self.seconds / max(1, int(pl_module.tokens.sum()) - self.tokens_before)
         if per_token > SLOWER * self.expected:
             self.is_due, self.expected = True, per_token
-        self.is_due |= self.number < self.numbers[0]
+        if self.number < self.numbers[0] or (len(self.numbers) > 1 and math.isinf(self.expected)):
+            self.is_due = True
         self.seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
