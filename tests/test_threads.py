@@ -85,9 +85,10 @@ def test_a_run_on_an_idle_machine_rehearses_once(machine: Machine) -> None:
     assert machine.rehearsed == first and not tuner.changes
 
 
-def test_load_that_comes_and_goes_is_noticed(machine: Machine) -> None:
+@pytest.mark.parametrize("idle_for", [60, 2])  # the latter within the rest after the first rehearsal
+def test_load_that_comes_and_goes_is_noticed(idle_for: float, machine: Machine) -> None:
     idle = machine.seconds
-    machine.train(tuner := ThreadTuner([machine.folder], begins=True), 60)
+    machine.train(tuner := ThreadTuner([machine.folder], begins=True), idle_for)
     begun, machine.seconds = machine.step, BUSY
     machine.train(tuner, 30)
     assert tuner.number == 1 and 0 < tuner.changes[0][0] - begun <= 3  # steps of 3 seconds
@@ -111,7 +112,7 @@ def test_rehearsals_take_a_fiftieth_of_the_time(machine: Machine) -> None:
 
 def test_a_resumed_run_begins_with_the_number_that_it_had(machine: Machine) -> None:
     torch.set_num_threads(2)
-    machine.train(ThreadTuner([machine.folder], begins=False), 0.9)
+    machine.train(ThreadTuner([machine.folder], begins=False), 0.4)
     assert torch.get_num_threads() == 2 and not machine.rehearsed
 
 

@@ -6,12 +6,12 @@
     startup      from the command to the first step, against importing torch and lightning
     sweep        the overhead of a run in a sweep
     ensemble     an ensemble of runs against the same runs in sequence
-    threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
     whole        from the command to its last line
+    threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
     gpu          what needs a GPU: 32 runs as an ensemble, a window over 16k tokens, a model of 124M parameters
     translation  the encoder-decoder; takes the overrides of a run, and --run
 
-Without PART, all but the last two. Where possible, the sides take turns in one process, so that other load on the
+Without PART, all but the last three. Where possible, the sides take turns in one process, so that other load on the
 machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
 other.
 """
@@ -41,9 +41,10 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
-    "threads": lambda rounds: runs.bench_threads(),
     "whole": lambda rounds: runs.bench_whole(),
+    "threads": lambda rounds: runs.bench_threads(),
 }
+LONG = ("threads",)  # parts that must be named, besides those of other machines and data
 RENAMED = {"packed": "ensemble"}  # parts of an earlier version
 
 
@@ -86,7 +87,7 @@ def bench(parts: list[str], rounds: int, output: Path | None) -> None:
         f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
-    for part in parts or PARTS:
+    for part in parts or [part for part in PARTS if part not in LONG]:
         console.warn(f"Measuring: {part}")
         comparisons = PARTS[part](rounds) if part != "gpu" else gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"])
         rows += comparisons

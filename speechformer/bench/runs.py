@@ -84,16 +84,21 @@ def overrides_of(task: str, steps: int) -> list[str]:
 
 
 class Laps:
-    """A clock for training steps, which skips the first 20; after the last, `seconds` is the mean per step."""
+    """A clock for training steps, which skips the first ones; after the last, `seconds` is the mean per step.
 
-    def __init__(self, steps: int, skipped: int = 20) -> None:
-        self.steps, self.skipped, self.done, self.seconds = steps, skipped, 0, 0.0
+    `begin` is called when the clock starts.
+    """
+
+    def __init__(self, steps: int, skipped: int = 20, begin: Callable[[], object] = lambda: None) -> None:
+        self.steps, self.skipped, self.begin, self.done, self.seconds = steps, skipped, begin, 0, 0.0
 
     def lap(self) -> None:
         """Count a step that has ended."""
         self.done += 1
         if self.done in (self.skipped, self.steps):
             synchronize()
+            if self.done == self.skipped:
+                self.begin()
             begun, self.seconds = self.seconds, time.perf_counter()
             if self.done == self.steps:
                 self.seconds = (self.seconds - begun) / (self.steps - self.skipped)
@@ -106,18 +111,18 @@ def bench_loop(rounds: int, steps: int = 120) -> list[Comparison]:
         cfg = compose(overrides_of(task, steps))
         config = as_plain(cfg)
         sides = {
-            "Trainer": functools.partial(trainer_loop, cfg, steps),
+            "Trainer": lambda cfg=cfg: trainer_loop(cfg, Laps(steps))[0],
             "bare loop": functools.partial(bare_loop, config, data_of(config), steps),
         }
         rows.append(Comparison("the Trainer's loop", task, "step", medians(sides, rounds)))
     return rows
 
 
-def trainer_loop(cfg: Any, steps: int) -> float:
-    """Measure the seconds per step of a run."""
+def trainer_loop(cfg: Any, laps: Laps) -> tuple[float, dict[str, Any]]:
+    """Return the seconds per step of a run, measured with `laps`, and its result."""
     from speechformer.training.callbacks import Progress
 
-    laps, original = Laps(steps), Progress.on_train_batch_end
+    original = Progress.on_train_batch_end
 
     def on_train_batch_end(self: Any, *arguments: Any) -> None:
         original(self, *arguments)
@@ -125,8 +130,8 @@ def trainer_loop(cfg: Any, steps: int) -> float:
 
     patch = mock.patch.object(Progress, "on_train_batch_end", on_train_batch_end)
     with patch, tempfile.TemporaryDirectory() as folder:
-        quietly(execute, cfg, Path(folder) / "run")
-    return laps.seconds
+        result = quietly(execute, cfg, Path(folder) / "run")
+    return laps.seconds, result
 
 
 def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
@@ -224,10 +229,9 @@ def bench_sweep(runs: Sequence[int] = (2, 8)) -> list[Comparison]:
 
 
 @contextlib.contextmanager
-def busy_loops(number: int, delay: float = 0.0) -> Iterator[None]:
-    """Keep processes busy, each with one core, from `delay` seconds on."""
-    code = f"import time; time.sleep({delay})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+def busy_loops(number: int) -> Iterator[None]:
+    """Keep processes busy, each with one core."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
     finally:
@@ -239,23 +243,29 @@ def busy_loops(number: int, delay: float = 0.0) -> Iterator[None]:
 def bench_threads(loops: Sequence[int] = (0, 1, 2, 4)) -> list[Comparison]:
     """Compare the training of a run that chooses its threads to runs with a fixed number, beside busy processes.
 
-    In the last row they begin after the run, in the middle of its training.
+    Its rehearsals count. In the last row a process becomes busy after half of the steps; the other half is measured.
     """
     rows, most = [], all_threads()
     for task, steps in (("classify", 600), ("lm", 250)):
-        for number, delay in [*((number, 0.0) for number in loops), (1, 8.0)]:
+        for number, middle in [*((number, False) for number in loops), (1, True)]:
             seconds = {}
             for threads in ("null", *(str(most >> k) for k in range(most.bit_length()))):
-                with tempfile.TemporaryDirectory() as folder, busy_loops(number, delay):
-                    seconds_of_command(
-                        *overrides_of(task, steps), f"threads={threads}", f"hydra.run.dir={folder}/run"
-                    )
-                    phases = read_result(Path(folder) / "run")["seconds_by_phase"]
+                cfg = compose([*overrides_of(task, 2 * steps if middle else steps), f"threads={threads}"])
                 name = "own choice" if threads == "null" else f"threads={threads}"
-                seconds[name] = phases["training"] / steps
-            what = f"{task}, {number} busy" + (", from the middle on" if delay else "")
+                seconds[name] = seconds_beside(cfg, number, steps, middle)
+            what = f"{task}, {number} busy" + (", from the middle on" if middle else "")
             rows.append(Comparison("threads", what, "step", seconds))
     return rows
+
+
+def seconds_beside(cfg: Any, number: int, steps: int, middle: bool) -> float:
+    """Measure the seconds per step of a run beside busy processes, or of its last steps if they begin before these."""
+    with contextlib.ExitStack() as stack:
+        if middle:
+            laps = Laps(2 * steps, steps, lambda: stack.enter_context(busy_loops(number)))
+            return trainer_loop(cfg, laps)[0]
+        stack.enter_context(busy_loops(number))
+        return float(trainer_loop(cfg, Laps(steps))[1]["seconds_by_phase"]["training"] / steps)
 
 
 def bench_whole() -> list[Comparison]:

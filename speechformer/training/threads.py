@@ -25,8 +25,8 @@ from speechformer.training import devices
 MARGIN = 1.2  # how many times as fast as all threads fewer must be to be taken
 SLOWER = 1.3  # how many times as long as before steps must take for another rehearsal
 LONG_ENOUGH = 0.03  # seconds of rehearsals that measure a number
-WINDOW = 1.0  # seconds of steps that are compared with earlier ones
-REST = 50  # times as long as a rehearsal took pass before the next one
+WINDOW = 0.5  # seconds of steps that are compared with earlier ones
+REST = 50  # times as long as a rehearsal took pass before the next one, unless steps become slower
 
 
 class ThreadTuner(pl.Callback):
@@ -69,8 +69,8 @@ class ThreadTuner(pl.Callback):
         if self.seconds < WINDOW:
             return
         per_token = self.seconds / max(1, int(pl_module.tokens.sum()) - self.tokens_before)
-        if per_token > SLOWER * self.expected:
-            self.is_due, self.expected = True, per_token
+        if per_token > SLOWER * self.expected:  # without a rest: another one needs steps that are slower still
+            self.is_due, self.not_before, self.expected = True, 0.0, per_token
         if self.number < self.numbers[0] or (len(self.numbers) > 1 and math.isinf(self.expected)):
             self.is_due = True
         self.seconds = 0.0
