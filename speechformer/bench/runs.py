@@ -259,7 +259,7 @@ def bench_threads(loops: Sequence[int] = (0, 1, 2, 4)) -> list[Comparison]:
 
 
 def seconds_beside(cfg: Any, number: int, steps: int, middle: bool) -> float:
-    """Measure the seconds per step of a run beside busy processes, or of its last steps if they begin before these."""
+    """Measure the seconds per step of a run beside busy processes, or of its second half if they begin then."""
     with contextlib.ExitStack() as stack:
         if middle:
             laps = Laps(2 * steps, steps, lambda: stack.enter_context(busy_loops(number)))
