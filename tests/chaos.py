@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import TINY, compose
-from kills import count_points, in_child
+from kills import Points, count_points, in_child
 from test_fit import essence
 from test_kills import names
 from test_properties import PROPERTIES, HangError, Workshop, search, workshop
@@ -99,7 +99,7 @@ class Chaos:
         name, folder = chance.choice(list(RUNS)), self.world.new_folder()
         cfg = compose(*self.words[name])
         points = [chance.randint(1, self.points[name]) for _ in range(chance.randint(1, 3))]
-        codes = [in_child(lambda: execute(cfg, folder), folder, point, None) for point in points]
+        codes = [in_child(lambda: execute(cfg, folder), Points(folder, point), None) for point in points]
         assert {*codes} <= {0, -signal.SIGKILL}, f"exit codes {codes}"
         execute(cfg, folder)
         self.check(name, folder)

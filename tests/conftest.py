@@ -34,6 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, default=1, help="so many times the usual inputs in test_properties.py")
 
 
+LONG = ("test_kills.py", "test_notebooks.py", "test_adding.py", "test_sweeps.py", "test_fit.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each of two workers of pytest-xdist half of the long tests first, so that none of them is the last."""
+    long = [item for item in items if item.path.name in LONG]
+    short = [item for item in items if item.path.name not in LONG]
+    half = len(short) // 2  # neighbours share fixtures
+    items[:] = [*long[::2], *short[:half], *long[1::2], *short[half:]]
+
+
 def compose(*overrides: str) -> DictConfig:
     """The config of a command line."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
