@@ -14,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from speechformer.report import published
 from speechformer.report.__main__ import main, write_report
 from speechformer.report.plots import styles
 from speechformer.report.results import Row, Run, build_tables, flat, read_results, read_runs
-from speechformer.report.statistics import Summary, paired_difference
+from speechformer.report.statistics import Summary, bootstrap, contrast, detectable, holm
 from speechformer.runs import folder as runs_folder
 from speechformer.runs.folder import write_result
 
@@ -175,23 +176,107 @@ def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
     )
 
 
+def by_seed(values: Iterable[float]) -> dict[int | None, float]:
+    return dict(enumerate(map(float, values)))
+
+
 def test_equal_differences_tell_nothing_apart() -> None:
     """Three sentences of 750 more with either seed, in single precision."""
-    first, second = (dict(enumerate(map(float, np.float32([a / 750, b / 750])))) for a, b in ((662, 659), (659, 656)))
-    difference = paired_difference(first, second)
-    assert difference is not None and difference.mean == pytest.approx(3 / 750, rel=1e-4)
-    assert difference.significant is None and math.isnan(difference.p)
+    first, second = (by_seed(np.float32([a / 750, b / 750])) for a, b in ((662, 659), (659, 656)))
+    effect = contrast([(1, first), (-1, second)], same_runs=True)
+    assert effect is not None and effect.mean == pytest.approx(3 / 750, rel=1e-4) and math.isnan(effect.p)
 
 
-def test_paired_differences_use_common_seeds_alone() -> None:
-    """Differences 1, 2, 3 over seeds 1-3: mean 2, t(2) = 4.302653, half 4.302653 / sqrt(3)."""
-    difference = paired_difference({0: 99.0, 1: 11.0, 2: 22.0, 3: 33.0}, {1: 10.0, 2: 20.0, 3: 30.0, 4: 0.0})
-    assert difference is not None and (difference.n, difference.mean) == (3, 2)
+def test_pairs_are_the_common_seeds_alone() -> None:
+    """Oracle: differences 1, 2, 3 over seeds 1-3: mean 2, t(2) = 4.302653, half 4.302653 / sqrt(3)."""
+    first, second = {0: 99.0, 1: 11.0, 2: 22.0, 3: 33.0}, {1: 10.0, 2: 20.0, 3: 30.0, 4: 0.0}
+    effect = contrast([(1, first), (-1, second)], same_runs=True)
+    assert effect is not None and (effect.n, effect.mean, effect.paired) == ((3,), 2, True)
     half = 4.302653 / math.sqrt(3)
-    assert difference.confidence_interval == pytest.approx((2 - half, 2 + half))
-    assert difference.significant is False
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
-    assert paired_difference({0: 1.0}, {0: 2.0}).significant is None  # type: ignore[union-attr]
+    assert effect.interval == pytest.approx((2 - half, 2 + half))
+
+
+DRAWS = stats.norm(0, 1).rvs((3, 12), random_state=1)
+
+
+def test_a_difference_of_unrelated_runs_is_welchs_test() -> None:
+    """Oracle: scipy's ttest_ind."""
+    first, second = 3 + DRAWS[0], 2 + 3 * DRAWS[1, :7]
+    effect = contrast([(1, by_seed(first)), (-1, by_seed(second))])
+    test = stats.ttest_ind(first, second, equal_var=False)
+    assert effect is not None and (effect.n, effect.paired) == ((12, 7), False)
+    assert effect.p == pytest.approx(test.pvalue) and effect.interval == pytest.approx(test.confidence_interval(0.95))
+    assert effect.correlation == pytest.approx(np.corrcoef(first[:7], second)[0, 1])
+
+
+def test_seeds_that_correlate_are_paired() -> None:
+    """Oracle: scipy's ttest_rel."""
+    first, second = 10 + DRAWS[0], 9 + DRAWS[0] + 0.3 * DRAWS[1]
+    effect = contrast([(1, by_seed(first)), (-1, by_seed(second))])
+    test = stats.ttest_rel(first, second)
+    assert effect is not None and effect.paired
+    assert effect.p == pytest.approx(test.pvalue) and effect.interval == pytest.approx(test.confidence_interval(0.95))
+
+
+def test_a_contrast_of_three_is_the_difference_of_a_difference() -> None:
+    """Oracle: a - 2 b + c of constants plus noise; its variance by hand, Satterthwaite's degrees by hand."""
+    a, b, c = (5 + DRAWS[0, :6], 1 + DRAWS[1], 2 * DRAWS[2, :9])
+    effect = contrast([(1, by_seed(a)), (-2, by_seed(b)), (1, by_seed(c))], constant=0.5)
+    parts = [a.var(ddof=1) / 6, 4 * b.var(ddof=1) / 12, c.var(ddof=1) / 9]
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 5 + parts[1] ** 2 / 11 + parts[2] ** 2 / 8)
+    mean = a.mean() - 2 * b.mean() + c.mean() + 0.5
+    assert effect is not None and effect.n == (6, 12, 9) and effect.mean == pytest.approx(mean)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    assert effect.interval == pytest.approx((mean - half, mean + half))
+
+
+def test_one_mean_is_tested_against_a_constant() -> None:
+    """Oracle: scipy's ttest_1samp."""
+    effect = contrast([(1, by_seed(DRAWS[0]))], constant=-0.5)
+    assert effect is not None and effect.p == pytest.approx(stats.ttest_1samp(DRAWS[0], 0.5).pvalue)
+    assert contrast([(1, {0: 1.0}), (-1, {})]) is None
+    assert math.isnan(contrast([(1, {0: 1.0}), (-1, {0: 2.0})]).p)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_to_pair_where_seeds_correlate_keeps_the_error_rate(correlation: float) -> None:
+    """Oracle: simulation; of 2,000 differences of zero, about 5 % are significant."""
+    draws = stats.norm(0, 1).rvs((2000, 2, 8), random_state=2)
+    draws[:, 1] = correlation * draws[:, 0] + math.sqrt(1 - correlation**2) * draws[:, 1]
+    effects = [contrast([(1, by_seed(first)), (-1, by_seed(second))]) for first, second in draws]
+    assert np.mean([effect.p < 0.05 for effect in effects if effect]) == pytest.approx(0.05, abs=0.016)
+
+
+def test_the_detectable_effect_is_found_four_times_in_five() -> None:
+    """Oracle: simulation with an effect of that size; sd 1, 6 runs against 6, 10 degrees of freedom."""
+    size = detectable(10) * math.sqrt(2 / 6)
+    draws = stats.norm(0, 1).rvs((4000, 2, 6), random_state=3)
+    p = stats.ttest_ind(draws[:, 0] + size, draws[:, 1], axis=1).pvalue
+    assert np.mean(p < 0.05) == pytest.approx(0.8, abs=0.02)
+
+
+@pytest.mark.parametrize("freedom", [1, 1.3, 3, 40, 1000])
+def test_every_number_of_seeds_detects_something(freedom: float) -> None:
+    assert 2.7 < detectable(freedom) < 100
+
+
+def test_holm_corrects_for_the_number_of_tests() -> None:
+    """Oracle: by hand: 0.01 x 4, 0.02 x 3, then its own x 2 and x 1 or as large as before; NaN does not count."""
+    assert holm([0.03, 0.01, math.nan, 0.02, 0.04]) == pytest.approx([0.06, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
+    assert holm([]) == [] and holm([0.7, 0.8]) == [1.0, 1.0]
+
+
+def test_the_bootstrap_covers_seeds_and_sentences() -> None:
+    """Oracle: the variance of a two-way layout of independent effects of seeds and sentences."""
+    generator = np.random.default_rng(0)
+    seeds, sentences = generator.normal(0, 0.2, 300), generator.normal(0, 1.0, 400)
+    value = seeds[:, None] + sentences[None]
+    (low, high), p = bootstrap([(1, value), (-1, np.zeros((5, 400)))], 0.0)
+    error = math.sqrt(seeds.var() / 300 + sentences.var() / 400)
+    assert (low, high) == pytest.approx((value.mean() - 1.96 * error, value.mean() + 1.96 * error), abs=0.01)
+    assert 0 < p <= 1
+    (low, high), p = bootstrap([(1, value + 2), (-1, value)], 0.0)  # the same sentences in both: their effect cancels
+    assert high - low < 0.2 and p < 0.001
 
 
 # Tables

@@ -7,7 +7,7 @@ from typing import Any
 
 from speechformer.corpora.files import OutputFolder
 from speechformer.report.results import Table
-from speechformer.report.statistics import Summary
+from speechformer.report.statistics import Effect, Summary
 from speechformer.report.tables import comparisons, differences
 
 Line = dict[str, Any]
@@ -72,8 +72,14 @@ def published(table: Table) -> Iterator[Line]:
 
 
 def differences_of_all_pairs(table: Table) -> Iterator[Line]:
-    """Yield a line for each pair of rows and compared metric."""
-    for row, reference, metric, difference in differences(table, all_pairs=True):
-        about = {"row": row.label, "reference": reference.label, "metric": metric, "n": difference.n}
-        ends = dict(zip(("low_95", "high_95"), difference.confidence_interval))
-        yield {**place(table), **about, "difference": difference.mean, **ends, "p": difference.p}
+    """Yield a line for each pair of rows and compared metric; Holm's correction counts all pairs of the metric."""
+    for own in differences(table, all_pairs=True):
+        about = {"row": own.row.label, "reference": own.reference.label, "metric": own.metric}
+        yield {**place(table), **about, **effect_line(own.effect, own.corrected)}
+
+
+def effect_line(effect: Effect, corrected: float) -> Line:
+    low, high = effect.interval
+    line = {"n": min(effect.n), "difference": effect.mean, "low_95": low, "high_95": high, "p": effect.p}
+    more = {"p_holm": corrected, "paired": effect.paired, "correlation": effect.correlation}
+    return {**line, **more, "detectable": effect.detectable}

@@ -76,6 +76,16 @@ class Run:
             batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         return math.ceil(max(batches, 1) / self.config.get("trainer.accumulate_grad_batches", 1))
 
+    def value(self, metric: str, at: float | None = None) -> float | None:
+        """Return a metric, or the ratio of two (`a / b`): the final value, or that at an epoch or step."""
+        if " / " in metric:
+            over, under = (self.value(name, at) for name in metric.split(" / "))
+            return over / under if over is not None and under else None
+        if at is None:
+            return self.metrics.get(metric)
+        step = round(at * (self.steps_per_epoch if self.report["x_axis"] == "epoch" else 1))
+        return next((point.get(metric) for point in self.result.get("curve", []) if point["step"] == step), None)
+
     @property
     def command(self) -> str:
         """The command that repeats the run, without seed and folder."""
@@ -132,9 +142,9 @@ class Row:
         """Whether some run came to its end; else its settings may be what it failed of."""
         return any(run.status not in FAILED for run in self.runs)
 
-    def values(self, metric: str) -> dict[int | None, float]:
-        """Return the final value of a metric by seed, of the runs that have it."""
-        values = {run.seed: run.metrics.get(metric) for run in self.finished}
+    def values(self, metric: str, at: float | None = None) -> dict[int | None, float]:
+        """Return a metric by seed, of the runs that have it: the final value, or that at an epoch or step."""
+        values = {run.seed: run.value(metric, at) for run in self.finished}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def summary(self, metric: str, best: bool = False) -> Summary | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 
 from speechformer.report import published
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Interval, Summary, paired_difference
+from speechformer.report.statistics import Effect, Interval, Summary, contrast, holm
 
 NONE = "–"
 WORDS = {
@@ -155,26 +155,60 @@ def published_table(table: Table) -> Markdown:
     return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
 
 
-def differences(table: Table, all_pairs: bool = False) -> Iterator[tuple[Row, Row, str, Summary]]:
-    """Yield (row, reference, metric, paired difference): each row minus the first, or all pairs."""
-    pairs = combinations(table.rows, 2) if all_pairs else ((table.rows[0], row) for row in table.rows[1:])
-    for (reference, row), metric in product(pairs, filter(table.has, table.report["compare"])):
-        difference = paired_difference(row.values(metric), reference.values(metric))
-        if difference is not None:
-            yield row, reference, metric, difference
+@dataclass(frozen=True)
+class Difference:
+    """A row minus its reference; `corrected` is the p-value after Holm's correction."""
+
+    row: Row
+    reference: Row
+    metric: str
+    effect: Effect
+    corrected: float
+
+
+def differences(table: Table, all_pairs: bool = False) -> Iterator[Difference]:
+    """Yield each row minus the first, or all pairs; a family of tests are those of one metric."""
+    pairs = list(combinations(table.rows, 2)) if all_pairs else [(table.rows[0], row) for row in table.rows[1:]]
+    for metric in filter(table.has, table.report["compare"]):
+        effects = [
+            (row, reference, metric, effect)
+            for reference, row in pairs
+            if (effect := contrast([(1, row.values(metric)), (-1, reference.values(metric))]))
+        ]
+        corrected = holm([effect.p for *_, effect in effects])
+        yield from (Difference(*own, p) for own, p in zip(effects, corrected))
 
 
 def differences_table(table: Table) -> Markdown:
-    """Return the paired differences from the first row, or "" for a table of one row."""
+    """Return the differences from the first row, or "" for a table of one row."""
     rows = []
-    for row, reference, metric, difference in differences(table):
-        p = NONE if math.isnan(difference.p) else f"{difference.p:.3f}" if difference.p >= 0.001 else "< 0.001"
-        mean = number(metric, difference.mean, signed=True)
-        interval = format_interval(metric, difference.confidence_interval, signed=True)
-        cells = [f"{row.label} − {reference.label}", heading(metric), str(difference.n), mean, interval]
-        rows.append([*cells, p, yes_or_no(difference.significant)])
-    header = ["", "metric", "seeds", "paired difference", "95 % confidence interval", "p", "significant at 5 %"]
-    return markdown_table(header, rows)
+    for own in differences(table):
+        effect, metric = own.effect, own.metric
+        cells = [f"{own.row.label} − {own.reference.label}", heading(metric), seeds_cell(effect)]
+        cells += [number(metric, effect.mean, signed=True), format_interval(metric, effect.interval, signed=True)]
+        cells += [method(effect), p_value(effect.p), p_value(own.corrected)]
+        rows.append([*cells, number(metric, effect.detectable), significant(own.corrected)])
+    header = ["", "metric", "seeds", "difference", "95 % confidence interval", "test", "p", "p, Holm"]
+    return markdown_table([*header, "detectable", "significant at 5 %"], rows)
+
+
+def seeds_cell(effect: Effect) -> str:
+    """Return the number of seeds, or the numbers of independent samples where these differ."""
+    return " and ".join(str(n) for n in dict.fromkeys(effect.n))
+
+
+def method(effect: Effect) -> str:
+    """Return the test, with the correlation of the two sides over common seeds."""
+    correlation = "" if math.isnan(effect.correlation) else f" (r = {effect.correlation:.2f})".replace("-", "−")
+    return ("paired" if effect.paired else "Welch") + correlation
+
+
+def p_value(p: float) -> str:
+    return NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def significant(p: float) -> str:
+    return yes_or_no(None if math.isnan(p) else p < 0.05)
 
 
 def lengths_table(table: Table) -> Markdown:

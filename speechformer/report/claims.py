@@ -1,0 +1,148 @@
+"""What is concluded from the runs: the claims of `claims.yaml`, judged.
+
+A claim is about an effect, a contrast of means over seeds. It is *supported* or *contradicted* if the effect is
+significant at 5 % after Holm's correction within its family, and *inconclusive* otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from speechformer.report import published
+from speechformer.report.results import ABSENT, Row, Table
+from speechformer.report.statistics import Effect, bootstrap, contrast, holm
+
+FILE = Path(__file__).parent / "claims.yaml"
+Places = dict[tuple[str, str], tuple[Table, Row]]  # by the name of a row and its protocol
+VERDICTS = ("supported", "inconclusive", "contradicted")
+SIGNS = {"more": 1, "less": -1}
+PARTS = {"test_accuracy": None, "test_accuracy_in_train": True, "test_accuracy_not_in_train": False}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of an effect: `times` the mean of a row's metric, at an epoch or step or (None) at the end."""
+
+    times: float
+    metric: str
+    at: float | None
+    table: Table
+    row: Row
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim with its measured effect; `corrected` is the p-value after Holm, `terms` what the effect is made of."""
+
+    name: str
+    family: str
+    by: str
+    says: str
+    sign: int
+    over_sentences: bool
+    effect: Effect
+    terms: Sequence[Term]
+    corrected: float = math.nan
+
+    @property
+    def metric(self) -> str:
+        """The metric of the effect; that of the first term."""
+        return self.terms[0].metric
+
+    @property
+    def verdict(self) -> str:
+        if math.isnan(self.corrected) or self.corrected >= 0.05:
+            return "inconclusive"
+        return "supported" if self.effect.mean * self.sign > 0 else "contradicted"
+
+
+@functools.cache
+def content() -> dict[str, Any]:
+    """Return the file: `families`, `chosen`, `rows` and `claims`, explained at its top."""
+    return yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def judge(tables: Sequence[Table]) -> list[Judgement]:
+    """Return the claims whose runs are all there, on the corpus of the reports, in the order of the file."""
+    rows = find_rows(tables)
+    claims = [own for name, claim in content()["claims"].items() if (own := measure(name, claim, rows))]
+    judged = []
+    for family in content()["families"]:
+        own = [claim for claim in claims if claim.family == family]
+        corrected = holm([claim.effect.p for claim in own])
+        judged += [replace(claim, corrected=p) for claim, p in zip(own, corrected)]
+    return judged
+
+
+def find_rows(tables: Sequence[Table]) -> Places:
+    """Return tables and rows on the corpus of the reports by name and protocol; of several rows the first counts."""
+    known = published.content()
+    places: dict[str, tuple[str, Mapping[str, Any]]] = {
+        name: (own["study"], own["where"]) for name, own in content()["rows"].items()
+    }
+    rows: Places = {}
+    for table in (table for table in tables if table.sha256 == known["corpus"]["sha256"]):
+        for row in table.rows:
+            names = [row.published] if row.published else []
+            names += [
+                name
+                for name, (study, where) in places.items()
+                if study == table.study
+                and all(row.settings.get(key, ABSENT) == value for key, value in where.items())
+            ]
+            for name in names:
+                rows.setdefault((name, table.protocol), (table, row))
+    return rows
+
+
+def measure(
+    name: str, claim: Mapping[str, Any], rows: Mapping[tuple[str, str], tuple[Table, Row]]
+) -> Judgement | None:
+    """Return a claim with its effect, uncorrected; None if a row has no runs or not this metric."""
+    terms, constant, line = list[Term](), 0.0, dict[str, Any]()
+    for own in claim["effect"]:
+        line = {"protocol": "paper", "at": None, **line, "times": 1, **own}
+        if "constant" in own:
+            constant += own["constant"]
+        elif (line["row"], line["protocol"]) not in rows:
+            return None
+        elif "baseline" in own:
+            table, _ = rows[line["row"], line["protocol"]]
+            values = [run.metrics.get(line["metric"]) for run in table.baselines if run.baseline == own["baseline"]]
+            if not values or values[0] is None:
+                return None
+            constant += line["times"] * values[0]
+        else:
+            terms.append(Term(line["times"], line["metric"], line["at"], *rows[line["row"], line["protocol"]]))
+    same_runs = len({id(term.row) for term in terms}) == 1
+    effect = contrast([(term.times, term.row.values(term.metric, term.at)) for term in terms], constant, same_runs)
+    if effect is None:
+        return None
+    over_sentences = claim.get("over") == "sentences" and bool(right := right_answers(terms))
+    if over_sentences:
+        interval, p = bootstrap(right, constant)
+        effect = replace(effect, interval=interval, p=p)
+    about = (claim["family"], claim["by"], claim["says"], SIGNS[claim["expect"]])
+    return Judgement(name, *about, over_sentences, effect, terms)
+
+
+def right_answers(terms: Sequence[Term]) -> list[tuple[float, Any]]:
+    """Return coefficient and right answers [runs, sentences] of each term; none if some runs have no predictions."""
+    import numpy as np
+
+    answers: list[tuple[float, Any]] = []
+    for term in terms:
+        predictions = [run.predictions() for run in term.row.finished]
+        if term.at is not None or term.metric not in PARTS or any(own is None for own in predictions):
+            return []
+        right, leaked = (np.array(column) for column in zip(*predictions))
+        part = PARTS[term.metric]
+        answers.append((term.times, right if part is None else right[:, leaked[0] == part]))
+    return answers if len({right.shape[1] for _, right in answers}) == 1 else []
