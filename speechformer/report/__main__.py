@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[Table]:
     """Read the runs under `folders` and write the report into `output`; raise a UserError without a result."""
+    from speechformer.report.claims import judge
     from speechformer.report.csv_files import write_csv_files
     from speechformer.report.page import compose, to_html
     from speechformer.report.results import build_tables, read_runs
@@ -27,14 +28,15 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
     tables, repeated = build_tables(runs)
     folder = OutputFolder(output)
     page, document = folder.file("report.html"), folder.file("report.md")
-    write_csv_files(tables, folder)
+    judgements = judge(tables)
+    write_csv_files(tables, judgements, folder)
     pictures = {}
     if plots:
         from speechformer.report.plots import draw_figures
 
-        for name, figures in draw_figures(tables, folder).items():
+        for name, figures in draw_figures(tables, judgements, folder).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    content = compose(tables, runs, remarks + repeated, pictures)
+    content = compose(tables, judgements, runs, remarks + repeated, pictures)
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, output), encoding="utf-8")
     return tables

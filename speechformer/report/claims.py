@@ -72,12 +72,12 @@ def content() -> dict[str, Any]:
 def judge(tables: Sequence[Table]) -> list[Judgement]:
     """Return the claims whose runs are all there, on the corpus of the reports, in the order of the file."""
     rows = find_rows(tables)
-    claims = [own for name, claim in content()["claims"].items() if (own := measure(name, claim, rows))]
-    judged = []
+    measured = [measure(name, claim, rows) for name, claim in content()["claims"].items()]
+    judged: list[Judgement] = []
     for family in content()["families"]:
-        own = [claim for claim in claims if claim.family == family]
-        corrected = holm([claim.effect.p for claim in own])
-        judged += [replace(claim, corrected=p) for claim, p in zip(own, corrected)]
+        claims = [claim for claim in measured if claim and claim.family == family]
+        corrected = holm([claim.effect.p for claim in claims])
+        judged += [replace(claim, corrected=p) for claim, p in zip(claims, corrected)]
     return judged
 
 

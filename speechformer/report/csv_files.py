@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speechformer.corpora.files import OutputFolder
+from speechformer.report.claims import Judgement
 from speechformer.report.results import Table
 from speechformer.report.statistics import Effect, Summary
 from speechformer.report.tables import comparisons, differences
@@ -13,14 +14,19 @@ from speechformer.report.tables import comparisons, differences
 Line = dict[str, Any]
 
 
-def write_csv_files(tables: list[Table], output: OutputFolder) -> None:
-    """Write runs, rows, curves, published and differences to `tables/`, those that have rows."""
+def write_csv_files(tables: list[Table], judgements: Sequence[Judgement], output: OutputFolder) -> None:
+    """Write runs, rows, curves, published, differences and claims to `tables/`, those that have rows."""
     import pandas as pd
 
+    contents = {"claims": list(map(claim_line, judgements))}
     for lines in (runs, rows, curves, published, differences_of_all_pairs):
-        name = f"tables/{lines.__name__.partition('_')[0]}.csv"
-        if content := [{"table": table.name, **line} for table in tables for line in lines(table)]:
-            pd.DataFrame(content, dtype=object).to_csv(output.file(name), index=False)  # integers stay
+        name = lines.__name__.partition("_")[0]
+        contents[name] = [{"table": table.name, **line} for table in tables for line in lines(table)]
+    for name, content in contents.items():
+        if content:
+            pd.DataFrame(content, dtype=object).to_csv(
+                output.file(f"tables/{name}.csv"), index=False
+            )  # integers stay
     output.remove_stale("tables/*.csv")
 
 
@@ -83,3 +89,12 @@ def effect_line(effect: Effect, corrected: float) -> Line:
     line = {"n": min(effect.n), "difference": effect.mean, "low_95": low, "high_95": high, "p": effect.p}
     more = {"p_holm": corrected, "paired": effect.paired, "correlation": effect.correlation}
     return {**line, **more, "detectable": effect.detectable}
+
+
+def claim_line(own: Judgement) -> Line:
+    about = {"claim": own.name, "family": own.family, "by": own.by, "says": own.says, "verdict": own.verdict}
+    terms = " ".join(
+        f"{term.times:+g} * {term.row.label} [{term.table.name}]" + (f" at {term.at:g}" if term.at else "")
+        for term in own.terms
+    )
+    return {**about, "metric": own.metric, "terms": terms, **effect_line(own.effect, own.corrected)}

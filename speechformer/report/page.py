@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from speechformer.report import claims, findings
 from speechformer.report import tables as text
+from speechformer.report.claims import Judgement
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import FAILED, Run, Table
@@ -18,37 +20,64 @@ HERE = Path(__file__).parent
 ORDER = ("finished", "diverged", *FAILED)
 PARAGRAPHS = Markdown("\n\n")
 LIBRARIES = ("python", "torch", "lightning")
+METHODS = Markdown((HERE / "methods.md").read_text(encoding="utf-8").strip())
 
 
-def compose(tables: list[Table], runs: list[Run], remarks: list[str], pictures: Pictures) -> Markdown:
-    """Return the report as Markdown; `pictures` are paths and captions for each table, `remarks` what is left out."""
-    methods = Markdown((HERE / "methods.md").read_text(encoding="utf-8").strip())
-    sections = [section(table, pictures.get(table.name, [])) for table in tables]
-    parts = [Markdown("# Report"), overview(tables, runs, remarks), methods, *sections]
-    return PARAGRAPHS.join(parts) + Markdown("\n")
+def compose(
+    tables: list[Table], judgements: Sequence[Judgement], runs: list[Run], remarks: list[str], pictures: Pictures
+) -> Markdown:
+    """Return the report as Markdown.
+
+    Args:
+        pictures: paths and captions by name of a table, and those of the claims by "".
+        remarks: what is left out.
+    """
+    sentences = Markdown("\n").join(map(Markdown("- {}").format, findings.found(tables, judgements)))
+    parts = [Markdown("# Report"), Markdown("## What was found") if sentences else "", sentences]
+    parts += [picture("Claims", *own) for own in pictures.get("", [])]
+    parts += [
+        *claims_by_family(judgements),
+        Markdown("## Tables"),
+        overview(tables, runs, remarks),
+        fold("How to read it", METHODS),
+    ]
+    parts += [section(table, pictures.get(table.name, [])) for table in tables]
+    return PARAGRAPHS.join(part for part in parts if part) + Markdown("\n")
 
 
-def heading(table: Table) -> str:
-    return table.title + ("" if table.protocol == "paper" else f" ({table.protocol})")
+def claims_by_family(judgements: Sequence[Judgement]) -> Iterator[Markdown]:
+    """Yield a heading and a table for each family of claims."""
+    for family, title in claims.content()["families"].items():
+        if own := [claim for claim in judgements if claim.family == family]:
+            yield Markdown("### {}").format(title)
+            yield findings.claims_table(own)
+
+
+def fold(summary: str, content: Markdown) -> Markdown:
+    """Return a part of the page that the reader opens."""
+    return Markdown('<details markdown="1">\n<summary>{}</summary>\n\n{}\n\n</details>').format(summary, content)
+
+
+def picture(title: str, path: str, caption: str) -> Markdown:
+    return Markdown("![{}]({})\n\n*{}*").format(title, path, caption)
 
 
 def section(table: Table, pictures: Sequence[tuple[str, str]]) -> Markdown:
     """Return one table with all that belongs to it."""
-    title = Markdown('<a id="{}"></a>\n\n## {}').format(table.name, heading(table))
+    title = Markdown('<a id="{}"></a>\n\n## {}').format(table.name, table.heading)
     parts = [title, about(table), text.results_table(table)]
     for name, content in {
         "Train short, test long": text.lengths_table(table),
         "By the length of the source": text.source_lengths_table(table),
         "Comparison with published results": text.published_table(table),
-        "Paired differences over seeds": text.differences_table(table),
+        "Differences": text.differences_table(table),
     }.items():
         parts += [Markdown("### {}").format(name), content] if content else []
     for place, run in ((row, run) for row in table.rows for run in row.runs if run.status in FAILED):
         reason = run.result.get("error") or "no reason given"
         parts.append(Markdown.escape(f"{run.status.capitalize()}: {place.label}, seed {run.seed}: {reason}"))
-    parts += [Markdown("![{}]({})\n\n*{}*").format(table.title, path, caption) for path, caption in pictures]
-    repeat = '<details markdown="1">\n<summary>How to repeat each row</summary>\n\n{}\n\n</details>'
-    return PARAGRAPHS.join([*parts, Markdown(repeat).format(text.commands_table(table))])
+    parts += [picture(table.title, *own) for own in pictures]
+    return PARAGRAPHS.join([*parts, fold("How to repeat each row", text.commands_table(table))])
 
 
 def about(table: Table) -> Markdown:
@@ -78,20 +107,18 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> Markdo
     baselines = sum(run.baseline is not None for run in runs)
     many = "s" if len(tables) > 1 else ""
     sentences = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
-    inside = [line.inside for table in tables for line in text.comparisons(table) if line.counts]
-    if judged := [value for value in inside if value is not None]:
-        sentences.append(
-            f"{sum(judged)} of {len(judged)} published final results on test (means over texts left out) fall inside "
-            "our 95 % prediction interval."
-        )
+    if repeated := len(runs) - findings.distinct(runs):
+        sentences.append(f"{repeated} of them repeat a run of another study, bit by bit.")
     known = [(name, run.result.get("versions", {}).get(name)) for run in runs for name in LIBRARIES]
     versions = sorted({f"{name} {version}" for name, version in known if version is not None})
     sentences.append(f"Made with {', '.join(versions) or 'unknown versions'}.")
+    if old := sum(run.is_outdated for run in runs):
+        sentences.append(f"{old} were computed by an earlier version of the code, whose numbers differ.")
     rows = []
     for table in tables:
         n = sorted({len(row.finished) for row in table.rows})
         seeds = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
-        link = Markdown("[{}](#{})").format(heading(table), table.name)
+        link = Markdown("[{}](#{})").format(table.heading, table.name)
         rows.append([link, table.corpus, table.protocol, str(len(table.rows)), seeds])
     parts = [" ".join(sentences), markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)]
     if remarks:

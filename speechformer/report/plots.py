@@ -1,4 +1,4 @@
-"""The figures of the report: bars, learning curves, and results by length of context or source.
+"""The figures of the report: claims, results, learning curves, and results by length of context or source.
 
 The colour of a variant follows from its settings, so it is the same in every figure. Rows of one colour in a table
 differ in line style, hatch and marker.
@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 import yaml
 from PIL import Image
 
 from speechformer.corpora.files import OutputFolder
 from speechformer.escape import one_line
 from speechformer.report import published
+from speechformer.report.claims import Judgement
 from speechformer.report.results import Row, Table
 from speechformer.report.statistics import Summary
-from speechformer.report.tables import comparisons, heading, scale
+from speechformer.report.tables import comparisons, format_interval, heading, number, scale
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 
 Lines = dict[str, dict[float, Summary]]
@@ -167,8 +167,8 @@ def set_log_scale(axis: Axes, values: list[float]) -> None:
         axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
-def bars(table: Table, path: Path) -> str:
-    """Draw the test metrics as bars with their confidence intervals, published values and the best baseline."""
+def dots(table: Table, path: Path) -> str:
+    """Draw the test metrics of each run, with means, confidence intervals, published values and the best baseline."""
     what = kind(table.metric)
     comparable = ("bleu", "chrf") if what == "bleu" else (what,)  # kinds on one scale
     tested = [name for name in table.columns if name.startswith("test_") and "interval" not in name]
@@ -176,62 +176,116 @@ def bars(table: Table, path: Path) -> str:
     rows = [row for row in table.rows if row.values(table.metric)]
     if not rows or not metrics:
         return ""
-    # Where a report chose its perplexities on test, so do the bars beside them.
+    # Where a report chose its perplexities on test, so do the points beside them.
     best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
-    width = max(4.6, 1.6 + len(metrics) * (0.55 + 0.27 * len(rows)))
-    figure, axis = plt.subplots(figsize=(min(WIDEST, width), 4.4))
-    diamonds = draw_bars(axis, table, rows, metrics, best)
-    dotted = draw_best_baseline(axis, table, metrics)
-    axis.set_xticks(range(len(metrics)), [TICKS.get(name, short(name.split("_", 2)[-1])) for name in metrics])
-    axis.set_xlim(-0.7, len(metrics) - 0.3)
-    axis.grid(axis="x", visible=False)
-    label = axis_label(metrics[0]) if len(comparable) == 1 else "test score, 0 to 100"
-    axis.set_ylabel(label + (", best of the run" if best else ""))
-    if what == "accuracy":
-        axis.set_ylim(0, 105)
-    save(figure, axis, path)
-    caption = "Mean over seeds with its 95 % confidence interval" if several(rows) else "One run each"
+    width, height = 1.6 + 2.3 * len(metrics), 1.5 + 0.32 * len(rows)
+    figure, axes = plt.subplots(1, len(metrics), figsize=(min(WIDEST, width), height), sharey=True, squeeze=False)
+    dotted = diamonds = False
+    for axis, name in zip(axes[0], metrics):
+        diamonds |= draw_dots(axis, table, rows, name, best)
+        dotted |= draw_best_baseline(axis, table, name)
+        axis.set_title(TICKS.get(name, short(name.split("_", 2)[-1])))
+        axis.grid(axis="y", visible=False)
+    axes[0][0].set_yticks(range(len(rows)), [short(row.label, 60) for row in rows])
+    axes[0][0].set_ylim(len(rows) - 0.4, -0.6)
+    label = axis_label(metrics[0]).partition(",")[0] if len(comparable) == 1 else "test score, 0 to 100"
+    label = "test accuracy (%)" if what == "accuracy" else label.replace(" (mean of tests)", "")
+    figure.supxlabel(label + (", best of the run" if best else ""), fontsize="medium")
+    save(figure, axes[0][0], path)
+    caption = "Dots: runs. Line: mean and 95 % confidence interval" if several(rows) else "One run each"
     caption += ", of each text's best value on test during a run, as published" if best else ""
     return caption + "." + " Diamonds: published." * diamonds + " Dotted line: the best baseline." * dotted
 
 
-def draw_bars(axis: Axes, table: Table, rows: list[Row], metrics: list[str], best: bool) -> bool:
-    """Draw the bars of each row; return whether published values were drawn with them."""
-    width, diamonds = 0.82 / len(rows), False
+def draw_dots(axis: Axes, table: Table, rows: list[Row], name: str, best: bool) -> bool:
+    """Draw the runs of each row with their mean and interval; return whether a published value was drawn."""
+    diamonds, unit = False, scale(name)
     style = dict(zip((row.label for row in table.rows), styles(table.rows)))
-    for (place, row), (group, name) in itertools.product(enumerate(rows), enumerate(metrics)):
+    for y, row in enumerate(rows):
         if not (summary := row.summary(name, best)):
             continue
-        unit, x = scale(name), group + (place - (len(rows) - 1) / 2) * width
-        half = (summary.confidence_interval[1] - summary.mean) * unit
-        look: Any = {"color": style[row.label].colour, "hatch": style[row.label].hatch, "edgecolor": "white"}
-        look |= {"linewidth": 0.5, "error_kw": {"ecolor": INK, "elinewidth": 1.1, "capsize": 2}}
-        look |= {} if math.isnan(half) else {"yerr": half}
-        axis.bar(x, summary.mean * unit, width * 0.92, label=short(row.label, 100) if group == 0 else None, **look)
+        colour, marker = style[row.label].colour, style[row.label].marker
+        spread = np.linspace(-0.2, 0.2, summary.n) if summary.n > 1 else [0.0]
+        axis.plot(unit * summary.values, y + np.array(spread), ".", color=colour, alpha=0.55, ms=5, mew=0)
+        low, high = summary.confidence_interval
+        if not math.isnan(low):
+            axis.plot([unit * low, unit * high], [y, y], color=INK, lw=1.6, zorder=3)
+        axis.plot(unit * summary.mean, y, marker, color=colour, mec=INK, ms=6.5, zorder=4)
         compared = table.comparable and row.published
         value = published.final(row.published or "", name, "best" if best else "last") if compared else None
         if value is not None:
-            label = "" if diamonds else "published"
-            axis.plot(x, value * unit, "D", mfc="white", mec=INK, mew=1.2, ms=5, zorder=4, label=label)
+            axis.plot(value * unit, y, "D", mfc="none", mec=INK, mew=1.3, ms=8, zorder=5)
             diamonds = True
     return diamonds
 
 
-def draw_best_baseline(axis: Axes, table: Table, metrics: list[str]) -> bool:
-    """Draw the best baseline as dotted lines; return whether there is one."""
+def draw_best_baseline(axis: Axes, table: Table, name: str) -> bool:
+    """Draw the best baseline as a dotted line; return whether there is one with this metric."""
     values = [(run.metrics.get(table.metric), run) for run in table.baselines]
     measured = [(value, run) for value, run in values if value is not None]
     if not measured:
         return False
     _, best = (max if table.report["higher_is_better"] else min)(measured, key=lambda pair: pair[0])
-    outline = patheffects.withStroke(linewidth=3.5, foreground="white")
-    line: Any = {"color": INK, "linestyle": (0, (1.5, 1.2)), "linewidth": 1.5, "path_effects": [outline]}
-    for group, name in enumerate(metrics):
-        value = best.metrics.get(name)
-        if value is not None:
-            label = short(str(best.baseline)) if group == 0 else ""
-            axis.hlines(value * scale(name), group - 0.46, group + 0.46, label=label, **line)
-    return True
+    value = best.metrics.get(name)
+    if value is not None:
+        axis.axvline(value * scale(name), color=INK, linestyle=(0, (1.5, 1.2)), linewidth=1.3, zorder=1)
+    return value is not None
+
+
+VERDICT_STYLES = {"supported": ("#0072B2", "o"), "inconclusive": ("#8a949e", "s"), "contradicted": ("#D55E00", "X")}
+
+
+UNITS = {"accuracy": "test accuracy, points", "perplexity": "perplexity", "ratio": "ratio of perplexities"}
+
+
+def forest(judgements: Sequence[Judgement], path: Path) -> str:
+    """Draw the effect of each claim with its interval, positive as claimed; verdicts differ in colour and marker."""
+    panels = defaultdict[str, list[Judgement]](list)
+    for own in judgements:
+        if not math.isnan(own.effect.interval[0]):
+            panels["ratio" if " / " in own.metric else kind(own.metric).replace("known", "perplexity")].append(own)
+    if not panels:
+        return ""
+    heights = [len(own) + 1 for own in panels.values()]
+    size = (10.5, 0.25 * sum(heights) + 0.7 * len(panels))
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, squeeze=False)
+    for axis, (unit, group) in zip(axes[:, 0], panels.items()):
+        draw_effects(axis, group)
+        axis.set_xlabel(f"effect, positive as claimed ({UNITS.get(unit, unit)})", fontsize=9)
+    for verdict, (colour, marker) in VERDICT_STYLES.items():
+        axes[0, 0].plot([], [], marker, color=colour, label=verdict)
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1.35, 1), ncols=3)
+    write(figure, path)
+    intervals = "95 % confidence intervals, over seeds or over seeds and sentences"
+    return f"Effects of all claims with {intervals}; positive as claimed. Verdicts after Holm's correction."
+
+
+def draw_effects(axis: Axes, judgements: Sequence[Judgement]) -> None:
+    """Draw one line for each claim, on a scale that is linear around zero and logarithmic beyond."""
+    ends = []
+    for y, own in enumerate(judgements):
+        unit = own.sign * scale(own.metric)
+        low, mean, high = (
+            unit * value for value in (own.effect.interval[0], own.effect.mean, own.effect.interval[1])
+        )
+        colour, marker = VERDICT_STYLES[own.verdict]
+        axis.plot([low, high], [y, y], color=colour, lw=1.8)
+        axis.plot(mean, y, marker, color=colour, ms=6.5)
+        text = f"{number(own.metric, own.effect.mean, True)} {format_interval(own.metric, own.effect.interval, True)}"
+        axis.annotate(text, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+        ends += [abs(low), abs(high)]
+    linear = float(np.median(ends))
+    axis.set_xscale("symlog", linthresh=linear)
+    step = float(f"{linear / 2:.0e}")
+    ticks = [tick for tick in (step, 2 * step, 5 * step, 10 * step, 20 * step, 50 * step) if tick <= 1.2 * max(ends)]
+    axis.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
+    axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.minorticks_off()
+    axis.axvline(0, color=INK, lw=0.9)
+    names = [short(f"{own.by}: {own.says}", 100) for own in judgements]
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
 
 
 def by_context_length(table: Table, path: Path) -> str:
@@ -292,11 +346,16 @@ def source_points(row: Row, name: str, buckets: Mapping[str, int]) -> dict[float
 
 
 def save(figure: Any, first: Axes, path: Path) -> None:
-    """Put the legend beside the axes and write the figure with 256 colours, a third of the bytes."""
+    """Put the legend beside the axes and write the figure."""
     handles, labels = first.get_legend_handles_labels()
     if len(handles) > 1:
         place: Any = {"bbox_to_anchor": (1.0, 0.55), "bbox_transform": figure.transFigure}
         figure.legend(handles, labels, loc="center left", ncols=1 + len(handles) // 60, **place)
+    write(figure, path)
+
+
+def write(figure: Any, path: Path) -> None:
+    """Write the figure with 256 colours, a third of the bytes."""
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
@@ -305,13 +364,17 @@ def save(figure: Any, first: Axes, path: Path) -> None:
     Image.open(content).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-FIGURES = {"bars": bars, "sources": by_source_length, "curves": curves, "lengths": by_context_length}
+FIGURES = {"dots": dots, "sources": by_source_length, "curves": curves, "lengths": by_context_length}
 
 
-def draw_figures(tables: list[Table], output: OutputFolder) -> dict[str, list[tuple[Path, str]]]:
-    """Draw the figures of all tables, and remove those of an earlier report; return files and captions by table."""
+def draw_figures(
+    tables: list[Table], judgements: Sequence[Judgement], output: OutputFolder
+) -> dict[str, list[tuple[Path, str]]]:
+    """Draw all figures and remove those of an earlier report; return files and captions by table, "" for claims."""
     figures: dict[str, list[tuple[Path, str]]] = defaultdict(list)
     with plt.style.context(HERE / "figures.mplstyle"):
+        if judgements and (caption := forest(judgements, path := output.file("figures/claims.png"))):
+            figures[""].append((path, caption))
         for table in tables:
             for name, draw in FIGURES.items():
                 path = output.file(f"figures/{table.name}_{name}.png")

@@ -23,7 +23,7 @@ from speechformer.errors import UserError
 from speechformer.report import legacy, published
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
-from speechformer.runs.identity import NOT_IDENTITY, plain_number
+from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, plain_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +66,11 @@ class Run:
         cleaned = [count for count in corpus.get("counts", {}).get("cleaned", {}).values() if count]
         parts = [corpus["sha256"], *corpus.get("languages", []), *map(str, cleaned)] if corpus else []
         self.corpus_key = " ".join(parts) or None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the code computes other numbers today."""
+        return int(self.result.get("numerics", 1)) < NUMERICS_VERSION
 
     @property
     def steps_per_epoch(self) -> int:
@@ -237,6 +242,11 @@ class Table:
         report = next((run.report for run in runs if run.report["metric"]), runs[0].report)
         columns = dict.fromkeys(name for run in self.finished for name in run.report["columns"])
         return {**report, "columns": list(columns) or report["columns"]}
+
+    @property
+    def heading(self) -> str:
+        """The title, with the protocol unless it is that of the reports."""
+        return self.title + ("" if self.protocol == "paper" else f" ({self.protocol})")
 
     @property
     def metric(self) -> str:

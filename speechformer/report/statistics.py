@@ -120,7 +120,8 @@ def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Ef
     correlation, correlates = correlate(*sides)
     if seeds and (same_runs or correlates or len(terms) == 1):
         summary = Summary(sides[0] + sides[1] + constant)
-        n, mean, error, freedom = (len(seeds),), summary.mean, summary.sd / math.sqrt(len(seeds)), len(seeds) - 1
+        n: tuple[int, ...] = (len(seeds),)
+        mean, error, freedom = summary.mean, summary.sd / math.sqrt(len(seeds)), float(len(seeds) - 1)
         varies = summary.varies
     else:
         summaries = [(weight, Summary(values.values())) for weight, values in terms]
@@ -128,7 +129,7 @@ def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Ef
         parts = [weight**2 * own.sd**2 / own.n if own.varies else 0.0 for weight, own in summaries]
         error, varies = math.sqrt(sum(parts)), any(own.varies for _, own in summaries) and min(n) > 1
         shares = [part**2 / (own.n - 1) for part, (_, own) in zip(parts, summaries) if part]
-        freedom = sum(parts) ** 2 / sum(shares) if varies else 0
+        freedom = sum(parts) ** 2 / sum(shares) if varies else 0.0
     paired = len(n) == 1 and len(terms) > 1
     if not varies:
         return Effect(n, mean, paired=paired, correlation=correlation)

@@ -46,7 +46,7 @@ def number(metric: str, value: float | None, signed: bool = False) -> str:
     """Format a value with one decimal, a ratio with two; fractions in per cent."""
     if value is None or math.isnan(value):
         return NONE
-    decimals = 2 if "ratio" in metric else 1
+    decimals = 3 if " / " in metric else 2 if "ratio" in metric else 1
     value = round(value * scale(metric), decimals) + 0.0  # no "-0.0"
     text = f"{value:+.{decimals}f}" if signed and value else f"{value:.{decimals}f}"
     return text.replace("-", "−")

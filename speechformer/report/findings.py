@@ -1,0 +1,144 @@
+"""What the runs show, in sentences and tables that are computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speechformer.report import published
+from speechformer.report.claims import Judgement, content
+from speechformer.report.markdown import Markdown
+from speechformer.report.markdown import table as markdown_table
+from speechformer.report.results import Row, Run, Table
+from speechformer.report.statistics import Summary, contrast, holm
+from speechformer.report.tables import (
+    Comparison,
+    comparisons,
+    format_interval,
+    heading,
+    mean_and_sd,
+    method,
+    number,
+    p_value,
+    seeds_cell,
+)
+
+
+def found(tables: Sequence[Table], judgements: Sequence[Judgement]) -> list[Markdown]:
+    """Return sentences: a count of verdicts, the agreement with the reports, and the best row of each table."""
+    sentences = [count_verdicts(judgements), agreement(tables), *map(best_row, tables)]
+    return [Markdown.escape(sentence) for sentence in sentences if sentence]
+
+
+def count_verdicts(judgements: Sequence[Judgement]) -> str:
+    """Return how many claims have each verdict, or "" without a claim."""
+    verdicts = [own.verdict for own in judgements]
+    counts = (f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
+    return f"Of {len(judgements)} claims, {', '.join(counts)}." if judgements else ""
+
+
+def best_row(table: Table) -> Markdown | str:
+    """Return a sentence on the best row of a table: its result, which rows it beats, and the best baseline."""
+    metric, better = table.metric, 1 if table.report["higher_is_better"] else -1
+    rows = [(row, summary) for row in table.rows if metric and (summary := row.summary(metric))]
+    if not rows:
+        return ""
+    best, summary = max(rows, key=lambda pair: better * pair[1].mean)
+    parts = [f"{best.label} has {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
+    if len(rows) > 1:
+        beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
+        parts[0] = f"best is {parts[0]}"
+        parts.append(
+            f"significantly better than {beaten} of {tested} others" if tested else "too few seeds for a comparison"
+        )
+    parts += against_baseline(table, summary, better)
+    return Markdown("[{}](#{}): {}.").format(table.heading, table.name, "; ".join(parts))
+
+
+def beats(best: Row, others: Sequence[Row], metric: str, better: int) -> tuple[int, int]:
+    """Return how many rows another is significantly better than (Holm), and with how many it could be compared."""
+    effects = [contrast([(1, best.values(metric)), (-1, row.values(metric))]) for row in others]
+    p_values = [effect.p for effect in effects if effect]
+    corrected = holm(p_values)
+    means = [effect.mean for effect in effects if effect]
+    return sum(p < 0.05 and better * mean > 0 for p, mean in zip(corrected, means)), sum(p == p for p in p_values)
+
+
+def against_baseline(table: Table, summary: Summary, better: int) -> list[str]:
+    """Return how a result compares with the best baseline, if there is one."""
+    measured = [(value, run) for run in table.baselines if (value := run.metrics.get(table.metric)) is not None]
+    if not measured:
+        return []
+    value, run = max(measured, key=lambda pair: better * pair[0])
+    word = "better" if better * summary.mean > better * value else "not better"
+    return [f"{word} than {run.baseline} ({number(table.metric, value)})"]
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
+    """Return claims with effect, interval, p-values and verdict; `page` is that of the tables, for links."""
+    rows = []
+    for own in judgements:
+        effect, metric = own.effect, own.metric
+        estimate = (number(metric, effect.mean, signed=True), format_interval(metric, effect.interval, signed=True))
+        where = Markdown("[{}]({}#{})").format(heading(metric), page, own.terms[0].table.name)
+        verdict = Markdown("**{}**").format(own.verdict) if own.verdict != "inconclusive" else own.verdict
+        test = "bootstrap" if own.over_sentences else method(effect)
+        cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate), where, seeds_cell(effect)]
+        rows.append([*cells, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
+    header = ["claim", "by", "verdict", "effect [95 % confidence interval]", "of", "seeds", "test", "p; after Holm"]
+    return markdown_table(header, rows)
+
+
+def published_values(tables: Sequence[Table]) -> list[Comparison]:
+    """Return the published final results on test, each once: the last value where the best is printed too."""
+    values: dict[tuple[str | None, str], Comparison] = {}
+    for line in (line for table in tables for line in comparisons(table) if line.counts and line.inside is not None):
+        key = (line.row.published, line.theirs.name)
+        if key not in values or line.theirs.chosen == "last":
+            values[key] = line
+    return list(values.values())
+
+
+def agreement(tables: Sequence[Table]) -> str:
+    """Return how many published results agree with ours, and how many should, or "" without a published one."""
+    from scipy import stats
+
+    values = published_values(tables)
+    if not values:
+        return ""
+    inside = sum(bool(line.inside) for line in values)
+    p = p_value(float(stats.binom.cdf(inside, len(values), 0.95)))
+    text = (
+        f"{inside} of {len(values)} published final results on test fall inside our 95 % prediction interval of one "
+        f"run. If the published runs were like ours, about {0.95 * len(values):.0f} would (p = {p} for {inside} or "
+        "fewer, were they independent)."
+    )
+    chosen = content()["chosen"]
+    rows = {name for entry in chosen for name in entry["rows"]}
+    if looked := [bool(line.inside) for line in values if line.row.published in rows]:
+        whats = " and ".join(dict.fromkeys(entry["what"] for entry in chosen))
+        text += (
+            f" For {len(looked)} of them, an assumption of ours was chosen by looking at published results "
+            f"({whats}): {sum(looked)} inside. Of the other {len(values) - len(looked)}, {inside - sum(looked)}."
+        )
+    wide = sum(line.ours is not None and width(line.ours) > 0.1 * line.ours.mean for line in values)
+    return text + (f" {wide} of the intervals are wider than a tenth of the value." if wide else "")
+
+
+def width(summary: Summary) -> float:
+    """Return the width of the prediction interval."""
+    low, high = summary.prediction_interval
+    return high - low
+
+
+def distinct(runs: Sequence[Run]) -> int:
+    """Return the number of different runs: one that is repeated under the name of another study counts once."""
+    free = set(published.content()["free"])
+    keys = set()
+    for run in runs:
+        settings = tuple(sorted((key, repr(value)) for key, value in run.settings.items() if key not in free))
+        keys.add((run.protocol, run.corpus_key, run.baseline, run.seed, settings))
+    return len(keys)
