@@ -150,6 +150,16 @@ def test_what_no_run_makes_is_an_error_before_anything_is_removed(
     assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "a" / "metrics.csv").exists()
 
 
+@pytest.mark.parametrize("name", ["tensorboard/hparams.yaml", "weights/4.ckpt"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious")])
+def test_no_run_opens_a_pipe_in_its_folders(make: Any, name: str, tmp_path: Path) -> None:
+    put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
+    (tmp_path / "a" / name).parent.mkdir()
+    make(tmp_path / "a" / name)
+    with pytest.raises(runs.ForeignError, match=rf"{name} is of a kind that speechformer does not make"):
+        own(tmp_path / "a", force=True)
+
+
 def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
     """Numbers and texts that JSON does not have, and those of a config that made a run fail."""
     config = {"seed": 10**30, "study": "a\udcff", "model": math.inf}
