@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
-from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.errors import ArgumentParser, UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -84,11 +84,15 @@ class KneserNey:
             p = own + discount * self.followers[k][history] / total * p
         return p
 
-    def perplexity(self, stream: Sequence[int]) -> float:
-        """Return exp of the mean negative log-probability of every token but the first, as for the transformers."""
+    def perplexities(self, stream: Sequence[int]) -> tuple[float, float | None]:
+        """Return exp of the mean negative log-probability of every token but the first, and of the known ones.
+
+        As for the transformers, `<unk>` is a word that has a probability. The second is None without a known word.
+        """
         contexts = (tuple(stream[max(0, k - self.order + 1) : k]) for k in range(1, len(stream)))
         logs = [math.log(self.probability(word, context)) for word, context in zip(stream[1:], contexts)]
-        return math.exp(-sum(logs) / len(logs))
+        known = [log for log, word in zip(logs, stream[1:]) if word != UNKNOWN]
+        return math.exp(-sum(logs) / len(logs)), math.exp(-sum(known) / len(known)) if known else None
 
 
 class Unigram(KneserNey):
@@ -114,11 +118,14 @@ def language_models(data: StreamData) -> Baselines:
     models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
     baselines: Baselines = {}
     for name, model in models.items():
-        metrics = {
-            metric: model.perplexity(stream) for metric, stream in {"train_perplexity": train, **streams}.items()
-        }
-        tests = [value for metric, value in metrics.items() if metric.startswith("test_perplexity_")]
-        metrics["test_perplexity_mean"] = sum(tests) / len(tests)
+        metrics: dict[str, Any] = {"train_perplexity": model.perplexities(train)[0]} | data.reference_metrics()
+        for metric, stream in streams.items():
+            metrics[metric], known = model.perplexities(stream)
+            if known is not None:
+                metrics[metric.replace("_perplexity", "_known_perplexity", 1)] = known
+        for kind in ("test_perplexity", "test_known_perplexity"):
+            if tests := [value for metric, value in metrics.items() if metric.startswith(f"{kind}_")]:
+                metrics[f"{kind}_mean"] = sum(tests) / len(tests)
         settings = {"order": model.order, "discounts": model.discounts}
         baselines[name] = (metrics, settings, sum(map(len, model.counts)))
     return baselines

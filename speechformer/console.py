@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -112,16 +113,21 @@ def above(text: str) -> str:
     return f"\x1b[{rows}A\x1b[J"
 
 
+def is_fraction(name: str) -> bool:
+    """Return whether a metric is a fraction, which is shown in percent; the part before "_perplexity" decides."""
+    return re.search(r"(^|_)(accuracy|exact|unknown_rate)(_|$)", name.partition("_perplexity")[0]) is not None
+
+
 def format_metric(name: str, value: float | None) -> str:
-    """Format a metric: accuracies in percent, ratios and perplexities below 10 with two decimals, others with one.
+    """Format a metric: fractions in percent, ratios and perplexities below 10 with two decimals, others with one.
 
     Args:
         name: The metric's name, which decides the format.
-        value: Its value; an accuracy is a fraction between 0 and 1.
+        value: Its value.
     """
     if value is None:
         return "-"
-    if "accuracy" in name or "exact" in name:
+    if is_fraction(name):
         return f"{100 * value:.1f} %"
     if "ratio" in name or ("perplexity" in name and value < 10):
         return f"{value:.2f}"

@@ -160,8 +160,11 @@ def figures(folder: Path) -> dict[str, Any]:
 
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     metrics, curve, best = renamed(result["metrics"]), [*map(renamed, result["curve"])], result["best"]
-    contents = {"metrics": metrics, "curve": [curve, best["value"], best["step"]]}  # floats with all their digits
-    own = {name: [json.dumps(content, sort_keys=True).encode()] for name, content in contents.items()}
+    contents: dict[str, Any] = {f"metric {name}": value for name, value in metrics.items()}
+    for name in {name for point in curve for name in point}:
+        contents[f"curve {name}"] = [[point["step"], point[name]] for point in curve if name in point]
+    contents["best"] = [best["value"], best["step"]]
+    own = {name: [json.dumps(content).encode()] for name, content in contents.items()}  # floats with all their digits
     if (folder / "translations.tsv").exists():
         own["translations"] = [(folder / "translations.tsv").read_bytes()]
     for path in folder.glob("*.ckpt"):
@@ -209,7 +212,10 @@ def run(checkout: Path, cases: Sequence[str], jobs: int) -> dict[str, Any]:
 
 
 def difference(before: Any, after: Any) -> str:
-    """Say in one line how the figures of a case differ; return an empty string if they are equal to the last bit."""
+    """Say in one line how the figures of a case differ; return an empty string if they are equal to the last bit.
+
+    A metric that only `after` has changes no result.
+    """
     if failed := [outcome["error"] for outcome in (before, after) if isinstance(outcome, dict)]:
         return f"failed: {failed[0]}"
     if len(before) != len(after):
@@ -217,7 +223,9 @@ def difference(before: Any, after: Any) -> str:
     parts, largest = set(), 0.0
     for a, b in zip(before, after):
         parts |= {key for key in ("status", "steps", "corpus") if a[key] != b[key]}
-        parts |= {name for name, _ in a["sha256"].items() ^ b["sha256"].items()}
+        added = {name for name in b["sha256"].keys() - a["sha256"].keys() if name.startswith(("metric ", "curve "))}
+        changed = {name for name, _ in a["sha256"].items() ^ b["sha256"].items()} - added
+        parts |= {name.partition(" ")[0] for name in changed}
         for x, y in ((a["metrics"][name], b["metrics"][name]) for name in a["metrics"].keys() & b["metrics"].keys()):
             if x != y:
                 largest = max(largest, math.inf if None in (x, y) else abs(x - y) / max(abs(x), abs(y)))
@@ -283,8 +291,10 @@ def record(jobs: int) -> int:
             print(outcome["error"], file=sys.stderr)
             return 1
         cases[case] = {key: outcome[0][key] for key in ("corpus", "steps", "weight_norm", "metrics")}
+        known = earlier["cases"].get(case, {"metrics": {}})["metrics"]
+        without_new = {**cases[case], "metrics": {name: cases[case]["metrics"].get(name) for name in known}}
         is_comparable = case in earlier["cases"] and version == earlier["numerics_version"]
-        if is_comparable and (lines := differences(earlier["cases"][case], cases[case])):
+        if is_comparable and (lines := differences(earlier["cases"][case], without_new)):
             print("\n".join([f"{case}: {CHANGED}", *lines]), file=sys.stderr)
             return 1
     content = {"numerics_version": version, "cases": cases}

@@ -58,9 +58,17 @@ def test_discounts_are_estimated_from_singles_and_doubles() -> None:
     assert KneserNey([1, 1, 2, 3, 3, 4], 1, 5).discounts == [pytest.approx(1 / 3)]
 
 
+def test_the_perplexity_of_known_words_by_hand() -> None:
+    """Oracle: add-one smoothed counts. Train is 2 2 3, of the words 1 (unknown), 2 and 3, so p = 1/6, 3/6, 2/6."""
+    model = Unigram([2, 2, 3], 3)
+    expected = 36 ** (1 / 3), 6**0.5  # of 1, 2, 3 after the first token; of 2 and 3
+    assert model.perplexities([2, 1, 2, 3]) == pytest.approx(expected)
+    assert model.perplexities([2, 1, 1]) == (pytest.approx(6), None)
+
+
 def test_the_more_context_the_better_on_text_that_has_it() -> None:
     train, test = stream(5000, 20, 2), stream(1000, 20, 3)
-    figures = [model.perplexity(test) for model in (Unigram(train, 20), KneserNey(train, 2, 20))]
+    figures = [model.perplexities(test)[0] for model in (Unigram(train, 20), KneserNey(train, 2, 20))]
     assert figures[1] < figures[0] <= 20.5
     # the source: three choices at 3/6 1/6 1/6 1/6 have an entropy of 1.79 bits
     assert figures[1] == pytest.approx(2**1.7925, rel=0.03)
@@ -74,7 +82,8 @@ def test_on_the_speeches_as_measured_elsewhere(speeches: Corpus) -> None:
     train = data.encode_stream(data.splits.train, "training", 2).tolist()
     model = KneserNey(train, 5, len(data.tokenizer) - 1, [0.85] * 5)
     perplexities = {
-        name: model.perplexity(data.encode_stream(rows, name, 2).tolist()) for name, rows in data.splits.test.items()
+        name: model.perplexities(data.encode_stream(rows, name, 2).tolist())[0]
+        for name, rows in data.splits.test.items()
     }
     assert perplexities == pytest.approx({"obama": 237, "wbush": 363, "hbush": 255}, abs=1.01)
 
@@ -96,6 +105,8 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
     unigram, trigram = (figures[f"lm_{protocol}_{name}"] for name in ("unigram", "kneser_ney_3"))
     for name in ("marlowe", "okafor", "vance", "mean"):
         assert 1 < trigram[f"test_perplexity_{name}"] < unigram[f"test_perplexity_{name}"]
+        assert 1 < trigram[f"test_known_perplexity_{name}"] <= trigram[f"test_perplexity_{name}"]
+        assert 0 <= trigram[f"test_unknown_rate_{name}"] < 0.1
     assert ("validation_perplexity" in unigram) == (protocol == "clean")
 
 

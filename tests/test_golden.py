@@ -91,6 +91,14 @@ def test_results_may_differ_only_under_another_version(
     assert golden_runs.compare(tmp_path / "0", tmp_path / "1", ["lm"], 1) == code
 
 
+def test_a_new_metric_is_no_difference_and_one_that_is_gone_is() -> None:
+    few = {"status": "finished", "steps": 1, "corpus": "", "metrics": {}, "sha256": {"metric a": "1", "curve a": "2"}}
+    more = {**few, "sha256": {**few["sha256"], "metric b": "3", "curve b": "4"}}
+    assert not golden_runs.difference([few], [more])
+    assert golden_runs.difference([more], [few]).startswith("differs: curve, metric;")
+    assert golden_runs.difference([few], [{**more, "sha256": {**more["sha256"], "curve a": "0"}}])
+
+
 def test_figures_that_changed_are_not_recorded_under_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     outcomes = {case: [{**run, "weight_norm": run["weight_norm"] * 1.01}] for case, run in golden["cases"].items()}

@@ -443,6 +443,30 @@ def test_theirs_does_not_stand_beside_another_corpus_or_protocol(change: dict[st
     )
 
 
+@pytest.mark.parametrize(
+    ("sha256", "theirs"), [(SPEECHES, " (that of the reports: 5,755)"), ("b" * 64, ""), (None, None)]
+)
+def test_the_vocabulary_is_disclosed_beside_that_of_the_reports(
+    sha256: str | None, theirs: str | None, tmp_path: Path
+) -> None:
+    run = result("task=lm", sha256=sha256 or SPEECHES)
+    tests = {"obama": {"tokens": 300, "unknown_tokens": 9}, "hbush": {"tokens": 100, "unknown_tokens": 1}}
+    run["corpus"]["counts"] |= {"vocabulary": 5634, "tests": tests if sha256 else {"obama": {"tokens": 300}}}
+    write_report([put(tmp_path, run)], tmp_path / "out", plots=False)
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    sentence = f"The vocabulary has 5,634 entries{theirs}; 2.5 % of the test words are unknown."
+    assert (sentence in text) if sha256 else ("The vocabulary has" not in text)  # an old result did not count them
+
+
+def test_columns_of_known_words(tmp_path: Path) -> None:
+    run = result("task=lm", value=400.0)
+    run["metrics"] |= {"test_known_perplexity_mean": 341.26, "test_unknown_rate_mean": 0.0206}
+    run["report"] = {"columns": [*run["metrics"]]}
+    write_report([put(tmp_path, run)], tmp_path / "out", plots=False)
+    text = markdown_of(tmp_path / "out" / "report.md")
+    assert "| known words, mean | unknown words, % |" in text and "| 341.3 | 2.1 |" in text
+
+
 def test_an_infinite_perplexity_is_no_finished_run(tmp_path: Path) -> None:
     runs = [result("task=lm", f"seed={seed}", value=400.0 if seed else None) for seed in range(3)]
     (table,) = write_report([put(tmp_path, *runs)], tmp_path / "out")

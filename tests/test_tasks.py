@@ -17,7 +17,7 @@ from torchmetrics.text import Perplexity
 
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
-from speechformer.corpora.special_tokens import IGNORE
+from speechformer.corpora.special_tokens import IGNORE, UNKNOWN
 from speechformer.data.batches import EvaluationBatches, TrainingBatches
 from speechformer.errors import UserError
 from speechformer.kernels.loss import next_token_loss
@@ -69,6 +69,44 @@ def test_perplexity_is_torchmetrics_perplexity() -> None:
         assert got[f"{split}_perplexity_{name}"] == pytest.approx(oracle.compute().item(), rel=1e-4)
         mean = (got[f"{split}_perplexity_a"] + got[f"{split}_perplexity_b"]) / 2
         assert got[f"{split}_perplexity_mean"] == pytest.approx(mean)
+
+
+def test_the_perplexity_of_known_words_leaves_unknown_ones_out() -> None:
+    """Oracle: a loop over the tokens, in double precision."""
+    task = language_model()
+    unknown, parts = {"a": 0.05, "no": 0.0, "only": 1.0, "x_known_perplexity_y": 0.5}, {}
+    tests = [("test", name) for name in unknown]
+    for split, name in [("train", ""), ("validation", ""), ("test_sliding", "a"), *tests]:
+        ids, targets = torch.randint(2, 50, (60, 20)), torch.randint(2, 50, (60, 20))
+        targets[torch.rand(60, 20) < unknown.get(name, 0.05)] = UNKNOWN
+        targets[torch.rand(60, 20) < 0.3] = IGNORE
+        parts[split, name] = {"ids": ids, "targets": targets}
+    got = evaluate(task, parts)
+    names = [f"test_known_perplexity_{name}" for name in ("a", "no", "x_known_perplexity_y", "mean")]
+    prefixes = tuple(f"{split}_known" for split in ("train", "validation", "test", "test_sliding"))
+    assert {name for name in got if name.startswith(prefixes)} == {"validation_known_perplexity", *names}
+    for name in ("validation", "test_a", "test_x_known_perplexity_y"):
+        split, _, text = name.partition("_")
+        losses = []
+        for ids, targets in zip(*parts[split, text].values()):
+            log = task.model(ids[None])[0].double().log_softmax(dim=-1)
+            losses += [-log[t, k].item() for t, k in enumerate(targets.tolist()) if k not in (IGNORE, UNKNOWN)]
+        own = got[f"{split}_known_perplexity" + (f"_{text}" if text else "")]
+        assert own == pytest.approx(math.exp(sum(losses) / len(losses)), rel=2e-5)
+    assert got["test_known_perplexity_no"] == got["test_perplexity_no"]
+    each = [got[f"test_known_perplexity_{name}"] for name in unknown if name != "only"]
+    assert got["test_known_perplexity_mean"] == pytest.approx(sum(each) / 3)
+
+
+def test_the_rate_of_unknown_words_is_that_of_the_scored_tokens(tmp_path: Path) -> None:
+    """Oracle: counted by hand. The first token of a text is no target."""
+    (tmp_path / "train_LM.txt").write_text("We mend the harbours and the roads.\n" * 9)
+    (tmp_path / "test_LM_x.txt").write_text("Zebras mend zebras.\n")  # of mend, zebras and the full stop one of three
+    (tmp_path / "test_LM_y.txt").write_text("We mend the roads.\n")
+    config = as_plain(compose("task=lm", "corpus=speeches", f"corpus.root={tmp_path}", "block_size=4"))
+    data = LanguageModel.datamodule(load(config), **{key: config[key] for key in DATA_KEYS})
+    rates = {"x": pytest.approx(1 / 3), "y": 0.0, "mean": pytest.approx(1 / 6)}
+    assert data.reference_metrics() == {f"test_unknown_rate_{name}": rate for name, rate in rates.items()}
 
 
 def test_one_loss_that_is_not_a_number_is_not_left_out() -> None:
@@ -333,3 +371,6 @@ def test_the_report_shows_perplexities_in_the_order_of_the_speakers() -> None:
     metrics = {f"test_perplexity_{name}": 1.0 for name in ("a", "b", "c", "mean")}
     shown = [name.removeprefix("test_perplexity_") for name in task.report(metrics)["columns"]]
     assert shown == ["mean", "b", "a", "c"] and not task.report(metrics)["higher_is_better"]
+    metrics |= {"test_known_perplexity_mean": 1.0, "test_unknown_rate_mean": 0.0}
+    assert len(task.report(metrics)["columns"]) == 4  # no word is unknown
+    assert len(task.report({**metrics, "test_unknown_rate_mean": 0.02})["columns"]) == 6

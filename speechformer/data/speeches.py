@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from speechformer.corpora.cache import remember_words
-from speechformer.corpora.special_tokens import PAD, UNKNOWN
+from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
 from speechformer.corpora.splits import Row, Splits, split
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
@@ -209,3 +209,14 @@ class StreamData(SpeechData):
         rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
         beginnings = [ids[ids != PAD] for ids in rows]
         return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in beginnings]
+
+    def reference_metrics(self) -> dict[str, float | None]:
+        """Return the fraction of unknown words among the targets of the validation text and of each test."""
+        rates: dict[str, Any] = {}
+        for part, rows in (self.monitored | self.tested).items():
+            if part[0] in ("validation", "test"):
+                targets = rows["targets"][rows["targets"] != IGNORE]
+                name = "_".join(filter(None, (part[0], "unknown_rate", part[1])))
+                rates[name] = (targets == UNKNOWN).double().mean().item()
+        tests = [rates[f"test_unknown_rate_{name}"] for name in self.splits.test]
+        return rates | {"test_unknown_rate_mean": sum(tests) / len(tests)}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from speechformer.report import claims, findings
+from speechformer.report import claims, findings, published
 from speechformer.report import tables as text
 from speechformer.report.claims import Judgement
 from speechformer.report.markdown import Markdown, code, lines
@@ -94,10 +94,23 @@ def about(table: Table) -> Markdown:
             f"Trained on {counts['train']:,} {table.report['unit']}, tested on {counts['test']:,}, of which "
             f"{counts['test_in_train']} also appear in the training set."
         )
-    parts += [table.report["note"]] if table.report["note"] else []
+    parts += filter(None, (vocabulary(table), table.report["note"]))
     scoring: dict[str, str] = next((run.result["scoring"] for run in table.finished if "scoring" in run.result), {})
     signatures = (Markdown("{}: {}").format(name, code(signature)) for name, signature in scoring.items())
     return lines([Markdown(" ").join(parts), *signatures])
+
+
+def vocabulary(table: Table) -> str:
+    """Return the size of the vocabulary and the share of test words outside it, or "" if that was not counted."""
+    tests = table.counts.get("tests", {}).values()
+    if not tests or "vocabulary" not in table.counts or any("unknown_tokens" not in test for test in tests):
+        return ""
+    unknown, tokens = (sum(test[key] for test in tests) for key in ("unknown_tokens", "tokens"))
+    theirs = f" (that of the reports: {published.content()['corpus']['vocabulary']:,})" if table.comparable else ""
+    rate = text.number("unknown_rate", unknown / max(1, tokens))
+    return (
+        f"The vocabulary has {table.counts['vocabulary']:,} entries{theirs}; {rate} % of the test words are unknown."
+    )
 
 
 def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> Markdown:

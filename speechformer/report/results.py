@@ -231,8 +231,8 @@ class Table:
         present = {row.published for row in self.rows}
         candidates = [(name, row) for name, row in known["rows"].items() if row["study"] == study]
         self.expected = [row["label"] for name, row in candidates if name not in present]
-        measured = {"sha256": self.sha256, "protocol": self.protocol_settings}
-        self.comparable = measured == known["corpus"]
+        measured = self.sha256, self.protocol_settings
+        self.comparable = measured == (known["corpus"]["sha256"], known["corpus"]["protocol"])
         self.name = file_name(study or f"runs_{task}", self.protocol, self.sha256[:8])
 
     @cached_property

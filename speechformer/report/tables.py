@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+from speechformer.console import is_fraction
 from speechformer.report import published
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
@@ -21,6 +22,8 @@ WORDS = {
     "train_accuracy": "train, %",
     "validation_accuracy": "validation, %",
     "test_perplexity_mean": "test, mean",
+    "test_known_perplexity_mean": "known words, mean",
+    "test_unknown_rate_mean": "unknown words, %",
     "test_sliding_perplexity_mean": "sliding window, mean",
     "test_bleu": "test, BLEU",
     "test_bleu_interval": "± over sentences",
@@ -39,7 +42,7 @@ def heading(metric: str) -> str:
 
 def scale(metric: str) -> float:
     """Return the factor from `result.json` to the report, which shows fractions in per cent."""
-    return 100.0 if "accuracy" in metric or "exact" in metric else 1.0
+    return 100.0 if is_fraction(metric) else 1.0
 
 
 def number(metric: str, value: float | None, signed: bool = False) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from speechformer.console import format_metric
-from speechformer.corpora.special_tokens import IGNORE
+from speechformer.corpora.special_tokens import IGNORE, UNKNOWN
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example
@@ -29,6 +29,7 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
+HIDDEN = ("test_sliding_", "test_known_", "validation_known_")  # metrics that the console does not show in training
 
 
 class LanguageModel(Task):
@@ -91,11 +92,19 @@ class LanguageModel(Task):
         return model.hidden(batch["ids"])
 
     def update_metrics(self, hidden_BTD: Tensor, batch: Batch) -> None:
-        split, name = batch["part"]
-        scored = batch["targets"] != IGNORE
+        (split, name), scored = batch["part"], batch["targets"] != IGNORE
         hidden, targets = hidden_BTD[scored], batch["targets"][scored]
-        loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets)
-        self.measured["_".join(filter(None, (split, "perplexity", name)))].update(loss, len(targets))
+        weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
+        loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
+        self.measured[f"{split}_{metric}"].update(loss, tokens)
+        if split not in ("validation", "test"):
+            return
+        is_unknown = targets == UNKNOWN
+        if unknown := int(is_unknown.sum()):  # a few: cheaper than the loss of the known ones
+            rest = loss * tokens - next_token_loss(weight, bias, hidden[is_unknown], targets[is_unknown]) * unknown
+            loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
+        if tokens:
+            self.measured[f"{split}_known_{metric}"].update(loss, tokens)
 
     def compute_metrics(self) -> dict[str, float]:
         metrics, tests = super().compute_metrics(), defaultdict(list)
@@ -112,7 +121,7 @@ class LanguageModel(Task):
         return inputs
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
-        return {name: value for name, value in metrics.items() if "sliding" not in name}
+        return {name: value for name, value in metrics.items() if not name.startswith(HIDDEN)}
 
     def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
         for example in examples[:1]:
@@ -130,18 +139,23 @@ class LanguageModel(Task):
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
         metrics = result["metrics"]
-        rows: list[tuple[str, ...]] = [("perplexity", "in blocks", "sliding window", "tokens")]
+        columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
+        if metrics.get("test_unknown_rate_mean"):
+            columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
+        rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
         for name in metrics:
-            if name.endswith("_perplexity"):
-                rows.append((name.removesuffix("_perplexity"), format_metric(name, metrics[name]), "", ""))
+            if name in ("train_perplexity", "validation_perplexity"):
+                split = name.removesuffix("_perplexity")
+                rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
         tests = [(name, str(test["tokens"])) for name, test in result["corpus"]["counts"]["tests"].items()]
         for name, tokens in [*tests, ("mean", "")]:
-            cells = (format_metric("", metrics.get(f"{how}_perplexity_{name}")) for how in ("test", "test_sliding"))
+            values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
+            cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
             rows.append((f"test {name}", *cells, tokens))
         for length in result["config"]["task"]["lengths"]:
             value = metrics.get(f"test_length_{length}_perplexity_mean")
             said = "out of reach" if value is None else format_metric("", value)
-            rows.append((f"  in contexts of {length}", said, "", ""))
+            rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
         return rows
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
@@ -149,4 +163,7 @@ class LanguageModel(Task):
         tests = [name for name in metrics if name.startswith(prefix) and name != main]
         order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
         tests.sort(key=lambda name: order.get(name, len(order)))
-        return [main, *tests, "test_sliding_perplexity_mean", "train_perplexity"]
+        known = (
+            ["test_known_perplexity_mean", "test_unknown_rate_mean"] if metrics.get("test_unknown_rate_mean") else []
+        )
+        return [main, *tests, *known, "test_sliding_perplexity_mean", "train_perplexity"]
