@@ -6,6 +6,7 @@ and figures/*.png.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from speechformer.report.results import Table
 
 
-def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[Table]:
-    """Read the runs under `folders` and write the report into `output`; raise a UserError without a result."""
+def write_report(folders: list[Path], output: Path, plots: bool = True, pages: Sequence[Path] = ()) -> list[Table]:
+    """Read the runs under `folders`, write the report into `output` and render `pages` in place.
+
+    Raises:
+        UserError: there is no result, or a page asks for what the results do not have.
+    """
     from speechformer.report.claims import judge
     from speechformer.report.csv_files import write_csv_files
     from speechformer.report.page import compose, to_html
@@ -39,6 +44,12 @@ def write_report(folders: list[Path], output: Path, plots: bool = True) -> list[
     content = compose(tables, judgements, runs, remarks + repeated, pictures)
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, output), encoding="utf-8")
+    if pages:
+        from speechformer.report.pages import Context, update
+
+        functions = Context(tables, judgements, runs).functions()
+        for path in pages:
+            console.say(f"{path}: {'updated' if update(path, functions) else 'unchanged'}")
     return tables
 
 
@@ -58,11 +69,12 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m speechformer.report", description=about)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="searched for result.json files")
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
+    parser.add_argument("--pages", nargs="+", type=Path, default=[], metavar="PAGE", help="Markdown with templates")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")
     arguments = parser.parse_args()
 
     def command() -> None:
-        for table in write_report(arguments.folders, arguments.output, not arguments.no_plots):
+        for table in write_report(arguments.folders, arguments.output, not arguments.no_plots, arguments.pages):
             print_table(table)
         console.say(f"{arguments.output}: report.md, report.html, tables/*.csv, figures/*.png")
 

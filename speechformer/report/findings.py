@@ -43,15 +43,14 @@ def best_row(table: Table) -> Markdown | str:
     if not rows:
         return ""
     best, summary = max(rows, key=lambda pair: better * pair[1].mean)
-    parts = [f"{best.label} has {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
+    parts = [f"{best.label}: {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
     if len(rows) > 1:
         beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
-        parts[0] = f"best is {parts[0]}"
-        parts.append(
-            f"significantly better than {beaten} of {tested} others" if tested else "too few seeds for a comparison"
-        )
+        parts[0] = f"the best row is {parts[0]}"
+        others = f"{tested} others" if tested > 1 else "the other"
+        parts.append(f"significantly better than {beaten} of {others}" if tested else "too few seeds to compare rows")
     parts += against_baseline(table, summary, better)
-    return Markdown("[{}](#{}): {}.").format(table.heading, table.name, "; ".join(parts))
+    return Markdown("[{}](#{}). {}.").format(table.heading, table.name, capitalized("; ".join(parts)))
 
 
 def beats(best: Row, others: Sequence[Row], metric: str, better: int) -> tuple[int, int]:
@@ -73,6 +72,10 @@ def against_baseline(table: Table, summary: Summary, better: int) -> list[str]:
     return [f"{word} than {run.baseline} ({number(table.metric, value)})"]
 
 
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
@@ -88,7 +91,7 @@ def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
         test = "bootstrap" if own.over_sentences else method(effect)
         cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate), where, seeds_cell(effect)]
         rows.append([*cells, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
-    header = ["claim", "by", "verdict", "effect [95 % confidence interval]", "of", "seeds", "test", "p; after Holm"]
+    header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of", "seeds", "test", "p; after Holm"]
     return markdown_table(header, rows)
 
 

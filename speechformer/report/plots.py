@@ -190,7 +190,7 @@ def dots(table: Table, path: Path) -> str:
     axes[0][0].set_ylim(len(rows) - 0.4, -0.6)
     label = axis_label(metrics[0]).partition(",")[0] if len(comparable) == 1 else "test score, 0 to 100"
     label = "test accuracy (%)" if what == "accuracy" else label.replace(" (mean of tests)", "")
-    figure.supxlabel(label + (", best of the run" if best else ""), fontsize="medium")
+    axes[0][(len(metrics) - 1) // 2].set_xlabel(label + (", best of the run" if best else ""))
     save(figure, axes[0][0], path)
     caption = "Dots: runs. Line: mean and 95 % confidence interval" if several(rows) else "One run each"
     caption += ", of each text's best value on test during a run, as published" if best else ""
@@ -275,10 +275,10 @@ def draw_effects(axis: Axes, judgements: Sequence[Judgement]) -> None:
         axis.annotate(text, (1.02, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
         ends += [abs(low), abs(high)]
     linear = float(np.median(ends))
-    axis.set_xscale("symlog", linthresh=linear)
-    step = float(f"{linear / 2:.0e}")
-    ticks = [tick for tick in (step, 2 * step, 5 * step, 10 * step, 20 * step, 50 * step) if tick <= 1.2 * max(ends)]
+    axis.set_xscale("symlog", linthresh=linear, linscale=1.5)
+    ticks = sorted({float(f"{value:.0e}") for value in (linear / 2, linear, 4 * linear) if value < max(ends)})
     axis.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
+    axis.tick_params(labelsize=8)
     axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.minorticks_off()
     axis.axvline(0, color=INK, lw=0.9)

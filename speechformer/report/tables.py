@@ -201,9 +201,9 @@ def seeds_cell(effect: Effect) -> str:
 
 
 def method(effect: Effect) -> str:
-    """Return the test, with the correlation of the two sides over common seeds."""
+    """Return the t-test, with the correlation of the two sides over common seeds."""
     correlation = "" if math.isnan(effect.correlation) else f" (r = {effect.correlation:.2f})".replace("-", "−")
-    return ("paired" if effect.paired else "Welch") + correlation
+    return ("paired" if effect.paired else "Welch" if len(effect.n) > 1 else "one sample") + correlation
 
 
 def p_value(p: float) -> str:

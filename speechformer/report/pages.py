@@ -1,0 +1,212 @@
+"""Pages whose results are computed: `python -m speechformer.report FOLDER --pages README.md`.
+
+A page holds templates (Jinja) in comments, each followed by the text that it gives:
+
+    <!--= RoPE has perplexity {{ mean("lm_rope") }}. -->
+    RoPE has perplexity 375.1 ± 4.9.
+    <!--/-->
+
+The functions of a template are the methods of `Context`. Rows have the names of `published.yaml` and `claims.yaml`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from speechformer.corpora.files import atomic_write
+from speechformer.errors import UserError
+from speechformer.report import findings
+from speechformer.report.claims import Judgement, find_rows
+from speechformer.report.results import Row, Run, Table
+from speechformer.report.statistics import Effect, Summary, contrast
+from speechformer.report.tables import format_interval, mean_and_sd, number
+
+BLOCK = re.compile(r"(<!--=(.*?)-->\n).*?(<!--/-->)", re.DOTALL)
+PARTS = ("test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train")
+TEXTS = ("test_perplexity_obama", "test_perplexity_wbush", "test_perplexity_hbush")
+
+
+class Context:
+    """What templates can show. Metrics are those of `result.json`; without one it is the main metric of the row."""
+
+    def __init__(self, tables: Sequence[Table], judgements: Sequence[Judgement], runs: Sequence[Run]) -> None:
+        self.tables, self.judgements, self.runs = tables, judgements, runs
+        self.rows = find_rows(tables)
+
+    def functions(self) -> dict[str, Any]:
+        """Return the functions by name."""
+        names = [name for name in vars(Context) if not name.startswith("_") and name not in ("functions", "summary")]
+        return {name: getattr(self, name) for name in names}
+
+    def place(self, row: str, protocol: str = "paper") -> tuple[Table, Row]:
+        """Return the table and row of this name.
+
+        Raises:
+            UserError: it has no finished run.
+        """
+        if (row, protocol) not in self.rows or not self.rows[row, protocol][1].finished:
+            raise UserError(f"there is no finished run of the row {row} under protocol={protocol}.")
+        return self.rows[row, protocol]
+
+    def summary(
+        self, row: str, metric: str | None, at: float | None, protocol: str, best: bool
+    ) -> tuple[str, Summary]:
+        table, own = self.place(row, protocol)
+        name = metric or table.metric
+        values = own.best_values(name) if best else own.values(name, at)
+        if not values:
+            raise UserError(f"the row {row} has no {name}" + (f" at {at:g}." if at is not None else "."))
+        return name, Summary(values.values())
+
+    def mean(
+        self,
+        row: str,
+        metric: str | None = None,
+        at: float | None = None,
+        protocol: str = "paper",
+        best: bool = False,
+    ) -> str:
+        """Return the mean over seeds with one decimal, at the end or at an epoch or step."""
+        name, summary = self.summary(row, metric, at, protocol, best)
+        return number(name, summary.mean)
+
+    def mean_sd(
+        self,
+        row: str,
+        metric: str | None = None,
+        at: float | None = None,
+        protocol: str = "paper",
+        best: bool = False,
+    ) -> str:
+        """Return "mean ± standard deviation"."""
+        return mean_and_sd(*self.summary(row, metric, at, protocol, best))
+
+    def accuracies(self, row: str, protocol: str = "paper") -> str:
+        """Return "all / in train / **not in train ± sd**", in per cent."""
+        *parts, last = (self.summary(row, name, None, protocol, False) for name in PARTS)
+        return " / ".join([*(number(name, summary.mean) for name, summary in parts), f"**{mean_and_sd(*last)}**"])
+
+    def texts(self, row: str, at: float | None = None) -> str:
+        """Return the perplexities of Obama / W. Bush / H. Bush."""
+        values = (self.summary(row, name, at, "paper", False) for name in TEXTS)
+        return " / ".join(f"{summary.mean:.0f}" for _, summary in values)
+
+    def prediction(self, row: str, metric: str | None = None, best: bool = False) -> str:
+        """Return the 95 % prediction interval of one run."""
+        name, summary = self.summary(row, metric, None, "paper", best)
+        return format_interval(name, summary.prediction_interval)
+
+    def seeds(self, row: str, protocol: str = "paper") -> int:
+        """Return the number of finished runs of a row."""
+        return len(self.place(row, protocol)[1].finished)
+
+    def difference(
+        self, first: str, second: str, metric: str | None = None, at: float | None = None, protocol: str = "paper"
+    ) -> str:
+        """Return first minus second with its 95 % confidence interval."""
+        (table, own), (_, other) = self.place(first, protocol), self.place(second, protocol)
+        name = metric or table.metric
+        return estimate(name, contrast([(1, own.values(name, at)), (-1, other.values(name, at))]))
+
+    def effect(self, claim: str) -> str:
+        """Return the effect of a claim with its 95 % confidence interval."""
+        own = self.claim(claim)
+        return estimate(own.metric, own.effect)
+
+    def claim(self, name: str) -> Judgement:
+        """Return a judged claim.
+
+        Raises:
+            UserError: it has not been measured.
+        """
+        for own in self.judgements:
+            if own.name == name:
+                return own
+        raise UserError(f"the claim {name} does not exist or has not been measured.")
+
+    def verdict(self, name: str) -> str:
+        """Return the verdict of a claim."""
+        return self.claim(name).verdict
+
+    def claims(self, family: str, page: str = "") -> str:
+        """Return the table of a family of claims; `page` has the tables that it links to."""
+        return str(findings.claims_table([own for own in self.judgements if own.family == family], page))
+
+    def baseline(self, name: str, row: str, metric: str | None = None, protocol: str = "paper") -> str:
+        """Return the metric of a baseline in the table of a row."""
+        table, _ = self.place(row, protocol)
+        for run in table.baselines:
+            if run.baseline == name:
+                return number(metric or table.metric, run.metrics.get(metric or table.metric))
+        raise UserError(f"there is no baseline {name} beside the row {row}.")
+
+    def count(self) -> Mapping[str, int]:
+        """Return the numbers of `runs`, `baselines`, `claims`, and of runs that are not repeats (`distinct`)."""
+        trained = [run for run in self.runs if not run.baseline]
+        numbers = {"runs": len(trained), "distinct": findings.distinct(trained), "claims": len(self.judgements)}
+        return {**numbers, "baselines": len(self.runs) - len(trained)}
+
+    def share(self, first: str, second: str, task: str = "lm") -> str:
+        """Return how many of all runs of a task have a lower first metric than second, "310 of 310"."""
+        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in self.runs if run.task == task]
+        known = [(one, two) for one, two in pairs if one is not None and two is not None]
+        return f"{sum(one < two for one, two in known)} of {len(known)}"
+
+    def verdicts(self) -> str:
+        """Return how many claims have each verdict, as a sentence."""
+        return findings.count_verdicts(self.judgements)
+
+    def agreement(self) -> str:
+        """Return how the published results agree with ours, in sentences."""
+        return findings.agreement(self.tables)
+
+
+def estimate(metric: str, effect: Effect | None) -> str:
+    """Format an effect with its 95 % confidence interval."""
+    if effect is None:
+        raise UserError(f"the rows have no common {metric}.")
+    interval = format_interval(metric, effect.interval, signed=True)
+    return f"{number(metric, effect.mean, signed=True)} {interval}"
+
+
+def render(text: str, functions: Mapping[str, Any]) -> str:
+    """Return a page with the texts of its templates.
+
+    Raises:
+        UserError: a template is invalid, or asks for what the results do not have.
+    """
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+
+    def fill(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.start()) + 1
+        try:
+            content = environment.from_string(match[2].strip()).render(functions).strip()
+        except (jinja2.TemplateError, UserError, TypeError) as error:
+            raise UserError(f"line {line}: {error}") from None
+        return f"{match[1]}{content}\n{match[3]}"
+
+    return BLOCK.sub(fill, text)
+
+
+def update(page: Path, functions: Mapping[str, Any]) -> bool:
+    """Render a page in place; return whether it changed.
+
+    Raises:
+        UserError: there is no such page, or a template is invalid.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+        rendered = render(text, functions)
+    except OSError as error:
+        raise UserError(f"{page}: {error.strerror}.") from None
+    except UserError as error:
+        raise UserError(f"{page}, {error}") from None
+    if rendered != text:
+        with atomic_write(page) as file:
+            file.write(rendered.encode())
+    return rendered != text
