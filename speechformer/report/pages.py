@@ -40,7 +40,7 @@ class Context:
 
     def functions(self) -> dict[str, Any]:
         """Return the functions by name."""
-        names = [name for name in vars(Context) if not name.startswith("_") and name not in ("functions", "summary")]
+        names = [name for name in vars(Context) if not name.startswith("_")]
         return {name: getattr(self, name) for name in names}
 
     def place(self, row: str, protocol: str = "paper") -> tuple[Table, Row]:
@@ -54,8 +54,14 @@ class Context:
         return self.rows[row, protocol]
 
     def summary(
-        self, row: str, metric: str | None, at: float | None, protocol: str, best: bool
+        self,
+        row: str,
+        metric: str | None = None,
+        at: float | None = None,
+        protocol: str = "paper",
+        best: bool = False,
     ) -> tuple[str, Summary]:
+        """Return a metric and its statistics over seeds, at the end or at an epoch or step; `best` is that of a run."""
         table, own = self.place(row, protocol)
         name = metric or table.metric
         values = own.best_values(name) if best else own.values(name, at)
@@ -63,43 +69,29 @@ class Context:
             raise UserError(f"the row {row} has no {name}" + (f" at {at:g}." if at is not None else "."))
         return name, Summary(values.values())
 
-    def mean(
-        self,
-        row: str,
-        metric: str | None = None,
-        at: float | None = None,
-        protocol: str = "paper",
-        best: bool = False,
-    ) -> str:
-        """Return the mean over seeds with one decimal, at the end or at an epoch or step."""
-        name, summary = self.summary(row, metric, at, protocol, best)
+    def mean(self, *where: Any, **options: Any) -> str:
+        """Return the mean of `summary` with one decimal."""
+        name, summary = self.summary(*where, **options)
         return number(name, summary.mean)
 
-    def mean_sd(
-        self,
-        row: str,
-        metric: str | None = None,
-        at: float | None = None,
-        protocol: str = "paper",
-        best: bool = False,
-    ) -> str:
-        """Return "mean ± standard deviation"."""
-        return mean_and_sd(*self.summary(row, metric, at, protocol, best))
+    def mean_sd(self, *where: Any, **options: Any) -> str:
+        """Return "mean ± standard deviation" of `summary`."""
+        return mean_and_sd(*self.summary(*where, **options))
+
+    def prediction(self, *where: Any, **options: Any) -> str:
+        """Return the 95 % prediction interval of one run, of `summary`."""
+        name, summary = self.summary(*where, **options)
+        return format_interval(name, summary.prediction_interval)
 
     def accuracies(self, row: str, protocol: str = "paper") -> str:
         """Return "all / in train / **not in train ± sd**", in per cent."""
-        *parts, last = (self.summary(row, name, None, protocol, False) for name in PARTS)
+        *parts, last = (self.summary(row, name, protocol=protocol) for name in PARTS)
         return " / ".join([*(number(name, summary.mean) for name, summary in parts), f"**{mean_and_sd(*last)}**"])
 
     def texts(self, row: str, at: float | None = None) -> str:
         """Return the perplexities of Obama / W. Bush / H. Bush."""
-        values = (self.summary(row, name, at, "paper", False) for name in TEXTS)
+        values = (self.summary(row, name, at) for name in TEXTS)
         return " / ".join(f"{summary.mean:.0f}" for _, summary in values)
-
-    def prediction(self, row: str, metric: str | None = None, best: bool = False) -> str:
-        """Return the 95 % prediction interval of one run."""
-        name, summary = self.summary(row, metric, None, "paper", best)
-        return format_interval(name, summary.prediction_interval)
 
     def seeds(self, row: str, protocol: str = "paper") -> int:
         """Return the number of finished runs of a row."""

@@ -31,6 +31,8 @@ WORDS = {
     "test_length_ratio": "length ratio",
     "test_exact": "exact, %",
     "validation_bleu": "validation, BLEU (greedy)",
+    "test_perplexity_mean / train_perplexity": "test over train",
+    "test_length_256_perplexity_mean / test_perplexity_mean": "256 tokens over 32",
 }
 BUCKET = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # metrics of a source length
 
