@@ -47,8 +47,9 @@ def best_row(table: Table) -> Markdown | str:
     if len(rows) > 1:
         beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
         parts[0] = f"the best row is {parts[0]}"
-        others = f"{tested} others" if tested > 1 else "the other"
-        parts.append(f"significantly better than {beaten} of {others}" if tested else "too few seeds to compare rows")
+        which = f"{beaten} of {tested} others" if tested > 1 else "the other"
+        word = "significantly" if beaten or tested > 1 else "not significantly"
+        parts.append(f"{word} better than {which}" if tested else "too few seeds to compare rows")
     parts += against_baseline(table, summary, better)
     return Markdown("[{}](#{}). {}.").format(table.heading, table.name, capitalized("; ".join(parts)))
 

@@ -61,7 +61,7 @@ class Context:
         protocol: str = "paper",
         best: bool = False,
     ) -> tuple[str, Summary]:
-        """Return a metric and its statistics over seeds, at the end or at an epoch or step; `best` is that of a run."""
+        """Return a metric and its statistics over seeds, at the end, at an epoch or step, or the best of each run."""
         table, own = self.place(row, protocol)
         name = metric or table.metric
         values = own.best_values(name) if best else own.values(name, at)

@@ -1,0 +1,232 @@
+"""Claims and pages: an effect is that of its runs, a verdict follows from it, and a page says what the runs say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_report import put, result, tables_of
+
+from speechformer.errors import UserError
+from speechformer.report import claims, published
+from speechformer.report.__main__ import main
+from speechformer.report.claims import VERDICTS, content, judge
+from speechformer.report.findings import agreement, distinct, found
+from speechformer.report.pages import Context, render
+from speechformer.report.results import Run, build_tables, read_runs
+from speechformer.runs.folder import read_json, write_result
+
+ROWS = {**published.content()["rows"], **content()["rows"]}
+NAMES = list(content()["claims"])
+
+
+def runs(folder: Path, new: list[float], plain: list[float], *metrics: str) -> Path:
+    """Runs of Singhal's tables 5 and 1 with these values at the end, one for each seed."""
+    results, metrics = [], metrics or ("test_accuracy_not_in_train",)
+    for experiment, values in (("singhal_table5", new), ("singhal_table1", plain)):
+        for seed, value in enumerate(values):
+            own = result(f"experiment={experiment}", f"seed={seed}")
+            own["metrics"] |= dict.fromkeys(metrics, value)
+            own["curve"][-1] |= dict.fromkeys(metrics, value)
+            results.append(own)
+    return put(folder, *results)
+
+
+DRAWS = stats.norm(0, 0.01).rvs((2, 8), random_state=0)
+HIGH, LOW = list(0.56 + DRAWS[0]), list(0.51 + DRAWS[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_can_be_tested(name: str) -> None:
+    """Its rows have names, its metrics are those of their task, and its family and sign exist."""
+    claim = content()["claims"][name]
+    assert (
+        claim["family"] in content()["families"] and claim["expect"] in claims.SIGNS and claim["by"] and claim["says"]
+    )
+    line: dict[str, Any] = {}
+    for term in claim["effect"]:
+        line = {**line, **term}
+        assert set(term) <= {"row", "metric", "at", "times", "protocol", "constant", "baseline"}
+        task = "lm" if "perplexity" in line["metric"] else "classify"
+        own = ROWS[line["row"]]
+        assert own["study"] in published.content()["studies"]
+        assert own["where"].get("task.name", task) == task and ("lm" in name or claim["family"].startswith(task))
+
+
+def test_the_rows_that_claims_choose_by_looking_exist() -> None:
+    assert {name for entry in content()["chosen"] for name in entry["rows"]} <= set(published.content()["rows"])
+
+
+def test_an_effect_is_that_of_the_runs(tmp_path: Path) -> None:
+    """Oracle: scipy's t-test of the 8 and 8 values; Holm's correction leaves the largest of the p-values."""
+    judged = {own.name: own for own in judge(tables_of(runs(tmp_path, HIGH, LOW)))}
+    assert set(judged) == {
+        "singhal_new_data", "singhal_overfits", "singhal_overfits_new", "singhal_normal_faster", "singhal_normal",
+        "singhal_normal_new",
+    }  # fmt: skip
+    own = judged["singhal_normal_new"]
+    test = stats.ttest_ind(HIGH, LOW, equal_var=False)
+    assert not own.effect.paired and own.effect.p == pytest.approx(test.pvalue)
+    assert own.effect.interval == pytest.approx(tuple(test.confidence_interval(0.95)))
+    p_values = [claim.effect.p for claim in judged.values() if claim.effect.p == claim.effect.p]
+    assert own.corrected == own.effect.p == max(p_values) and len(p_values) == 3
+    assert own.verdict == "supported"
+
+
+def test_a_change_along_a_run_is_paired(tmp_path: Path) -> None:
+    """Oracle: scipy's paired test of the values after epochs 15 and 11."""
+    folder = runs(tmp_path, HIGH, LOW)
+    own = next(own for own in judge(tables_of(folder)) if own.name == "singhal_overfits_new")
+    assert own.effect.paired and own.effect.p == pytest.approx(stats.ttest_rel(LOW, [0.8] * 8).pvalue)
+    assert own.verdict == "supported"  # from 80 to 51 %
+
+
+def test_an_effect_that_is_not_significant_after_the_correction_is_inconclusive(tmp_path: Path) -> None:
+    """Oracle: the two largest p-values are both 0.03, so they are doubled."""
+    shift = 0.0
+    while stats.ttest_ind(DRAWS[0] + shift, DRAWS[1], equal_var=False).pvalue > 0.03 or shift == 0:
+        shift += 0.0002
+    values = (list(0.5 + shift + DRAWS[0]), list(0.5 + DRAWS[1]))
+    judged = judge(tables_of(runs(tmp_path, *values, "test_accuracy_not_in_train", "test_accuracy")))
+    own = next(own for own in judged if own.name == "singhal_normal_new")
+    assert own.corrected == pytest.approx(2 * own.effect.p) and own.effect.p < 0.05 < own.corrected
+    assert own.verdict == "inconclusive"
+
+
+def test_claims_are_about_the_corpus_of_the_reports(tmp_path: Path) -> None:
+    other = [{**result(f"experiment=singhal_table{k}", f"seed={s}", sha256="0" * 64)} for k in (1, 5) for s in (0, 1)]
+    assert judge(tables_of(put(tmp_path, *other))) == []
+
+
+def test_three_rows_make_one_effect(tmp_path: Path) -> None:
+    """Oracle: learned less twice none plus ALiBi, of the means."""
+    means = {"learned": 440.0, "nope": 394.0, "alibi": 391.0}
+    folder = put(
+        tmp_path,
+        *(
+            result("task=lm", "study=positions_lm", f"model={model}", f"seed={seed}", value=mean + DRAWS[0, seed])
+            for model, mean in means.items()
+            for seed in range(5)
+        ),
+    )
+    own = next(own for own in judge(tables_of(folder)) if own.name == "alibi_needs_nothing")
+    assert own.effect.mean == pytest.approx(440 - 2 * 394 + 391, abs=1e-6)  # the noise of common seeds cancels
+    assert own.verdict in VERDICTS
+
+
+PAGE = """# Findings
+<!--= Normal initialization: {{ accuracies("singhal_table5") }}; {{ effect("singhal_normal_new") }}. -->
+old text
+<!--/-->
+
+<!--= | claim | {{ verdict("singhal_normal_new") }} | -->
+<!--/-->
+Typed by hand.
+"""
+
+
+def rendered(folder: Path, text: str = PAGE) -> str:
+    found_runs, _ = read_runs([folder])
+    tables, _ = build_tables(found_runs)
+    return render(text, Context(tables, judge(tables), found_runs).functions())
+
+
+def test_a_broken_result_changes_verdict_and_page(tmp_path: Path) -> None:
+    folder = runs(tmp_path, HIGH, LOW)
+    before = rendered(folder)
+    mean = 100 * np.mean(HIGH)
+    assert f"80.0 / 80.0 / **{mean:.1f} ± {100 * np.std(HIGH, ddof=1):.1f}**; +" in before
+    assert "| claim | supported |" in before and "old text" not in before and "Typed by hand." in before
+    assert rendered(folder, before) == before  # rendering again changes nothing
+    for path in sorted(folder.iterdir()):
+        own = read_json(path / "result.json")
+        assert own is not None
+        if own["config"]["recipe"]["init"] == "normal":
+            own["metrics"]["test_accuracy_not_in_train"] -= 0.2
+            write_result(path, own)
+    after = rendered(folder, before)
+    assert f"**{mean - 20:.1f} ±" in after and "| claim | contradicted |" in after
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        ('{{ mean("nowhere") }}', "there is no finished run of the row nowhere under protocol=paper"),
+        ('{{ mean("singhal_table1", "test_bleu") }}', "the row singhal_table1 has no test_bleu"),
+        ('{{ mean("singhal_table1", at=16) }}', "has no test_accuracy at 16"),
+        ('{{ verdict("nonsense") }}', "the claim nonsense does not exist"),
+        ("{{ nothing }}", "'nothing' is undefined"),
+        ("{{ mean( }}", "unexpected '}'"),
+        ("{{ mean() }}", "missing 1 required positional argument: 'row'"),
+        ('{{ baseline("bigram", "singhal_table1") }}', "there is no baseline bigram"),
+    ],
+)
+def test_a_wrong_template_is_one_sentence_with_its_line(template: str, message: str, tmp_path: Path) -> None:
+    folder = runs(tmp_path, HIGH, LOW)
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        rendered(folder, f"# Title\n\n<!--= {template} -->\n<!--/-->\n")
+    assert str(error.value).startswith("line 3: ")
+
+
+def test_the_command_renders_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, folder = tmp_path / "page.md", runs(tmp_path / "runs", HIGH, LOW)
+    page.write_text(PAGE, encoding="utf-8")
+    command = ["report", str(folder), "--output", str(tmp_path / "out"), "--no-plots", "--pages", str(page)]
+    monkeypatch.setattr("sys.argv", command)
+    main()
+    assert page.read_text(encoding="utf-8") == rendered(folder)
+    assert f"{page}: updated" in capsys.readouterr().out
+    main()
+    assert f"{page}: unchanged" in capsys.readouterr().out
+    page.write_text("<!--= {{ x }} -->\n<!--/-->\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="page.md, line 1: 'x' is undefined"):
+        main()
+
+
+def test_agreement_counts_each_run_once_and_says_what_was_chosen_by_looking(tmp_path: Path) -> None:
+    """Oracle: by hand: Marsol's full attention is printed as last and as best; three texts count, by the last."""
+    values = {"obama": 400.0, "wbush": 600.0, "hbush": 430.0}  # published 406.80, 492.74, 432.61
+    results = []
+    for seed in range(5):
+        own = result("experiment=marsol_table1_full", f"seed={seed}")
+        for point in (own["metrics"], *own["curve"]):
+            point |= {f"test_perplexity_{name}": value + 5 * (seed - 2) for name, value in values.items()}
+        results.append(own)
+    text = agreement(tables_of(put(tmp_path, *results)))
+    assert text.startswith("2 of 3 published final results on test fall inside") and "about 3 would" in text
+    assert "For 3 of them, an assumption of ours was chosen" in text and "the place of the norms" in text
+
+
+def test_a_run_of_two_studies_counts_once(tmp_path: Path) -> None:
+    results = [result("task=lm", f"study={study}", f"seed={seed}") for study in ("a", "b") for seed in (0, 1)]
+    own, _ = read_runs([put(tmp_path, *results)])
+    assert (len(own), distinct(own)) == (4, 2)
+
+
+def test_the_report_begins_with_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = runs(tmp_path / "runs", HIGH, LOW, "test_accuracy")
+    sentences = "\n".join(map(str, found(tables_of(folder), judge(tables_of(folder)))))
+    assert "The best row is learned, normal initialisation: 56." in sentences
+    assert "8 seeds); significantly better than the other" in sentences
+    monkeypatch.setattr("sys.argv", ["report", str(folder), "--output", str(tmp_path / "out")])
+    main()
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    assert text.index("## What was found") < text.index("figures/claims.png") < text.index("How to read it")
+    assert (tmp_path / "out/figures/claims.png").exists() and (tmp_path / "out/tables/claims.csv").exists()
+
+
+def test_results_of_an_earlier_numerics_version_are_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = runs(tmp_path / "runs", HIGH, LOW)
+    monkeypatch.setattr("speechformer.report.results.NUMERICS_VERSION", 2)
+    monkeypatch.setattr("sys.argv", ["report", str(folder), "--output", str(tmp_path / "out"), "--no-plots"])
+    main()
+    assert "16 were computed by an earlier version of the code" in (tmp_path / "out/report.md").read_text()
+    assert Run(tmp_path, {**result(), "numerics": 2}, {}).is_outdated is False
