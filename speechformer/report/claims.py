@@ -139,7 +139,7 @@ def right_answers(terms: Sequence[Term]) -> list[tuple[float, Any]]:
 
     answers: list[tuple[float, Any]] = []
     for term in terms:
-        predictions = [getattr(run, "predictions", lambda: None)() for run in term.row.finished]
+        predictions = [run.predictions() for run in term.row.finished]
         if term.at is not None or term.metric not in PARTS or any(own is None for own in predictions):
             return []
         right, leaked = (np.array(column) for column in zip(*predictions))
