@@ -28,12 +28,14 @@ from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.errors import ArgumentParser, UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
+from speechformer.runs.predictions import write_predictions
 
 if TYPE_CHECKING:
     from speechformer.data.pairs import PairData
     from speechformer.data.speeches import SentenceData, StreamData
 
-Baselines = dict[str, tuple[dict[str, Any], dict[str, Any], int]]  # by name: metrics, settings, number of parameters
+# by name: metrics, settings, number of parameters; of a classifier also the predicted test classes
+Baselines = dict[str, tuple[Any, ...]]
 
 
 class KneserNey:
@@ -155,15 +157,19 @@ def classifiers(data: SentenceData) -> Baselines:
     majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
     with threadpool_limits(1):  # more threads are slower on so little data
         model = search.fit(words["train"], labels["train"]).best_estimator_
-        metrics = [accuracies(each, words, labels, parts["test"]["in_train"].numpy()) for each in (majority, model)]
+        predicted = [{split: each.predict(words[split]) for split in words} for each in (majority, model)]
+    metrics = [accuracies(each, labels, parts["test"]["in_train"].numpy()) for each in predicted]
     parameters = (len(model[0].vocabulary_) + 1) * len(data.corpus.classes)
     settings["strength"] = search.best_params_["logisticregression__C"]
-    return {"majority": (metrics[0], {}, 0), "tfidf_logistic": (metrics[1], settings, parameters)}
+    return {
+        "majority": (metrics[0], {}, 0, predicted[0]["test"]),
+        "tfidf_logistic": (metrics[1], settings, parameters, predicted[1]["test"]),
+    }
 
 
-def accuracies(model: Any, words: dict[str, Any], labels: dict[str, Any], in_train: Any) -> dict[str, float | None]:
-    """Return the accuracies of a scikit-learn classifier by part, and on leaked and other test sentences."""
-    right = {split: model.predict(words[split]) == labels[split] for split in words}
+def accuracies(predicted: dict[str, Any], labels: dict[str, Any], in_train: Any) -> dict[str, float | None]:
+    """Return the accuracies of a classifier by part, and on leaked and other test sentences."""
+    right = {split: predicted[split] == labels[split] for split in labels}
     metrics: dict[str, float | None] = {f"{split}_accuracy": float(own.mean()) for split, own in right.items()}
     for name, chosen in (("in_train", in_train), ("not_in_train", ~in_train)):
         metrics[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
@@ -206,11 +212,15 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
     about["numerics"] = identity.NUMERICS_VERSION
-    for name, (metrics, settings, parameters) in baselines.items():
+    for name, (metrics, settings, parameters, *predicted) in baselines.items():
         own = {"baseline": {"name": name, **settings}, "parameters": {"total": parameters}}
         results.append({"status": "finished", "task": task, "metrics": metrics, **own, **about})
-        path = OutputFolder(directory).file(f"{task}_{config['protocol']['name']}_{name}/{runs.RESULT}")
-        runs.write_result(path.parent, results[-1])
+        output, folder = OutputFolder(directory), f"{task}_{config['protocol']['name']}_{name}"
+        for classes in predicted:
+            rows = data.tested["test", ""]
+            path = output.file(f"{folder}/{runs.PREDICTIONS}")
+            write_predictions(path, data.corpus.classes, rows["labels"].tolist(), classes, rows["in_train"].tolist())
+        runs.write_result(output.file(f"{folder}/{runs.RESULT}").parent, results[-1])
     console.say(data.corpus_line())
     console.say(console.table(metrics_table(results)))
     return results

@@ -71,10 +71,10 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
         ),
     ),
     "corpus.classes": (
-        "a list of different names, one for each label from 0 on",
+        "a list of different names of printable characters, one for each label from 0 on",
         lambda value: (
             type(value) is list
-            and all(type(name) is str and name.strip() for name in value)
+            and all(type(name) is str and name.strip() and name.isprintable() for name in value)
             and len(set(value)) == len(value)
         ),
     ),

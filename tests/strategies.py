@@ -227,7 +227,14 @@ def checkpoints(draw: Callable, content: bytes) -> bytes:
 
 OURS = ["result.json", "run.json", "run.lock", "log.txt", "config.yaml", "tokenizer.json", "metrics.csv", "last.ckpt"]
 OURS += ["best.ckpt", "previous.ckpt", "average.ckpt", "last.ckpt.0123abcd.partial", "run.json.89abcdef.partial"]
-OURS += ["weights/3.ckpt", "weights", "tensorboard", "tensorboard/events.out.tfevents.1", "tensorboard/hparams.yaml"]
+OURS += [
+    "predictions.tsv",
+    "weights/3.ckpt",
+    "weights",
+    "tensorboard",
+    "tensorboard/events.out.tfevents.1",
+    "tensorboard/hparams.yaml",
+]
 NEARLY = [
     "RESULT.json",
     "result.json~",

@@ -66,6 +66,8 @@ def check(one: Path, alone: Path, within: float) -> None:
         if (alone / name).exists():
             checkpoints = [torch.load(directory / name, weights_only=True) for directory in (one, alone)]
             close(*checkpoints, within)
+    predictions = [[path.read_text() for path in directory.glob("predictions.tsv")] for directory in (one, alone)]
+    assert predictions[0] == predictions[1] and len(predictions[0]) == (results[1]["task"] == "classify")
     rows = [(directory / "metrics.csv").read_text().splitlines() for directory in (one, alone)]
     assert len(rows[0]) == len(rows[1]) and rows[0][0] == rows[1][0]
 

@@ -121,6 +121,7 @@ def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         "moments": {f"{k} {key}": x.numpy().tobytes() for k, part in moments.items() for key, x in part.items()},
         "schedule": last["lr_schedulers"],
         "csv": (folder / "metrics.csv").read_text(),
+        "predictions": [path.read_text() for path in folder.glob("predictions.tsv")],
         # sorted, for two event files of one second are read in the order of their names
         "events": {
             tag: sorted((e.step, str(e.value)) for e in events.Scalars(tag)) for tag in events.Tags()["scalars"]

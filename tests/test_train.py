@@ -313,6 +313,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["+trainer.max_time=-1"], "trainer.max_time must be of Lightning's type Union[str, "),
         (["+trainer.max_time={days:9999999999}"], "trainer: Python int too large"),
         (["corpus.classes=[a,a,b]"], "corpus.classes must be a list of different names"),
+        (['corpus.classes=["a\tb",c,d]'], "corpus.classes must be a list of different names of printable"),
         (["width=65536", "ff=65536", "layers=100"], "GiB for its weights, gradients and the optimizer's state, and "),
         (["corpus=speeches", "corpus.root='~nobody/x'"], "No speech files .* in corpus.root (~nobody/x)"),
         (["model==alibi"], "'model==alibi' cannot be parsed; write KEY=VALUE"),

@@ -125,7 +125,8 @@ class SentenceData(SpeechData):
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor(self.splits.in_train("test"))
-        self.tested = {("test", ""): {**self.encode_rows(self.splits.test["test"]), "in_train": in_train}}
+        own = {"in_train": in_train, "row": torch.arange(len(in_train))}
+        self.tested = {("test", ""): self.encode_rows(self.splits.test["test"]) | own}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
         """Return ids [N, block_size] and labels [N]."""

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
 from speechformer.report.statistics import Summary
-from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
+from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
 from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, plain_number
+from speechformer.runs.predictions import read_predictions
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 # Config keys that do not change what is measured, or that belong to the table and not to the row
@@ -90,6 +92,23 @@ class Run:
             return self.metrics.get(metric)
         step = round(at * (self.steps_per_epoch if self.report["x_axis"] == "epoch" else 1))
         return next((point.get(metric) for point in self.result.get("curve", []) if point["step"] == step), None)
+
+    def predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return for each test sentence whether its class was predicted, and whether train has it, too: bool [N].
+
+        Returns None if the run has no `predictions.tsv`.
+
+        Raises:
+            DamagedError: the file is not what the run has written.
+        """
+        path, corpus, accuracy = (
+            self.folder / PREDICTIONS,
+            self.result.get("corpus"),
+            self.metrics.get("test_accuracy"),
+        )
+        if not corpus or accuracy is None or not os.path.lexists(path):
+            return None
+        return read_predictions(path, corpus.get("classes", []), corpus["counts"]["test"], accuracy)
 
     @property
     def command(self) -> str:

@@ -5,6 +5,7 @@ last.ckpt         state to resume from           previous.ckpt     the one befor
 best.ckpt         weights of the best evaluation
 metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
+predictions.tsv, translations.tsv                what the tested weights make of each test sentence
 result.json       written last and atomically: if it exists, the run has ended
 
 `schema.json` describes the JSON files. They are checked when they are read, so the code that uses them trusts them.
@@ -39,9 +40,10 @@ from speechformer.runs import identity
 from speechformer.runs.legacy import upgrade_result
 
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
+PREDICTIONS = "predictions.tsv"  # of a classifier
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
-OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", RESULT)
+OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", PREDICTIONS, RESULT)
 WRITTEN = "|".join(map(re.escape, (*OUTPUTS, OWNER, CONFIG, TOKENIZER)))
 PARTIAL = rf"({WRITTEN})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
@@ -14,12 +16,14 @@ from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, Example
+from speechformer.data.batches import Batch, Example, Rows
 from speechformer.data.speeches import SentenceData
 from speechformer.escape import escape_markdown
 from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.stack import initialise
+from speechformer.runs.folder import PREDICTIONS
+from speechformer.runs.predictions import write_predictions
 from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs, read_words
 
@@ -55,12 +59,33 @@ class Classify(Task):
         self.save_hyperparameters(logger=False)
         self.classes = classes
         self.model = EncoderClassifier(**architecture)
+        self.tested: Rows = {}
+        self.predicted = torch.empty(
+            0, dtype=torch.int64
+        )  # classes of the test set, from the last evaluation; -1: none
         initialise(self.model, recipe["init"], recipe["init_std"])
 
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
         classes = list(data.corpus.classes)
         return cls(cls.architecture_arguments(config, data, classes=len(classes)), config["recipe"], classes)
+
+    def attach(self, data: TaskData) -> None:
+        assert isinstance(data, SentenceData)
+        self.tested = data.tested["test", ""]
+        self.predicted = torch.full_like(self.tested["labels"], -1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if "progress" in checkpoint:
+            checkpoint["progress"]["predicted"] = self.predicted.clone()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        predicted = checkpoint.get("progress", {}).get("predicted", self.predicted)  # versions up to 0.2 have none
+        if type(predicted) is not Tensor or predicted.shape != self.predicted.shape or predicted.dtype != torch.int64:
+            raise ValueError("its predictions are not of this test set")
+        self.predicted = predicted.clamp(-1, len(self.classes) - 1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         smoothing = self.recipe["label_smoothing"]
@@ -82,6 +107,8 @@ class Classify(Task):
 
     def update_metrics(self, logits: Tensor, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
+        if "row" in batch and len(self.predicted):
+            self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
         groups: dict[str, Tensor] = {}
         if "in_train" in batch:
             groups |= {"in_train": batch["in_train"], "not_in_train": ~batch["in_train"]}
@@ -112,21 +139,32 @@ class Classify(Task):
         yield "who said it", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        metrics, counts = result["metrics"], result["corpus"]["counts"]
-        parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
-        if leaked := counts["test_in_train"]:
-            parts.append(("  in train too", "test_accuracy_in_train", leaked))
-            parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
-        rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
-        for label, name, n in parts:
-            if (value := metrics.get(name)) is not None:
-                low, high = wilson(value, n)
-                interval = f"{100 * low:.1f} - {100 * high:.1f} %"
-                rows.append((label, format_metric("accuracy", value), interval, str(n)))
-        return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
+        return summary_rows(result["metrics"], result["corpus"]["counts"])
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
         if metrics.get("test_accuracy_in_train") is None:
             leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
         return ["test_accuracy", *leaked, "train_accuracy"]
+
+    def write_artifacts(self, directory: Path) -> dict[str, Any]:
+        """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
+        if len(self.predicted) and self.predicted.min() >= 0 and not self.diverged():
+            columns = (column.tolist() for column in (self.tested["labels"], self.predicted, self.tested["in_train"]))
+            write_predictions(directory / PREDICTIONS, self.classes, *columns)
+        return {}
+
+
+def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the accuracies with their intervals, and that of the majority class."""
+    parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
+    if leaked := counts["test_in_train"]:
+        parts.append(("  in train too", "test_accuracy_in_train", leaked))
+        parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
+    rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
+    for label, name, n in parts:
+        if (value := metrics.get(name)) is not None:
+            low, high = wilson(value, n)
+            interval = f"{100 * low:.1f} - {100 * high:.1f} %"
+            rows.append((label, format_metric("accuracy", value), interval, str(n)))
+    return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]

@@ -138,25 +138,7 @@ class LanguageModel(Task):
             yield "what comes next", "{} **{}**".format(*parts)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        metrics = result["metrics"]
-        columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
-        if metrics.get("test_unknown_rate_mean"):
-            columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
-        rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
-        for name in metrics:
-            if name in ("train_perplexity", "validation_perplexity"):
-                split = name.removesuffix("_perplexity")
-                rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
-        tests = [(name, str(test["tokens"])) for name, test in result["corpus"]["counts"]["tests"].items()]
-        for name, tokens in [*tests, ("mean", "")]:
-            values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
-            cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
-            rows.append((f"test {name}", *cells, tokens))
-        for length in result["config"]["task"]["lengths"]:
-            value = metrics.get(f"test_length_{length}_perplexity_mean")
-            said = "out of reach" if value is None else format_metric("", value)
-            rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
-        return rows
+        return summary_rows(result["metrics"], result["corpus"]["counts"], result["config"]["task"]["lengths"])
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         main, prefix = self.metric_name("test"), "test_perplexity_"
@@ -167,3 +149,25 @@ class LanguageModel(Task):
             ["test_known_perplexity_mean", "test_unknown_rate_mean"] if metrics.get("test_unknown_rate_mean") else []
         )
         return [main, *tests, *known, "test_sliding_perplexity_mean", "train_perplexity"]
+
+
+def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return the perplexities of each text, and the mean in contexts of other lengths."""
+    columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
+    if metrics.get("test_unknown_rate_mean"):
+        columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
+    rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
+    for name in metrics:
+        if name in ("train_perplexity", "validation_perplexity"):
+            split = name.removesuffix("_perplexity")
+            rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
+    tests = [(name, str(test["tokens"])) for name, test in counts["tests"].items()]
+    for name, tokens in [*tests, ("mean", "")]:
+        values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
+        cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
+        rows.append((f"test {name}", *cells, tokens))
+    for length in lengths:
+        value = metrics.get(f"test_length_{length}_perplexity_mean")
+        said = "out of reach" if value is None else format_metric("", value)
+        rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
+    return rows
