@@ -82,23 +82,16 @@ def judge(tables: Sequence[Table]) -> list[Judgement]:
 
 
 def find_rows(tables: Sequence[Table]) -> Places:
-    """Return tables and rows on the corpus of the reports by name and protocol; of several rows the first counts."""
-    known = published.content()
-    places: dict[str, tuple[str, Mapping[str, Any]]] = {
-        name: (own["study"], own["where"]) for name, own in content()["rows"].items()
-    }
-    rows: Places = {}
-    for table in (table for table in tables if table.sha256 == known["corpus"]["sha256"]):
-        for row in table.rows:
-            names = [row.published] if row.published else []
-            names += [
-                name
-                for name, (study, where) in places.items()
-                if study == table.study
-                and all(row.settings.get(key, ABSENT) == value for key, value in where.items())
-            ]
-            for name in names:
-                rows.setdefault((name, table.protocol), (table, row))
+    """Return tables and rows by name and protocol: on the corpus of the reports, unless the name says another."""
+    known, rows = published.content()["corpus"]["sha256"], Places()
+    for table, row in ((own, row) for own in tables for row in own.rows):
+        names = [row.published] if row.published and table.sha256 == known else []
+        for name, own in content()["rows"].items():
+            here = own["corpus"] == table.corpus if "corpus" in own else table.sha256 == known
+            same = all(row.settings.get(key, ABSENT) == value for key, value in own["where"].items())
+            names += [name] if here and same and own["study"] == table.study else []
+        for name in names:
+            rows.setdefault((name, table.protocol), (table, row))
     return rows
 
 

@@ -20,7 +20,7 @@ import jinja2
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError
-from speechformer.report import findings
+from speechformer.report import findings, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
@@ -144,8 +144,10 @@ class Context:
         return {**numbers, "baselines": len(self.runs) - len(trained)}
 
     def share(self, first: str, second: str, task: str = "lm") -> str:
-        """Return how many of all runs of a task have a lower first metric than second, "310 of 310"."""
-        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in self.runs if run.task == task]
+        """Return how many runs of a task on the reports' corpus have a lower first metric than second, "9 of 9"."""
+        runs = [run for run in self.runs if run.task == task and not run.baseline]
+        own = [run for run in runs if (run.corpus_key or "").startswith(published.content()["corpus"]["sha256"])]
+        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
         return f"{sum(one < two for one, two in known)} of {len(known)}"
 
