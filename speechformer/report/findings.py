@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speechformer.report import published
-from speechformer.report.claims import Judgement, content
+from speechformer.report.claims import VERDICTS, Judgement, content
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
@@ -32,8 +32,9 @@ def found(tables: Sequence[Table], judgements: Sequence[Judgement]) -> list[Mark
 def count_verdicts(judgements: Sequence[Judgement]) -> str:
     """Return how many claims have each verdict, or "" without a claim."""
     verdicts = [own.verdict for own in judgements]
-    counts = (f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
-    return f"Of {len(judgements)} claims, {', '.join(counts)}." if judgements else ""
+    supported, inconclusive, contradicted = (f"{verdicts.count(word)} {word}" for word in VERDICTS)
+    text = f"{len(judgements)} claims were tested: {supported}, {contradicted}, {inconclusive}."
+    return text if judgements else ""
 
 
 def best_row(table: Table) -> Markdown | str:
