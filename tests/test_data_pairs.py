@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import group
 
-from speechformer.corpora.pairs import load_pairs
+from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
 from speechformer.data.pairs import PairBatches, PairData, PairEvaluation, TokenBatches
 from speechformer.errors import UserError
@@ -145,9 +145,51 @@ def test_what_is_left_out_is_counted(little_pairs: Path, tmp_path: Path) -> None
     assert (paper["train"], paper["test_in_train"], paper["removed_from_train"]) == (202, 2, 0)
     clean = make(tmp_path, protocol=group("protocol", "clean")).counts
     assert (clean["train"], clean["test_in_train"], clean["removed_from_train"]) == (200, 0, 2)
+    assert paper["removed_from_validation"] == clean["removed_from_validation"] == 0
     short = make(tmp_path, block_size=20).counts
     assert short["longer_than_block_size"] == 202 - short["train"] > 0
     assert sum(paper["test_by_length"].values()) == paper["test"] == 12
+
+
+def test_clean_pairs_share_neither_source_nor_reference_with_test(little_pairs: Path, tmp_path: Path) -> None:
+    """Oracle: the lines put into the files; a source of train that is a reference of test is no leak."""
+    lines = {path.name: path.read_text(encoding="utf-8").splitlines() for path in little_pairs.iterdir()}
+    source, target = lines["test.en"][:3], lines["test.fr"][:3]
+    leaks = [(source[0], f"{target[0]} bis"), (f"{source[1]} again", target[1]), (source[2], target[2])]
+    for part, more in (("train", [*leaks, (target[0], source[0])]), ("dev", leaks)):
+        for side, language in enumerate(("en", "fr")):
+            lines[f"{part}.{language}"] += [pair[side] for pair in more]
+    for name, own in lines.items():
+        (tmp_path / name).write_text("\n".join(own) + "\n", encoding="utf-8")
+    paper, clean = (make(tmp_path, protocol=group("protocol", name)) for name in ("paper", "clean"))
+    assert [paper.counts[f"removed_from_{part}"] for part in ("train", "validation")] == [0, 0]
+    assert [clean.counts[f"removed_from_{part}"] for part in ("train", "validation")] == [3, 3]
+    assert clean.training_pairs == paper.training_pairs[:-4] + paper.training_pairs[-1:]
+    assert clean.texts == {"validation": paper.texts["validation"][:-3], "test": paper.texts["test"]}
+    assert clean.counts["validation"] == len(clean.held_out["validation"][0]) == 12
+    assert "selects on 12 (left out: test 3), tests on 12" in clean.corpus_line()
+    assert "selects on 15, tests on 12" in paper.corpus_line()
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_clean_that_leaves_no_pair_is_an_error(part: str, little_pairs: Path, tmp_path: Path) -> None:
+    for path in little_pairs.iterdir():
+        own = little_pairs / path.name.replace(part, "test")
+        (tmp_path / path.name).write_bytes(own.read_bytes())
+    with pytest.raises(UserError, match=f"every pair of {part} shares its source or reference with a pair of test"):
+        make(tmp_path, protocol=group("protocol", "clean"))
+
+
+def test_of_the_ted_pairs_clean_removes_these(ted_pairs: Pairs) -> None:
+    """Oracle: a count in a double loop over the distinct sentences of test."""
+    arguments = {"block_size": 200, "batch_size": 8, "vocab_size": None, "seed": 0}
+    task = {**group("task", "translate"), "tokens": "words", "vocab_size": 50}
+    data = PairData(ted_pairs, task=task, protocol=group("protocol", "clean"), **arguments)
+    for part, pairs in (("train", ted_pairs.train), ("validation", ted_pairs.dev)):
+        expected = {
+            k for pair in ted_pairs.test for k, own in enumerate(pairs) if own[0] == pair[0] or own[1] == pair[1]
+        }
+        assert data.counts[f"removed_from_{part}"] == len(expected) > 0
 
 
 def test_what_a_models_positions_do_not_reach_is_cut_and_counted(little_pairs: Path) -> None:

@@ -737,8 +737,13 @@ def test_directions_and_rules_of_cleaning_never_meet(tmp_path: Path) -> None:
     runs = [translated("rope", 0, 20.0), translated("rope", 1, 21.0), translated("rope", 2, 22.0)]
     runs[1]["corpus"] = {**runs[1]["corpus"], "languages": ["fr", "en"]}
     runs[2]["corpus"] = {**runs[2]["corpus"], "counts": {**runs[2]["corpus"]["counts"], "cleaned": {"markup": 5}}}
+    runs.append(translated("rope", 3, 23.0))
+    runs[3]["corpus"] = {
+        **runs[3]["corpus"],
+        "counts": {**runs[3]["corpus"]["counts"], "removed_from_validation": 11},
+    }
     tables = write_report([put(tmp_path / "in", *runs)], tmp_path / "out")
-    assert len(tables) == 3 and len({table.name for table in tables}) == 3
+    assert len(tables) == 4 and len({table.name for table in tables}) == 4
     text = markdown_of(tmp_path / "out" / "report.md")
     assert "Corpus sample, fr to en, sha256 5555" in text and "Corpus sample, en to fr, sha256 5555" in text
 

@@ -131,7 +131,8 @@ class PairData(TaskData):
 
     The task's config adds `tokens` ("bpe" or "words") and `vocab_size` of the vocabulary, which is fitted on train,
     and `batch_tokens`; None: batches of `batch_size` pairs. Of the protocol, `remove_test_sentences` removes training
-    pairs whose source is in the test set. Training pairs longer than `block_size` are left out, and counted.
+    and validation pairs that share their source or their reference with a test pair. Training pairs longer than
+    `block_size` are left out, and counted.
 
     Attributes:
         texts: the pairs of "validation" and "test" as text.
@@ -139,10 +140,20 @@ class PairData(TaskData):
     """
 
     def split(self) -> None:
-        corpus = self.corpus
-        tested = {source for source, _ in corpus.test} if self.protocol["remove_test_sentences"] else set()
-        self.training_pairs = [pair for pair in corpus.train if pair[0] not in tested]
-        self.texts = {"validation": corpus.dev, "test": corpus.test}
+        remaining = {"train": self.corpus.train, "dev": self.corpus.dev}
+        if self.protocol["remove_test_sentences"]:
+            sources, references = map(set, zip(*self.corpus.test))
+            for part, pairs in remaining.items():
+                remaining[part] = [(a, b) for a, b in pairs if a not in sources and b not in references]
+                if not remaining[part]:
+                    raise UserError(
+                        f"{self.corpus.where}: every pair of {part} shares its source or reference with a pair of "
+                        "test, so protocol=clean removes it; use other files, or protocol=paper."
+                    )
+        self.training_pairs, self.texts = (
+            remaining["train"],
+            {"validation": remaining["dev"], "test": self.corpus.test},
+        )
 
     def fit_tokenizer(self) -> Subwords:
         texts = tuple(text for pair in self.training_pairs for text in pair)
@@ -171,9 +182,10 @@ class PairData(TaskData):
             "read": corpus.read,
             "cleaned": corpus.cleaned,
             "removed_from_train": len(corpus.train) - len(self.training_pairs),
+            "removed_from_validation": len(corpus.dev) - len(self.texts["validation"]),
             "longer_than_block_size": self.fits.count(False),
             "train": len(self.train[0]),
-            "validation": len(corpus.dev),
+            "validation": len(self.texts["validation"]),
             "test": len(corpus.test),
             "test_in_train": sum(source in trained for source, _ in corpus.test),
             "test_by_length": {name: lengths[name] for name in LENGTHS},
@@ -201,12 +213,13 @@ class PairData(TaskData):
         reasons = {"test": counts["removed_from_train"], "block_size": counts["longer_than_block_size"]}
         left_out = ", ".join(f"{why} {n}" for why, n in {**counts["cleaned"], **reasons}.items() if n) or "none"
         padding = ", ".join(f"{100 * part:.1f} % of the {side}" for side, part in counts["padding"].items())
-        cut = counts["cut_at_block_size"]
+        cut, removed = counts["cut_at_block_size"], counts["removed_from_validation"]
         return (
             f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
-            f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}, tests on "
-            f"{counts['test']}, of whose sources {counts['test_in_train']} appear in the training set"
-            f"{f'; cut at block_size: {cut}' if cut else ''}. Vocabulary {counts['vocabulary']}; padding: {padding}."
+            f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}"
+            f"{f' (left out: test {removed})' if removed else ''}, tests on {counts['test']}, of whose sources "
+            f"{counts['test_in_train']} appear in the training set{f'; cut at block_size: {cut}' if cut else ''}. "
+            f"Vocabulary {counts['vocabulary']}; padding: {padding}."
         )
 
     def examples(self) -> list[Example]:

@@ -227,7 +227,8 @@ class Relative(Positions):
 
     Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
     distance each, the other half grow logarithmically up to `max_distance`, and all larger distances share the last.
-    An encoder uses half of the buckets for each side.
+    An encoder uses half of the buckets for each side. The table starts like every embedding, by `recipe.init`, so
+    with `torch` from normal(0, 1). T5's code draws from normal(0, 1 / sqrt(width)).
     """
 
     buckets: Tensor

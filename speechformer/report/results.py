@@ -47,7 +47,7 @@ class Run:
         baseline: the name of the baseline, or None for a trained model.
         status: "finished", "diverged", "failed" or "killed"; a run whose main metric is infinite has diverged.
         protocol: the config group as JSON.
-        corpus_key: sha256 of the corpus, and of pairs the direction and how many were cleaned out; None if unknown.
+        corpus_key: sha256 of the corpus, and of pairs the direction and how many were left out; None if unknown.
     """
 
     def __init__(self, folder: Path, result: dict[str, Any], config: dict[str, Any]) -> None:
@@ -65,8 +65,9 @@ class Run:
         protocol = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("protocol.")}
         self.protocol = json.dumps(protocol, sort_keys=True)
         corpus = result.get("corpus") or {}
-        cleaned = [count for count in corpus.get("counts", {}).get("cleaned", {}).values() if count]
-        parts = [corpus["sha256"], *corpus.get("languages", []), *map(str, cleaned)] if corpus else []
+        counts = corpus.get("counts", {})
+        left_out = [*counts.get("cleaned", {}).values(), counts.get("removed_from_validation")]
+        parts = [corpus["sha256"], *corpus.get("languages", []), *map(str, filter(None, left_out))] if corpus else []
         self.corpus_key = " ".join(parts) or None
 
     @property
