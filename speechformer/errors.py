@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from speechformer.escape import plain
@@ -21,10 +22,15 @@ T = TypeVar("T")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser of a command line whose errors are free of control characters."""
+    """A parser of a command line whose errors are free of control characters, and whose paths are not empty."""
 
     def error(self, message: str) -> NoReturn:
         super().error(plain(message))
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if action.type is Path and not arg_string.strip():  # it would be the current folder
+            raise argparse.ArgumentError(action, "is empty; name a file or folder.")
+        return super()._get_value(action, arg_string)
 
 
 class UserError(ValueError):

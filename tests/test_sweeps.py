@@ -205,6 +205,21 @@ def test_workers_end_with_their_sweep(little: Path, tmp_path: Path) -> None:
     assert not workers()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("later", [0.0, 0.3, 0.6])
+def test_workers_that_have_no_job_yet_end_with_their_sweep(later: float, little: Path, tmp_path: Path) -> None:
+    """Oracle: the end of the pipe that all of them write to."""
+    words = ["task=lm", "trainer.max_steps=100000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [*TRAIN, "-m", *own(little), *words, "seed=0,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text().split()) < 2:  # the tracker of resources, and a worker
+        time.sleep(0.002)
+    time.sleep(later)
+    process.kill()
+    process.communicate(timeout=20)
+
+
 def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> None:
     """From one run's result to the next one's first step: at most 0.3 s for the quickest of four, for the machine may
     be busy; with the imports it would be four."""

@@ -21,6 +21,7 @@ from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse
 from speechformer.errors import UserError, pick
 
 SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt", re.DOTALL)
+SIMILAR = re.compile(SPEECH_FILE.pattern.replace(".+", ".*"), re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,14 @@ class Corpus:
 
 
 def speech_files(folder: Path) -> list[Path]:
-    """List what has the name of a speech file in a folder; other files are ignored."""
+    """List what has the name of a speech file in a folder; other files are ignored.
+
+    Raises:
+        UserError: a name differs from that of a speech file in upper and lower case alone, or names no text.
+    """
+    for path in folder.iterdir():
+        if SIMILAR.fullmatch(path.name) and not SPEECH_FILE.fullmatch(path.name):
+            raise UserError(f"{path}: rename it to train_CLS.tsv, test_CLS.tsv, train_LM.txt or test_LM_NAME.txt.")
     return [path for path in folder.iterdir() if SPEECH_FILE.fullmatch(path.name)]
 
 

@@ -38,8 +38,6 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     if number in plan.get("given_up", []):
         console.say(f"Given up: {name}")
         return NO_VALUE
-    if launcher == "joblib" and sweeps.COMMAND.folder is None:  # in a worker
-        runtime.end_with_parent()
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     started = time.time()

@@ -10,8 +10,10 @@ ensemble is much faster there. On a CPU it saves the overhead of a step.
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -35,7 +37,7 @@ from speechformer.config import as_plain, check_overrides, check_sweep, count_de
 from speechformer.errors import UserError, fail, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
-from speechformer.sweeps.folder import COMMAND, names, write_jobs
+from speechformer.sweeps.folder import COMMAND, JOBS, SWEEP, names, write_jobs
 from speechformer.training import runtime
 
 Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
@@ -64,6 +66,7 @@ class SweepCallback(Callback):
         folder = Path(config.hydra.sweep.dir)
         if not config.hydra.sweep.dir.strip():
             fail("hydra.sweep.dir is empty; name a folder, or omit it.")
+        check_subdir(config.hydra.sweep)
         try:
             check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +76,28 @@ class SweepCallback(Callback):
         except OSError as error:
             fail(f"{error.filename or folder}: {error.strerror}.")
         COMMAND.folder = folder
+        if config.hydra.runtime.choices["hydra/launcher"] == "joblib":
+            tie_workers()
+
+
+def tie_workers() -> None:
+    """Let joblib's workers end with this process from their first moment on, also before they have a job.
+
+    A worker that waits for a job holds both ends of its queue, so it would wait for ever, and keep our output open.
+    """
+    from joblib import register_parallel_backend
+    from joblib.parallel import LokyBackend
+
+    tied = functools.partial(LokyBackend, initializer=runtime.end_with_parent, initargs=(os.getpid(),))
+    register_parallel_backend("loky", tied)
+
+
+def check_subdir(sweep: DictConfig) -> None:
+    """End the program if the folders of a sweep's runs would be that of the sweep, or files of ours in it."""
+    name = str(OmegaConf.to_container(sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or parts[0] in (SWEEP, JOBS, "report"):
+        fail(f"hydra.sweep.subdir={name} is not a folder of its own in the sweep's; choose another, or omit it.")
 
 
 def expand(config: DictConfig) -> list[list[str]] | None:

@@ -78,9 +78,13 @@ def process_set_up() -> Iterator[None]:
 
 
 @functools.cache
-def end_with_parent() -> None:
-    """End this process within a second of its parent, however that ends: a worker must not outlive its command."""
-    parent = os.getppid()
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process within a second of its parent, however that ends: a worker must not outlive its command.
+
+    Args:
+        parent: its process id; None: it lives now.
+    """
+    parent = parent or os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
