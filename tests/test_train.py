@@ -67,7 +67,10 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
         assert {"train_perplexity", "test_perplexity_mean"} <= set(metrics)
         assert {f"test_perplexity_{name}" for name in names} <= set(metrics)
         assert {f"test_sliding_perplexity_{name}" for name in names} <= set(metrics)
-        assert all(1 < value < 1000 for value in metrics.values())
+        assert all(1 < value < 1000 for name, value in metrics.items() if "_unknown_rate" not in name)
+        assert {name for name in metrics if name.startswith("test_unknown_rate_")} == {
+            f"test_unknown_rate_{name}" for name in (*names, "mean")
+        }
     else:
         assert {"train_accuracy", "test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train"} <= set(
             metrics
@@ -102,8 +105,9 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     scalars = set(events.Tags()["scalars"])
     assert {"train_loss", result["best"]["metric"]} <= scalars
-    figures = {key for key, value in metrics.items() if value is not None} - {"majority_accuracy"}  # of the corpus
-    assert {f"final/{key}" for key in figures} <= scalars and "final/majority_accuracy" not in scalars
+    constant = {key for key in metrics if key == "majority_accuracy" or "_unknown_rate" in key}  # of the corpus
+    figures = {key for key, value in metrics.items() if value is not None} - constant
+    assert {f"final/{key}" for key in figures} <= scalars and not {f"final/{key}" for key in constant} & scalars
     assert "_hparams_/experiment" in events.PluginTagToContent("hparams")
     with open(folder / "metrics.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
