@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from speechformer.errors import UserError, build, one_sentence, pick, run_command, unknown
+from speechformer.errors import ArgumentParser, UserError, build, one_sentence, pick, run_command, unknown
+
+
+def test_an_empty_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be the current folder."""
+    parser = ArgumentParser("x")
+    parser.add_argument("--output", type=Path)
+    assert parser.parse_args(["--output", "."]).output == Path()
+    for text in ("", " "):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--output", text])
+        assert "argument --output: is empty; name a file or folder." in capsys.readouterr().err
 
 
 def window(width: int, size: int = 3) -> tuple[int, int]:

@@ -185,6 +185,14 @@ def test_what_has_the_name_of_a_file_is_read_or_is_an_error(
     assert "remove it" in str(error.value) or "rename it" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["test_LM_c.TXT", "TEST_LM_b.txt", "Train_cls.tsv", "test_LM_.txt"])
+def test_a_file_with_nearly_the_name_of_a_speech_file_is_an_error(name: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine")
+    (folder / name).write_text("Eight.")
+    with pytest.raises(UserError, match=re.escape(f"{folder / name}: rename it to train_CLS.tsv")):
+        load_corpus({**SPEECHES, "root": str(folder)})
+
+
 @pytest.mark.parametrize("kind", ["broken link", "file", "pipe"])
 def test_what_has_the_name_of_the_folder_is_read_or_is_an_error(
     kind: str, no_corpora: Path, monkeypatch: pytest.MonkeyPatch

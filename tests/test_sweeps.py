@@ -246,6 +246,13 @@ def test_several_devices_in_a_sweep_are_an_error_that_names_alternatives(sweep: 
     assert results(tmp_path / "sweep")["machine=cpu"]["status"] == "finished"
 
 
+@pytest.mark.parametrize("subdir", [".", "''", "jobs", "report/x", "../up", "/tmp/x", "sweep.json"])
+def test_a_sweeps_runs_have_folders_of_their_own(subdir: str, sweep: Sweep, tmp_path: Path) -> None:
+    code, out, _ = sweep(*LM, "seed=0,1", "hydra.sweep.dir=sweep", f"hydra.sweep.subdir={subdir}")
+    assert str(code).startswith(f"Error: hydra.sweep.subdir={subdir.strip(chr(39))} is not a folder of its own")
+    assert out == "" and not (tmp_path / "sweep").exists()
+
+
 def test_a_failed_job_is_tried_again(sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, for example, is no longer full."""
 
