@@ -28,30 +28,32 @@ chaos: $(STAMP)
 REPRODUCED := outputs/reproduce
 REFERENCE := outputs/reference
 SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
-	'hydra.sweep.dir=$(REPRODUCED)/runs/$${sweep_name:}' corpus=speeches
+	'hydra.sweep.dir=$(REPRODUCED)/runs/$${sweep_name:}'
+SPEECHES := $(SWEEP) corpus=speeches
 reproduce: $(STAMP)
 	$(BIN)/python -m speechformer.audit corpus=speeches --json $(REPRODUCED)/audit.json
 	$(BIN)/python -m speechformer.baselines corpus=speeches --output $(REPRODUCED)/baselines
 	$(BIN)/python -m speechformer.baselines corpus=speeches protocol=clean --output $(REPRODUCED)/baselines
-	$(SWEEP) experiment=kulkarni_part1,singhal_table1,singhal_table3,singhal_table5,marsol_classify 'seed=range(20)'
-	$(SWEEP) experiment=kulkarni_part2,singhal_table2,singhal_table4,singhal_table6 'seed=range(10)'
-	$(SWEEP) 'experiment=glob(marsol_table1_*)' 'seed=range(10)'
-	$(SWEEP) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi 'seed=range(20)'
-	$(SWEEP) experiment=kulkarni_part3_scales
-	$(SWEEP) experiment=kulkarni_part1,singhal_table1,singhal_table3,singhal_table5,marsol_classify \
+	$(SPEECHES) experiment=kulkarni_part1,singhal_table1,singhal_table3,singhal_table5,marsol_classify 'seed=range(20)'
+	$(SPEECHES) experiment=kulkarni_part2,singhal_table2,singhal_table4,singhal_table6 'seed=range(10)'
+	$(SPEECHES) 'experiment=glob(marsol_table1_*)' 'seed=range(10)'
+	$(SPEECHES) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi 'seed=range(20)'
+	$(SPEECHES) experiment=kulkarni_part3_scales
+	$(SPEECHES) experiment=kulkarni_part1,singhal_table1,singhal_table3,singhal_table5,marsol_classify \
 		protocol=clean 'seed=range(20)'
-	$(SWEEP) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi protocol=clean 'seed=range(10)'
-	$(SWEEP) experiment=positions_classify 'seed=range(10)'
-	$(SWEEP) experiment=positions_lm 'seed=range(10)'
-	$(SWEEP) experiment=patterns_classify
-	$(SWEEP) experiment=patterns_lm 'seed=range(10)'
-	$(SWEEP) experiment=slopes_classify
-	$(SWEEP) experiment=slopes_lm 'seed=range(10)'
-	$(SWEEP) experiment=slopes_learned 'seed=range(10)'
-	$(SWEEP) experiment=marsol_classify dropout=0 'seed=range(20)'
-	$(SWEEP) experiment=marsol_table1_full dropout=0 'seed=range(10)'
-	$(SWEEP) experiment=singhal_table2,singhal_table6 model=nope 'seed=range(10)'
-	$(SWEEP) experiment=singhal_table6 model=alibi 'seed=range(10)'
+	$(SPEECHES) experiment=kulkarni_part3_absolute,kulkarni_part3_alibi protocol=clean 'seed=range(10)'
+	$(SPEECHES) experiment=positions_classify 'seed=range(10)'
+	$(SPEECHES) experiment=positions_lm 'seed=range(10)'
+	$(SPEECHES) experiment=patterns_classify
+	$(SPEECHES) experiment=patterns_lm 'seed=range(10)'
+	$(SPEECHES) experiment=slopes_classify
+	$(SPEECHES) experiment=slopes_lm 'seed=range(10)'
+	$(SPEECHES) experiment=slopes_learned 'seed=range(10)'
+	$(SPEECHES) experiment=marsol_classify dropout=0 'seed=range(20)'
+	$(SPEECHES) experiment=marsol_table1_full dropout=0 'seed=range(10)'
+	$(SPEECHES) experiment=singhal_table2,singhal_table6 model=nope 'seed=range(10)'
+	$(SPEECHES) experiment=singhal_table6 model=alibi 'seed=range(10)'
+	$(SWEEP) corpus=sample task=classify,lm model=nope,alibi,relative,sinusoidal,learned,rope seed=0,1,2
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(REPRODUCED) -cJf $(REFERENCE)/runs.tar.xz \
 		$$(cd $(REPRODUCED) && find . -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages

@@ -28,7 +28,6 @@ from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
 from speechformer.training.runtime import silence_libraries, tune_memory
 
-COURSE = {"lm": 110.0, "classify": 120.0}  # seconds of a course repository of the same kind, on two cores
 # A run that prints the time of its first training step and exits there
 FIRST_STEP = """
 import os, sys, time
@@ -274,7 +273,7 @@ def seconds_beside(cfg: Any, number: int, steps: int, middle: bool) -> float:
 
 
 def bench_whole() -> list[Comparison]:
-    """Compare the command, up to its last line, to a course repository.
+    """Measure the command up to its last line.
 
     The runs are 500 steps of the language model with all evaluations, and 15 epochs of the classifier.
     """
@@ -283,7 +282,7 @@ def bench_whole() -> list[Comparison]:
         with tempfile.TemporaryDirectory() as folder:
             ours = seconds_of_command(f"experiment={experiment}", f"hydra.run.dir={folder}/run")
             result = read_result(Path(folder) / "run")
-        seconds = {"speechformer": ours, "a course repository": COURSE[task]}
+        seconds = {"speechformer": ours}
         more = {key: result[key] for key in ("steps", "seconds_by_phase")} | {"corpus": result["corpus"]["name"]}
         rows.append(Comparison("start to end", f"{task}, experiment={experiment}", "run", seconds, more))
     return rows
