@@ -55,7 +55,7 @@ reproduce: $(STAMP)
 	$(SPEECHES) experiment=singhal_table6 model=alibi 'seed=range(10)'
 	$(SWEEP) corpus=sample task=classify,lm model=nope,alibi,relative,sinusoidal,learned,rope seed=0,1,2
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(REPRODUCED) -cJf $(REFERENCE)/runs.tar.xz \
-		$$(cd $(REPRODUCED) && find . -name result.json -o -name predictions.tsv | sort)
+		$$(cd $(REPRODUCED) && find baselines runs -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
 # Make the report and the results in the pages from the results of all runs, in a minute.
