@@ -44,15 +44,15 @@ def best_row(table: Table) -> Markdown | str:
     if not rows:
         return ""
     best, summary = max(rows, key=lambda pair: better * pair[1].mean)
-    parts = [f"{best.label}: {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
+    parts = [f"{best.label} {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
     if len(rows) > 1:
         beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
-        parts[0] = f"the best row is {parts[0]}"
+        parts[0] = f"best is {parts[0]}"
         which = f"{beaten} of {tested} others" if tested > 1 else "the other"
         word = "significantly" if beaten or tested > 1 else "not significantly"
         parts.append(f"{word} better than {which}" if tested else "too few seeds to compare rows")
     parts += against_baseline(table, summary, better)
-    return Markdown("[{}](#{}). {}.").format(table.heading, table.name, capitalized("; ".join(parts)))
+    return Markdown("[{}](#{}): {}.").format(table.heading, table.name, "; ".join(parts))
 
 
 def beats(best: Row, others: Sequence[Row], metric: str, better: int) -> tuple[int, int]:
@@ -72,10 +72,6 @@ def against_baseline(table: Table, summary: Summary, better: int) -> list[str]:
     value, run = max(measured, key=lambda pair: better * pair[0])
     word = "better" if better * summary.mean > better * value else "not better"
     return [f"{word} than {run.baseline} ({number(table.metric, value)})"]
-
-
-def capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def count(number: int, noun: str) -> str:
@@ -116,9 +112,10 @@ def agreement(tables: Sequence[Table]) -> str:
         return ""
     inside = sum(bool(line.inside) for line in values)
     p = p_value(float(stats.binom.cdf(inside, len(values), 0.95)))
+    p = p if p.startswith("<") else f"= {p}"
     text = (
         f"{inside} of {len(values)} published final results on test fall inside our 95 % prediction interval of one "
-        f"run. If the published runs were like ours, about {0.95 * len(values):.0f} would (p = {p} for {inside} or "
+        f"run. If the published runs were like ours, about {0.95 * len(values):.0f} would (p {p} for {inside} or "
         "fewer, were they independent)."
     )
     chosen = content()["chosen"]
