@@ -13,7 +13,8 @@
 
 Without PART, all but the last three. Where possible, the sides take turns in one process, so that other load on the
 machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
-other. In steps and translation it has a 95 % interval over --processes, and a peer's time is that of its fastest setting.
+other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its fastest
+setting.
 """
 
 from __future__ import annotations

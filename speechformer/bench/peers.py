@@ -24,7 +24,7 @@ Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
 Loss = Callable[[Tensor, Tensor], Tensor]
 CHANGED = {
     "torch.nn": "no dropout of hidden feed-forward units",
-    "x-transformers": "biases in the projections of attention; LayerNorm with a bias; sinusoidal positions",
+    "x-transformers": "biases in the projections of attention and in LayerNorm; sinusoidal positions",
 }
 
 
@@ -72,7 +72,7 @@ class Peer(nn.Module):
 
     def losses(self, training: bool) -> dict[str, Loss]:
         """Return the loss as a function of ids and targets under each setting that may be the fastest."""
-        result = {}
+        result: dict[str, Loss] = {}
         for (name, setting), loss in itertools.product(self.ATTENTIONS[training].items(), LOSSES):
             if self.task == "lm":
                 result[f"{name}, {loss.__name__}".removeprefix(", ")] = functools.partial(self.lm, setting, loss)

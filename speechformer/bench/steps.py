@@ -1,7 +1,7 @@
 """Benchmark a training step and an evaluation of classifier and language model against the peers.
 
-All sides have the same batches, dropout and fused AdamW, and compute the same function (`peers`). A peer's time is that
-of its fastest setting. The unit of work is a step, or the evaluation of a batch.
+All sides have the same batches, dropout and fused AdamW, and compute the same function (`peers`). A peer's time is
+that of its fastest setting. The unit of work is a step, or the evaluation of a batch.
 
     report   the reports' size: width 64, 2 heads, 4 layers, block 32, batch 16, 5,760 words; sentences of the corpus,
              padded to the longest of their batch
@@ -124,7 +124,11 @@ def measure_steps(rounds: int) -> list[Comparison]:
         for training in (True, False):
             sides = {}
             for name, model in models.items():
-                run = functools.partial(train, model, optimizers[name]) if training else functools.partial(evaluate, model)
+                run = (
+                    functools.partial(train, model, optimizers[name])
+                    if training
+                    else functools.partial(evaluate, model)
+                )
                 losses = losses_of(model, training)
                 sides[name] = {setting: functools.partial(run, batches, loss) for setting, loss in losses.items()}
             seconds, settings = fastest_settings(sides, own_rounds)

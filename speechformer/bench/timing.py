@@ -133,11 +133,15 @@ def fastest_settings(
     return {name: seconds[key] for name, key in fastest.items()}, {name: key[1] for name, key in fastest.items()}
 
 
-def over_processes(measure: Callable[[], list[Comparison]], processes: int) -> list[Comparison]:
-    """Call a function in new processes, one after another, and combine what they measured."""
+def in_processes(work: Callable[[], Any], processes: int) -> list[Any]:
+    """Call a function in new processes, one after another, and return what they return."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        measured = [pool.submit(measure).result() for _ in range(processes)]
-    return [combine(rows) for rows in zip(*measured)]
+        return [pool.submit(work).result() for _ in range(processes)]
+
+
+def over_processes(measure: Callable[[], list[Comparison]], processes: int) -> list[Comparison]:
+    """Measure in some processes, and combine."""
+    return [combine(rows) for rows in zip(*in_processes(measure, processes))]
 
 
 def combine(rows: Sequence[Comparison]) -> Comparison:
