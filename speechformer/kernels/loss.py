@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPU_ROWS, CPU_PART = 128, 64  # rows of logits in a product; rows of these that fit into a core's cache
+CPU_ROWS, CPU_PART = 128, 64  # rows of logits in a product; rows of these that fit into a CPU's cache
 
 
 class ChunkedLoss(torch.autograd.Function):
