@@ -8,35 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_encoder_decoder import pairs, translator
-from test_models import stack_arguments
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
 from speechformer.bench.attention import bias_of, kernels, saved_bytes
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
-from speechformer.bench.peers import TorchPeer, XPeer
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, table, turns
-from speechformer.bench.translation import Peer, main
+from speechformer.bench.translation import main
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_peer_has_as_many_parameters_and_ignores_padding_and_the_future(norm: str) -> None:
-    torch.manual_seed(0)
-    arguments = stack_arguments(norm=norm, dropout=0.0)
-    model, peer = translator(norm=norm, tied_output=True, shared_embeddings=True), Peer(arguments).eval()
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in peer.parameters())
-    source, target = pairs()
-    hidden = peer.hidden(source, target)
-    torch.testing.assert_close(peer.hidden(source[1:2, :6], target[1:2]), hidden[1:2], atol=1e-5, rtol=1e-5)
-    changed = target.clone()
-    changed[:, 4:] += 1
-    torch.testing.assert_close(peer.hidden(source, changed)[:, :4], hidden[:, :4], atol=1e-5, rtol=1e-5)
 
 
 def test_sides_take_turns_and_the_result_is_the_median_per_unit() -> None:
@@ -63,7 +46,7 @@ def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, c
         "ff=16",
         "task.vocab_size=20",
     ]
-    monkeypatch.setattr(sys, "argv", ["bench", *own, "--rounds", "1", "--steps", "1"])
+    monkeypatch.setattr(sys, "argv", ["bench", *own, "--rounds", "1", "--steps", "1", "--processes", "1"])
     main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:4:2]] == ["model", "batches"]
@@ -72,7 +55,7 @@ def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, c
         (["task=lm"], "measures only the transformers of task=translate"),
         (["model=rnn"], "measures only the transformers of task=translate"),
         (["threads=abc"], "threads"),
-        (["--rounds", "0"], "--rounds and --steps must be at least 1"),
+        (["--rounds", "0"], "--rounds, --steps and --processes must be at least 1"),
     ):
         monkeypatch.setattr(sys, "argv", ["bench", *arguments])
         with pytest.raises(SystemExit) as end:
@@ -81,31 +64,6 @@ def test_the_command_line(little_pairs: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 # The other parts
-
-SMALL = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "block_size": 12}
-
-
-@pytest.mark.parametrize("peer", [TorchPeer, XPeer])
-def test_a_peer_ignores_the_future_and_padding(peer: type) -> None:
-    """Oracle: what comes later, or more padding, changes nothing."""
-    if peer is XPeer:
-        pytest.importorskip("x_transformers")
-    torch.manual_seed(0)
-    ids = torch.randint(1, 50, (3, 12))
-    model = peer("lm", SMALL, 0.0).eval()
-    changed = ids.clone()
-    changed[:, 8:] = 7
-    torch.testing.assert_close(model(changed)[:, :8], model(ids)[:, :8], atol=1e-5, rtol=1e-5)
-    assert model(ids).shape == (3, 12, 50)
-    classifier = peer("classify", SMALL, 0.0).eval()
-    ids[:, 9:] = 0
-    torch.testing.assert_close(classifier(ids), classifier(ids[:, :9]), atol=1e-5, rtol=1e-5)
-
-
-def test_a_peers_loss_is_the_cross_entropy_of_its_logits() -> None:
-    model, ids = TorchPeer("lm", SMALL, 0.0).eval(), torch.randint(1, 50, (3, 13))
-    expected = -model(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None]).mean()
-    torch.testing.assert_close(model.loss(ids[:, :-1], ids[:, 1:]), expected)
 
 
 def test_the_ratio_is_of_the_fastest_other_side() -> None:
@@ -165,7 +123,8 @@ def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys:
     for words, sentence in (
         (["stops"], "there is no part stops"),
         (["packed"], "part packed is now ensemble."),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--rounds", "0"], "--rounds and --processes must be at least 1"),
+        (["--processes", "0"], "--rounds and --processes must be at least 1"),
     ):
         monkeypatch.setattr(sys, "argv", ["bench", *words])
         with pytest.raises(SystemExit) as end:

@@ -396,3 +396,19 @@ def test_the_loss_in_chunks_is_that_of_all_logits(smoothing: float) -> None:
         results.append([loss, *torch.autograd.grad(loss, (weight, bias, hidden))])
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch is older than 2.13")
+@pytest.mark.parametrize(("R", "with_bias", "scale"), [(300, True, 1.0), (128, False, 1.0), (1, True, 0.3)])
+def test_the_loss_in_chunks_has_the_bits_of_torchs(R: int, with_bias: bool, scale: float) -> None:
+    weight, bias, hidden = (torch.randn(*shape, requires_grad=True) for shape in ((400, 8), (400,), (R, 8)))
+    targets, inputs = torch.randint(400, (R,)), (weight, hidden, *([bias] if with_bias else []))
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=128, chunking_method=None)
+    used = bias if with_bias else None
+    results = []
+    for loss in (
+        next_token_loss(weight, used, hidden, targets),
+        F.linear_cross_entropy(hidden, weight, targets, linear_bias=used, options=options),
+    ):
+        results.append([loss, *torch.autograd.grad(loss * scale, inputs)])
+    assert all(map(torch.equal, *results))

@@ -13,12 +13,14 @@
 
 Without PART, all but the last three. Where possible, the sides take turns in one process, so that other load on the
 machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
-other.
+other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its fastest
+setting.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -35,7 +37,7 @@ from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs.folder import write_json
 
 PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the rounds
-    "steps": steps.bench_steps,
+    "steps": steps.bench_steps,  # and of the processes
     "loop": runs.bench_loop,
     "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
@@ -63,20 +65,21 @@ def main() -> None:
     parser = ArgumentParser("python -m speechformer.bench", description=__doc__, formatter_class=formatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}, gpu; or translation alone")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side (%(default)s)")
+    parser.add_argument("--processes", type=int, default=5, help="that measure the steps (%(default)s)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and the plots")
     arguments = parser.parse_args()
-    run_command(lambda: bench(arguments.parts, arguments.rounds, arguments.output))
+    run_command(lambda: bench(arguments.parts, arguments.rounds, arguments.processes, arguments.output))
 
 
-def bench(parts: list[str], rounds: int, output: Path | None) -> None:
+def bench(parts: list[str], rounds: int, processes: int, output: Path | None) -> None:
     """Measure and print some parts; write bench.json and the plots into the folder `output`."""
     for part in parts:
         if part in RENAMED:
             raise UserError(f"part {part} is now {RENAMED[part]}.")
         if part not in (*PARTS, "gpu"):
             raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
-    if rounds < 1:
-        raise UserError("--rounds must be at least 1.")
+    if min(rounds, processes) < 1:
+        raise UserError("--rounds and --processes must be at least 1.")
     written = OutputFolder(output) if output else None
     if written:  # before anything is measured
         written.file("bench.json")
@@ -89,11 +92,15 @@ def bench(parts: list[str], rounds: int, output: Path | None) -> None:
     )
     for part in parts or [part for part in PARTS if part not in LONG]:
         console.warn(f"Measuring: {part}")
-        comparisons = PARTS[part](rounds) if part != "gpu" else gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"])
+        own: dict[str, Callable[[int], list[Comparison]]] = {
+            "gpu": lambda rounds: gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"]),
+            "steps": functools.partial(steps.bench_steps, processes=processes),
+        }
+        comparisons = {**PARTS, **own}[part](rounds)
         rows += comparisons
         console.say(table(comparisons))
         if written:  # after each part, so that an interruption loses no measurement
-            content = [{**asdict(row), "ratio": row.ratio} for row in rows]
+            content = [{**asdict(row), "ratio": row.ratio, "interval": row.interval} for row in rows]
             write_json(written.file("bench.json"), {"machine": about, "rows": content})
     for path in draw(rows, about, written) if written else []:
         console.say(str(path))

@@ -17,7 +17,7 @@ import torch
 from speechformer.bench.attention import bench_attention
 from speechformer.bench.peers import parameters
 from speechformer.bench.runs import bench_ensemble
-from speechformer.bench.steps import batches_of, losses_of, train
+from speechformer.bench.steps import batches_of, losses_of, models_of, train
 from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.errors import UserError
@@ -72,12 +72,12 @@ def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "defa
     """Compare a training step in some modes of `compile` to one that is not compiled."""
     sides = {}
     for mode in (*modes, "not compiled"):
-        models, losses, data = losses_of("lm", "report")
+        models, data = models_of("lm", "report")
         model, batches = models["speechformer"], batches_of("lm", "report", data, 10)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         if mode != "not compiled":
             compile_blocks(model, mode, device())
-        sides[mode] = functools.partial(train, model, losses["speechformer"], optimizer, batches)
+        sides[mode] = functools.partial(train, model, optimizer, batches, losses_of(model, training=True)["default"])
     return Comparison("compiled blocks", "lm, the reports' size", "step", turns(sides, rounds))
 
 

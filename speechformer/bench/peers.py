@@ -1,22 +1,63 @@
-"""The alternatives that a user would choose: torch.nn.TransformerEncoder and x-transformers, with the same sizes.
+"""The alternatives that a user would choose: torch.nn.TransformerEncoder and x-transformers, for the same function.
 
-Both are built as in their documentation: pre-norm, the same widths, dropout, output layer and pooling, and learned
-positions. The loss is torch's cross-entropy of all logits.
+With equal weights and without dropout, they compute what our models compute. Both are pre-norm, with sinusoidal
+positions, biases everywhere, ReLU, and dropout of embeddings, attention weights and branches. What their options do
+not offer, `CHANGED` names. Their documented settings that change only the speed are all measured.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
+from speechformer.layers.positions import sinusoid
 
 Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
+Loss = Callable[[Tensor, Tensor], Tensor]
+CHANGED = {
+    "torch.nn": "no dropout of hidden feed-forward units",
+    "x-transformers": "biases in the projections of attention and in LayerNorm; sinusoidal positions",
+}
+
+
+def cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Tensor:
+    """Compute the mean cross-entropy from all logits."""
+    return F.cross_entropy(output(hidden_RD), targets_R)
+
+
+def linear_cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Tensor:
+    """Compute the same in chunks of 128 rows, which is faster than the number that torch chooses."""
+    chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=128, chunking_method=None)
+    return F.linear_cross_entropy(hidden_RD, output.weight, targets_R, linear_bias=output.bias, options=chunks)
+
+
+LOSSES = [cross_entropy, *([linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else [])]
+
+
+class Sinusoidal(nn.Module):
+    """Sinusoidal positions, [T, D], of ids [B, T]."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoid(length, width), persistent=False)
+
+    def forward(self, ids_BT: Tensor, **unused: Any) -> Tensor:
+        """Return the first T rows of the table."""
+        return self.table[: ids_BT.shape[1]]  # type: ignore[index]
 
 
 class Peer(nn.Module):
-    """Base class of the alternatives; subclasses define `hidden`."""
+    """Base class of the alternatives; subclasses define `hidden` and `ATTENTIONS`."""
+
+    ATTENTIONS: ClassVar[dict[bool, dict[str, Any]]]  # settings by name, in training (True) and evaluation
 
     def __init__(self, task: str, sizes: Sizes, classes: int) -> None:
         super().__init__()
@@ -25,65 +66,90 @@ class Peer(nn.Module):
         classifier = (nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, classes))
         self.head = nn.Linear(width, sizes["vocab_size"]) if task == "lm" else nn.Sequential(*classifier)
 
-    def hidden(self, ids_BT: Tensor) -> Tensor:
+    def hidden(self, ids_BT: Tensor, padding_BT: Tensor | None, setting: Any) -> Tensor:
         """Compute hidden states, [B, T, D]."""
         raise NotImplementedError
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """Compute logits of the next token, [B, T, V], or of the classes, [B, classes], from the mean over tokens."""
-        hidden = self.hidden(ids_BT)
-        if self.task == "lm":
-            return self.head(hidden)
-        token_mask = (ids_BT != PAD)[:, :, None]
-        return self.head((hidden * token_mask).sum(dim=1) / token_mask.sum(dim=1))
+    def losses(self, training: bool) -> dict[str, Loss]:
+        """Return the loss as a function of ids and targets under each setting that may be the fastest."""
+        result: dict[str, Loss] = {}
+        for (name, setting), loss in itertools.product(self.ATTENTIONS[training].items(), LOSSES):
+            if self.task == "lm":
+                result[f"{name}, {loss.__name__}".removeprefix(", ")] = functools.partial(self.lm, setting, loss)
+            else:
+                result[name or "default"] = functools.partial(self.classify, setting)
+        return result
 
-    def loss(self, ids_BT: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean cross-entropy, in nats."""
-        return F.cross_entropy(self(ids_BT).flatten(0, -2), targets.flatten())
+    def lm(self, setting: Any, loss: Callable, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Compute the mean loss of the next token."""
+        return loss(self.hidden(ids_BT, None, setting).flatten(0, 1), self.head, targets_BT.flatten())
+
+    def classify(self, setting: Any, ids_BT: Tensor, targets_B: Tensor) -> Tensor:
+        """Compute the mean loss of the classes, from the mean over tokens."""
+        token_mask = (ids_BT != PAD)[:, :, None]
+        hidden = self.hidden(ids_BT, None if token_mask.all() else ~token_mask[:, :, 0], setting)
+        return F.cross_entropy(self.head((hidden * token_mask).sum(dim=1) / token_mask.sum(dim=1)), targets_B)
 
 
 class TorchPeer(Peer):
     """torch.nn.TransformerEncoder."""
 
+    ATTENTIONS: ClassVar = {True: {"": True}, False: {"fast path": True, "no fast path": False}}
+
     def __init__(self, task: str, sizes: Sizes, dropout: float, classes: int = 3) -> None:
         super().__init__(task, sizes, classes)
         width, length = sizes["width"], sizes["block_size"]
-        self.embedding, self.positions = nn.Embedding(sizes["vocab_size"], width), nn.Embedding(length, width)
+        self.embedding, self.positions = nn.Embedding(sizes["vocab_size"], width), Sinusoidal(length, width)
         shape = (width, sizes["heads"], sizes["ff"], dropout)
         layer = nn.TransformerEncoderLayer(*shape, batch_first=True, norm_first=True)
+        layer.dropout = nn.Identity()  # type: ignore[assignment]  # of hidden feed-forward units
         self.stack = nn.TransformerEncoder(layer, sizes["layers"], nn.LayerNorm(width), enable_nested_tensor=False)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
 
-    def hidden(self, ids_BT: Tensor) -> Tensor:
+    def hidden(self, ids_BT: Tensor, padding_BT: Tensor | None, setting: bool) -> Tensor:
+        torch.backends.mha.set_fastpath_enabled(setting)
         T = ids_BT.shape[1]
-        x = self.dropout(self.embedding(ids_BT) + self.positions.weight[:T])
+        x = self.dropout(self.embedding(ids_BT) + self.positions(ids_BT))
         if self.task == "lm":
             return self.stack(x, mask=self.mask[:T, :T], is_causal=True)  # type: ignore[index]
-        return self.stack(x, src_key_padding_mask=ids_BT == PAD)
+        return self.stack(x, src_key_padding_mask=padding_BT)
 
 
 class XPeer(Peer):
     """x-transformers."""
 
+    FLASH: ClassVar = {"attn_flash": True, "no attn_flash": False}
+    ATTENTIONS: ClassVar = {True: FLASH, False: FLASH}
+
     def __init__(self, task: str, sizes: Sizes, dropout: float, classes: int = 3) -> None:
         super().__init__(task, sizes, classes)
         try:
             from x_transformers import Decoder, Encoder, TransformerWrapper
+            from x_transformers.attend import Attend
+            from x_transformers.x_transformers import LayerNorm
         except ImportError:
             raise UserError("x-transformers is not installed: pip install 'speechformer[bench]'.") from None
         width, heads = sizes["width"], sizes["heads"]
         shape = {"dim": width, "depth": sizes["layers"], "heads": heads, "attn_dim_head": width // heads}
-        dropouts = {"attn_dropout": dropout, "ff_dropout": dropout, "layer_dropout": 0.0}
-        stack = (Decoder if task == "lm" else Encoder)(**shape, **dropouts, ff_mult=sizes["ff"] / width)
+        dropouts = dict.fromkeys(("attn_dropout", "attn_sublayer_dropout", "ff_sublayer_dropout"), dropout)
+        options = {"ff_mult": sizes["ff"] / width, "ff_custom_activation": nn.ReLU(), "attn_flash": True}
+        stack = (Decoder if task == "lm" else Encoder)(**shape, **dropouts, **options)
         lengths = {"num_tokens": sizes["vocab_size"], "max_seq_len": sizes["block_size"]}
-        self.model = TransformerWrapper(**lengths, attn_layers=stack, emb_dropout=dropout)
-        del self.model.to_logits  # ours, for both tasks
-        self.model.to_logits = nn.Identity()
+        self.model = TransformerWrapper(**lengths, attn_layers=stack, emb_dropout=dropout, return_only_embed=True)
+        self.model.pos_emb = Sinusoidal(sizes["block_size"], width)
+        for module in [*stack.modules()]:
+            for name, child in module.named_children():
+                if isinstance(child, LayerNorm):
+                    setattr(module, name, nn.LayerNorm(width))
+                elif isinstance(child, nn.Linear) and child.bias is None:
+                    setattr(module, name, nn.Linear(child.in_features, child.out_features))
+        self.attentions = [module for module in stack.modules() if isinstance(module, Attend)]
 
-    def hidden(self, ids_BT: Tensor) -> Tensor:
-        mask = None if self.task == "lm" else ids_BT != PAD
-        return self.model(ids_BT, mask=mask, return_embeddings=True)
+    def hidden(self, ids_BT: Tensor, padding_BT: Tensor | None, setting: bool) -> Tensor:
+        for attention in self.attentions:
+            attention.flash = setting
+        return self.model(ids_BT, mask=None if padding_BT is None else ~padding_BT)
 
 
 def parameters(model: nn.Module) -> int:

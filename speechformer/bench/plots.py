@@ -33,15 +33,10 @@ def draw(rows: Sequence[Comparison], machine: dict[str, Any], output: OutputFold
 
 
 def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
-    """Plot the milliseconds per step as bars, with the machine's limit as a line.
-
-    The limit is the time of all matrix products at the measured rate, plus that of moving what the update touches at
-    the measured bandwidth.
-    """
+    """Plot the milliseconds per step as bars, with the machine's limit as a line."""
     figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
     for axis, row in zip(axes[0], rows):
-        limit = 1000 * row.more["flops"] / machine["flops_float32"]
-        limit += 1000 * row.more["bytes"] / machine["bytes_per_second"]
+        limit = 1000 * (row.limit(machine) or 0.0)
         names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
         *texts, text = (f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in (*values, limit))
         bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)

@@ -1,6 +1,7 @@
 """Benchmark a training step and an evaluation of classifier and language model against the peers.
 
-All sides have the same batches, dropout and fused AdamW. The unit of work is a step, or the evaluation of a batch.
+All sides have the same batches, dropout and fused AdamW, and compute the same function (`peers`). A peer's time is
+that of its fastest setting. The unit of work is a step, or the evaluation of a batch.
 
     report   the reports' size: width 64, 2 heads, 4 layers, block 32, batch 16, 5,760 words; sentences of the corpus,
              padded to the longest of their batch
@@ -11,18 +12,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from speechformer.bench.peers import TorchPeer, XPeer, parameters
-from speechformer.bench.runs import data_of, task_of
-from speechformer.bench.timing import Comparison, device, turns
+from speechformer.bench.peers import CHANGED, Loss, Peer, TorchPeer, XPeer, parameters
+from speechformer.bench.runs import data_of, prepare, task_of
+from speechformer.bench.timing import Comparison, device, fastest_settings, over_processes
 from speechformer.config import as_plain, compose
+from speechformer.corpora.special_tokens import PAD
 from speechformer.kernels.loss import next_token_loss
 
 SIZES: dict[str, dict[str, int]] = {
@@ -46,28 +47,34 @@ def batches_of(task: str, size: str, data: Any, count: int) -> Batches:
     return [(inputs.to(device()), targets.to(device())) for inputs, targets in pairs]
 
 
-def losses_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, Any], dict[str, Callable], Any]:
-    """Build the models of the three sides, their losses as functions of ids and targets, and the data."""
+def models_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, nn.Module], Any]:
+    """Build the models of the three sides, and the data."""
     sizes = {**SIZES[size], "vocab_size": WORDS}
     overrides = [f"{key}={value}" for key, value in sizes.items()]
     config = as_plain(compose([f"task={task}", f"dropout={dropout}", *overrides]))
     data = data_of(config)
-    ours = task_of(config, data).model
+    models = {"speechformer": task_of(config, data).model}
     classes = len(data.corpus.classes) if task == "classify" else 3
-    peers = {"torch.nn": TorchPeer, "x-transformers": XPeer}
-    theirs = {name: peer(task, sizes, dropout, classes).to(device()) for name, peer in peers.items()}
+    for name, peer in {"torch.nn": TorchPeer, "x-transformers": XPeer}.items():
+        models[name] = peer(task, sizes, dropout, classes).to(device())
+    return models, data
+
+
+def losses_of(model: Any, training: bool) -> dict[str, Loss]:
+    """Return the loss of a model under each of its settings, as functions of ids and targets."""
+    if isinstance(model, Peer):
+        return model.losses(training)
 
     def our_loss(ids: Tensor, targets: Tensor) -> Tensor:
-        if task == "classify":
-            return F.cross_entropy(ours(ids), targets)
-        hidden = ours.hidden(ids).flatten(0, 1)
-        return next_token_loss(ours.output.weight, ours.output.bias, hidden, targets.flatten())
+        if targets.dim() == 1:
+            return F.cross_entropy(model(ids), targets)
+        hidden = model.hidden(ids).flatten(0, 1)
+        return next_token_loss(model.output.weight, model.output.bias, hidden, targets.flatten())
 
-    losses = {"speechformer": our_loss, **{name: model.loss for name, model in theirs.items()}}
-    return {"speechformer": ours, **theirs}, losses, data
+    return {"default": our_loss}
 
 
-def train(model: nn.Module, loss: Callable, optimizer: torch.optim.Optimizer, batches: Batches) -> float:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, loss: Loss) -> float:
     """Take a training step with each batch."""
     model.train()
     for ids, targets in batches:
@@ -78,7 +85,7 @@ def train(model: nn.Module, loss: Callable, optimizer: torch.optim.Optimizer, ba
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loss: Callable, batches: Batches) -> float:
+def evaluate(model: nn.Module, batches: Batches, loss: Loss) -> float:
     """Evaluate each batch."""
     model.eval()
     for ids, targets in batches:
@@ -86,26 +93,52 @@ def evaluate(model: nn.Module, loss: Callable, batches: Batches) -> float:
     return len(batches)
 
 
-def bench_steps(rounds: int) -> list[Comparison]:
-    """Measure this part."""
+def forward_flops(model: nn.Module, sizes: dict[str, int], batches: Batches) -> float:
+    """Count the FLOPs that no evaluation of a batch can avoid: matrix products, without padding and the future."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    in_blocks = sum(layer.weight.numel() for name, layer in layers.items() if ".blocks." in name)
+    in_head = sum(layer.weight.numel() for layer in layers.values()) - in_blocks
+    total = 0.0
+    for ids, targets in batches:
+        lengths, causal = (ids != PAD).sum(dim=1), targets.dim() == 2
+        pairs = int((lengths * (lengths + 1) // 2 if causal else lengths**2).sum())
+        tokens = int(lengths.sum())
+        total += 2 * (in_blocks * tokens + in_head * (tokens if causal else len(ids)))
+        total += 4 * sizes["layers"] * sizes["width"] * pairs
+    return total / len(batches)
+
+
+def measure_steps(rounds: int) -> list[Comparison]:
+    """Measure this part in this process."""
+    prepare()
     rows = []
     for size, task in itertools.product(SIZES, ("classify", "lm")):
         own_rounds, count = (rounds, 10) if size == "report" else (min(rounds, 2), 1)
-        models, losses, data = losses_of(task, size)
+        models, data = models_of(task, size)
         batches = batches_of(task, size, data, count)
-        # forward alone, because the counter cannot look into every backward kernel; backward is twice that
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            losses["speechformer"](*batches[0])
         counts = {name: parameters(model) for name, model in models.items()}
-        # the update reads and writes weights, gradients and Adam's two moments
-        moved = 8 * 4 * counts["speechformer"]
-        more = {"parameters": counts, "size": SIZES[size], "flops": 3 * counter.get_total_flops(), "bytes": moved}
-        training, evaluation = {}, {}
-        for name, model in models.items():
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-            training[name] = functools.partial(train, model, losses[name], optimizer, batches)
-            evaluation[name] = functools.partial(evaluate, model, losses[name], batches)
-        for what, sides in (("training step", training), ("evaluation", evaluation)):
-            seconds = turns(sides, own_rounds)
-            rows.append(Comparison(f"steps, {size}", f"{task}, {what}", "step", seconds, more))
+        flops = forward_flops(models["speechformer"], SIZES[size], batches)
+        # backward is two products for each of forward; the update reads and writes weights, gradients and two moments
+        minimum = {True: (3 * flops, 8 * 4 * counts["speechformer"]), False: (flops, 0)}
+        optimizers = {name: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True) for name, m in models.items()}
+        for training in (True, False):
+            sides = {}
+            for name, model in models.items():
+                run = (
+                    functools.partial(train, model, optimizers[name])
+                    if training
+                    else functools.partial(evaluate, model)
+                )
+                losses = losses_of(model, training)
+                sides[name] = {setting: functools.partial(run, batches, loss) for setting, loss in losses.items()}
+            seconds, settings = fastest_settings(sides, own_rounds)
+            more = {"parameters": counts, "size": SIZES[size], "settings": settings, "changed": CHANGED}
+            more |= dict(zip(("flops", "bytes"), minimum[training]))
+            what = f"{task}, {'training step' if training else 'evaluation'}"
+            rows.append(Comparison(f"steps, {size}", what, "step", seconds, more))
     return rows
+
+
+def bench_steps(rounds: int, processes: int = 5) -> list[Comparison]:
+    """Measure this part in several processes."""
+    return over_processes(functools.partial(measure_steps, rounds), processes)

@@ -22,8 +22,10 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
 | bias of the last pass reused             | same length, no padding, no cached keys, no trained bias               |
+| token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
+|   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
-| `loss.next_token_loss`: logits in chunks | always; with torch's fused loss when training on a CPU from torch 2.13 |
+| `loss.next_token_loss`: logits in chunks | always; `loss.ChunkedLoss` when training on a CPU without smoothing   |
 
 Unpadding is limited because an accelerator would wait to learn the number of tokens, a compiled block would be
 recompiled for every number, evaluation batches hold little padding, and members of an ensemble differ in theirs.
@@ -206,6 +208,9 @@ class StackKernels(nn.Module):
     ) -> Bias:
         """Return the bias of a pass; that of the last pass again if only the length decides it."""
         (_, T, _), device = x_BTD.shape, x_BTD.device
+        eager = device.type == "cpu" and not torch.compiler.is_compiling()  # where reading the mask costs nothing
+        if token_mask_BS is not None and eager and not self.training and token_mask_BS.all():
+            token_mask_BS = None
         bias = AttentionBias(self.positions, self.pattern, T, S, self.causal, token_mask_BS, device, unpadder)
         trained = self.positions.overrides("bias") and any(True for _ in self.positions.parameters())
         if token_mask_BS is None and T == S and not trained:
