@@ -151,8 +151,9 @@ def test_what_no_run_makes_is_an_error_before_anything_is_removed(
 
 
 @pytest.mark.parametrize("name", ["tensorboard/hparams.yaml", "weights/4.ckpt"])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious")])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../../pipe")])
 def test_no_run_opens_a_pipe_in_its_folders(make: Any, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
     put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
     (tmp_path / "a" / name).parent.mkdir()
     make(tmp_path / "a" / name)

@@ -21,7 +21,6 @@ FORMER = {  # regular expression: the term to use instead
     r"stands? (word for word )?in train|stood in train": "appears in the training set",
     r"told apart|cannot be told": "significant, inconclusive",
     r"(un)?seen": "in train, not in train, mask",
-    r"claims?|claimed": "lock, conclusion",
     r"luck": "seed",
     r"whoever": "name the person or the program",
     r"task\.size|task\.average(?!_)|corpus\.longest": "vocab_size, average_checkpoints, max_length",

@@ -347,27 +347,27 @@ def test_a_job_that_kills_its_worker_is_given_up_and_the_others_finish(
 
 
 def test_a_sweep_whose_workers_are_killed_at_random_ends_like_one_undisturbed(little: Path, tmp_path: Path) -> None:
-    """8 jobs; workers and the whole command are killed at random times until it is done. Oracle: 8 runs alone."""
+    """4 jobs; workers and the whole command are killed at random times until it is done. Oracle: 4 runs alone."""
     options = [*own(little), "threads=1", "checkpoint_every=20", "task=lm", "trainer.max_steps=200"]
     options += ["eval_interval=100"]
-    swept = ["seed=0,1", "model=alibi,learned", "dropout=0.1,0.3"]
+    swept = ["seed=0,1", "model=alibi,learned"]
     arguments = [*options, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
     chance, kills, code, end = random.Random(0), 0, -1, time.monotonic() + 240
     while code != 0:
         process = subprocess.Popen(
             [*TRAIN, "-m", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        while process.poll() is None and kills < 5 and time.monotonic() < end:
+        while process.poll() is None and kills < 4 and time.monotonic() < end:
             time.sleep(chance.uniform(0.2, 1.5))
-            if kills == 3:  # the command itself
+            if kills == 2:  # the command itself
                 process.kill()
                 kills += 1
             else:
                 kills += kill_one_worker(tmp_path / "sweep")
         code = process.wait()
-    assert kills == 5
+    assert kills == 4
     ended = results(tmp_path / "sweep")
-    assert len(ended) == 8 and sum(result["attempts"] > 1 for result in ended.values()) >= 1
+    assert len(ended) == 4 and sum(result["attempts"] > 1 for result in ended.values()) >= 1
     for job in sweeps.jobs_of(tmp_path / "sweep"):
         result = read_result(job.folder)  # type: ignore[arg-type]
         alone = execute(compose(*result["overrides"]), tmp_path / "alone" / str(job.number))

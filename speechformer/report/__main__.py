@@ -39,7 +39,7 @@ def write_report(folders: list[Path], output: Path, plots: bool = True, pages: S
     if plots:
         from speechformer.report.plots import draw_figures
 
-        for name, figures in draw_figures(tables, judgements, folder).items():
+        for name, figures in draw_figures(tables, folder, judgements).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
     content = compose(tables, judgements, runs, remarks + repeated, pictures)
     document.write_text(content, encoding="utf-8")

@@ -368,7 +368,7 @@ FIGURES = {"dots": dots, "sources": by_source_length, "curves": curves, "lengths
 
 
 def draw_figures(
-    tables: list[Table], judgements: Sequence[Judgement], output: OutputFolder
+    tables: list[Table], output: OutputFolder, judgements: Sequence[Judgement] = ()
 ) -> dict[str, list[tuple[Path, str]]]:
     """Draw all figures and remove those of an earlier report; return files and captions by table, "" for claims."""
     figures: dict[str, list[tuple[Path, str]]] = defaultdict(list)

@@ -339,12 +339,8 @@ def check_kinds(directory: Path) -> None:
         if path.is_symlink() or (os.path.lexists(path) and not is_ours(path)):
             raise ForeignError(f"{path} is of a kind that speechformer does not make (a link, a pipe). Remove it.")
         for inner in path.iterdir() if path.is_dir() else ():
-            if inner.is_symlink() or not (
-                inner.is_file() or inner.is_dir()
-            ):  # opening a pipe waits for its other end
-                raise ForeignError(
-                    f"{inner} is of a kind that speechformer does not make (a link, a pipe). Remove it."
-                )
+            if inner.exists() and not (inner.is_file() or inner.is_dir()):  # opening a pipe waits for its other end
+                raise ForeignError(f"{inner} is of a kind that speechformer does not make (a pipe). Remove it.")
 
 
 def remove_matching(directory: Path, pattern: str) -> None:
