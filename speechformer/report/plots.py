@@ -184,6 +184,7 @@ def dots(table: Table, path: Path) -> str:
     for axis, name in zip(axes[0], metrics):
         diamonds |= draw_dots(axis, table, rows, name, best)
         dotted |= draw_best_baseline(axis, table, name)
+        limit_to_points(axis)
         axis.set_title(TICKS.get(name, short(name.split("_", 2)[-1])))
         axis.grid(axis="y", visible=False)
     axes[0][0].set_yticks(range(len(rows)), [short(row.label, 60) for row in rows])
@@ -217,6 +218,17 @@ def draw_dots(axis: Axes, table: Table, rows: list[Row], name: str, best: bool) 
             axis.plot(value * unit, y, "D", mfc="none", mec=INK, mew=1.3, ms=8, zorder=5)
             diamonds = True
     return diamonds
+
+
+def limit_to_points(axis: Axes) -> None:
+    """Cut off intervals that are much longer than the runs, baselines and published values are apart."""
+    points = np.concatenate(
+        [np.ravel(line.get_xdata()) for line in axis.lines if line.get_linestyle() != "-"] or [[0]]
+    )
+    low, high, room = points.min(), points.max(), 0.7 * np.ptp(points)
+    if room:
+        left, right = axis.get_xlim()
+        axis.set_xlim(max(left, low - room), min(right, high + room))
 
 
 def draw_best_baseline(axis: Axes, table: Table, name: str) -> bool:
