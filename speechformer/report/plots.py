@@ -222,9 +222,10 @@ def draw_dots(axis: Axes, table: Table, rows: list[Row], name: str, best: bool) 
 
 def limit_to_points(axis: Axes) -> None:
     """Cut off intervals that are much longer than the runs, baselines and published values are apart."""
-    points = np.concatenate(
-        [np.ravel(line.get_xdata()) for line in axis.lines if line.get_linestyle() != "-"] or [[0]]
-    )
+    drawn = [np.asarray(line.get_xdata(), dtype=float) for line in axis.lines if line.get_linestyle() != "-"]
+    if not drawn:
+        return
+    points = np.concatenate(drawn)
     low, high, room = points.min(), points.max(), 0.7 * np.ptp(points)
     if room:
         left, right = axis.get_xlim()
