@@ -121,9 +121,8 @@ def expected_drops(task: str) -> Counter[tuple[int, ...]]:
     return Counter({(3, T, 16): 1 + 2 * 2, (3, 2, T, T): 2})
 
 
-@every_task
-def test_our_dropout_places(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the list above, from the documentation of `Block` and `Stack`."""
+def shapes_of_our_masks(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
+    """Count the dropout masks that our models draw from now on, by shape."""
     shapes: Counter[tuple[int, ...]] = Counter()
     draw = FastDropout.mask
 
@@ -132,6 +131,13 @@ def test_our_dropout_places(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return draw(self, shape, dtype)
 
     monkeypatch.setattr(FastDropout, "mask", mask)
+    return shapes
+
+
+@every_task
+def test_our_dropout_places(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the list above, from the documentation of `Block` and `Stack`."""
+    shapes = shapes_of_our_masks(monkeypatch)
     ours = ours_of(task, 0.1).train()
     losses_of(ours, training=True)["default"](*batch_of(task))
     assert shapes == expected_drops(task)
@@ -189,14 +195,7 @@ def test_the_peer_of_translation_drops_out_where_we_do(monkeypatch: pytest.Monke
     """Oracle: the masks that torch draws in both, where each of ours draws for itself."""
     arguments = stack_arguments(dropout=0.1)
     ours, peer = translator(dropout=0.1, tied_output=True, shared_embeddings=True).train(), TranslationPeer(arguments)
-    shapes: Counter[tuple[int, ...]] = Counter()
-    draw = FastDropout.mask
-
-    def mask(self: FastDropout, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        shapes[tuple(shape)] += 1
-        return draw(self, shape, dtype)
-
-    monkeypatch.setattr(FastDropout, "mask", mask)
+    shapes = shapes_of_our_masks(monkeypatch)
     source, target = pairs()
     source[:] = source[:1]  # no padding, which ours leaves out
     ours.hidden(source, target)

@@ -14,11 +14,12 @@ from test_report import put, result, tables_of
 from speechformer.errors import UserError
 from speechformer.report import claims, published
 from speechformer.report.__main__ import main
-from speechformer.report.claims import VERDICTS, content, judge
+from speechformer.report.claims import content, judge
 from speechformer.report.findings import agreement, distinct, found
 from speechformer.report.pages import Context, render
 from speechformer.report.results import Run, build_tables, read_runs
-from speechformer.runs.folder import read_json, write_result
+from speechformer.runs.folder import PREDICTIONS, read_json, write_result
+from speechformer.runs.predictions import write_predictions
 
 ROWS = {**published.content()["rows"], **content()["rows"]}
 NAMES = list(content()["claims"])
@@ -115,7 +116,50 @@ def test_three_rows_make_one_effect(tmp_path: Path) -> None:
     )
     own = next(own for own in judge(tables_of(folder)) if own.name == "alibi_needs_nothing")
     assert own.effect.mean == pytest.approx(440 - 2 * 394 + 391, abs=1e-6)  # the noise of common seeds cancels
-    assert own.verdict in VERDICTS
+
+
+def predictions(folder: Path, seeds: int) -> Path:
+    """Runs of Singhal's tables 5 and 1 that predict: of 750 sentences 551 are in train, and seeds differ in a few."""
+    for experiment, rate in (("singhal_table5", 0.56), ("singhal_table1", 0.5)):
+        for seed in range(seeds):
+            own = result(f"experiment={experiment}", f"seed={seed}")
+            leaked = np.arange(750) < 551
+            right = np.where(leaked, True, np.random.default_rng(seed).random(750) < rate)
+            new = float(right[~leaked].mean())
+            own["metrics"] |= {"test_accuracy": float(right.mean()), "test_accuracy_not_in_train": new}
+            path = folder / f"{experiment}_{seed}"
+            path.mkdir(parents=True)
+            write_result(path, own)
+            write_predictions(path / PREDICTIONS, ["obama", "wbush"], [0] * 750, 1 - right.astype(int), leaked)
+    return folder
+
+
+def new_sentences(folder: Path) -> Judgement:
+    return next(own for own in judge(tables_of(folder)) if own.name == "singhal_normal_new")
+
+
+def test_a_claim_about_sentences_covers_their_choice(tmp_path: Path) -> None:
+    """Oracle: the same effect as the metrics', in an interval at least as wide as that of 199 sentences."""
+    own = new_sentences(predictions(tmp_path, 6))
+    values = [np.mean([run.metrics["test_accuracy_not_in_train"] for run in term.row.finished]) for term in own.terms]
+    assert own.over_sentences and own.effect.mean == pytest.approx(values[0] - values[1])
+    low, high = own.effect.interval
+    assert low < own.effect.mean < high and 0.02 < high - low < 0.2
+
+
+def test_one_seed_gives_no_verdict(tmp_path: Path) -> None:
+    own = new_sentences(predictions(tmp_path, 1))
+    assert not own.over_sentences and np.isnan(own.effect.p) and own.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", "label\tpredicted\tin_train\nobama\tobama\t1\n"])
+def test_damaged_predictions_are_named_and_the_claim_is_over_seeds(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = predictions(tmp_path, 3) / "singhal_table1_1" / PREDICTIONS
+    path.write_text(content)
+    assert not new_sentences(tmp_path).over_sentences
+    assert str(path) in capsys.readouterr().err
 
 
 PAGE = """# Findings
