@@ -14,7 +14,7 @@ from test_report import put, result, tables_of
 from speechformer.errors import UserError
 from speechformer.report import claims, published
 from speechformer.report.__main__ import main
-from speechformer.report.claims import content, judge
+from speechformer.report.claims import Judgement, content, judge
 from speechformer.report.findings import agreement, distinct, found
 from speechformer.report.pages import Context, render
 from speechformer.report.results import Run, build_tables, read_runs
