@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +21,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from speechformer.bench.pages import changed_table, settings_table, steps_table
+from speechformer.bench.__main__ import earlier
+from speechformer.bench.pages import Results, fill
 from speechformer.bench.peers import TorchPeer, XPeer, parameters
 from speechformer.bench.steps import forward_flops, losses_of
 from speechformer.bench.timing import Comparison, combine, fastest_settings, in_processes, table
 from speechformer.bench.translation import OUR_LOSS, PEER_LOSSES
 from speechformer.bench.translation import Peer as TranslationPeer
+from speechformer.errors import UserError
 from speechformer.kernels.dropout import FastDropout
 from speechformer.models.decoder import Decoder
+from speechformer.runs.folder import write_json
 
 SIZES = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "block_size": 12}
 every_peer = pytest.mark.parametrize("peer", ["torch.nn", "x-transformers"])
@@ -262,19 +266,58 @@ def test_each_process_is_a_new_one() -> None:
     assert len({*in_processes(os.getpid, 2), os.getpid()}) == 3
 
 
-def test_tables_of_the_page() -> None:
+def test_tables_of_the_page(tmp_path: Path) -> None:
     """Oracle: the tables written out; the limit is the greater of 2e9 / 1e12 s and 8e8 / 1e11 s."""
     more = {"flops": 2e9, "bytes": 8e8, "settings": {"ours": "default", "peer": "fast"}, "changed": {"peer": "a, b"}}
     more["processes"] = [{"ours": 0.01, "peer": 0.02}] * 2
     row = Comparison("steps, large", "lm, evaluation", "step", {"ours": 0.01, "peer": 0.02}, more)
-    machine = {"flops_float32": 1e12, "bytes_per_second": 1e11}
-    other = Comparison("attention", "nope, full", "pass", {"ours": 1.0})
-    content = json.loads(json.dumps({"machine": machine, "rows": [asdict(own) for own in (row, other)]}))
+    machine = {"flops_float32": 1e12, "bytes_per_second": 1e11, "device": "A CPU", "torch": "2"}
+    rows = [row, Comparison("attention", "nope, full", "pass", {"ours": 1.0})]
+    for task in ("classify", "lm"):
+        rows.append(Comparison("the Trainer's loop", task, "step", {"Trainer": 0.012, "bare loop": 0.01}))
+        rows.append(Comparison("start-up", task, "start", {"command to first step": 3.0, "bare imports": 2.0}))
+        rows.append(Comparison("start to end", f"{task}, experiment=e", "run", {"speechformer": 20.0}))
+    rows.append(Comparison("a run of a sweep", "lm, 20 steps", "run", {"overhead": 0.2}))
+    for what, own in (("lm, 1 busy", 0.03), ("lm, 1 busy, from the middle on", 0.09)):
+        rows.append(Comparison("threads", what, "step", {"own choice": own, "threads=2": 0.04, "threads=1": 0.02}))
+    path, page = tmp_path / "bench.json", tmp_path / "page.md"
+    write_json(path, {"machine": machine, "rows": [{**asdict(own), "commit": "1234567890"} for own in rows]})
+    results = Results(json.loads(path.read_text()))
     name = "language model, 512 wide, 1,024 tokens, evaluation"
-    assert steps_table(content).splitlines() == [
+    assert results.steps_table().splitlines() == [
         "|  | ours | peer | times as fast | limit |",
         "|---|---|---|---|---|",
         f"| {name} | 10 ms | 20 ms | 2.00 (2.00 to 2.00) | 8 ms |",
     ]
-    assert settings_table(content).splitlines()[-1] == f"| {name} | fast |"
-    assert changed_table(content).splitlines()[-1] == "| peer | a, b |"
+    assert results.settings_table().splitlines()[-1] == f"| {name} | fast |"
+    assert results.changed_table().splitlines()[-1] == "| peer | a, b |"
+    assert results.overheads_table().splitlines()[2:] == [
+        "| a step in the Trainer, with logging and checkpoints | 12 ms | 12 ms |",
+        "| a step in a bare loop | 10 ms | 10 ms |",
+        "| the Trainer's share | 20 % | 20 % |",
+        "| from the command to the first step | 3.00 s | 3.00 s |",
+        "| importing torch and lightning alone | 2.00 s | 2.00 s |",
+        "| a run in a sweep, besides its training |  | 200 ms |",
+        "| a whole command: | `experiment=e` | `experiment=e` |",
+        "| from the command to the last line | 20.0 s | 20.0 s |",
+    ]
+    assert results.threads_table().splitlines()[2] == "| language model, 1 busy | 30 ms | 40 ms | 20 ms |"
+    page.write_text('<!--= {{ ratio("large", "lm, evaluation") }}, {{ threads_ratio() }} -->\n<!--/-->\n')
+    fill(path, [page])
+    assert page.read_text().splitlines()[1] == "2.00 (2.00 to 2.00), 1.50"
+    page.write_text('<!--= {{ ratio("report", "lm, evaluation") }} -->\n<!--/-->\n')
+    with pytest.raises(UserError, match=r"page.md, line 1: bench.json has no result of steps, report"):
+        fill(path, [page])
+    assert (results.machine(), results.commit("threads")) == ("A CPU, torch 2", "1234567")
+    with pytest.raises(UserError, match="there is no"):
+        fill(tmp_path / "missing.json", [page])
+
+
+def test_results_of_other_parts_stay_only_on_the_same_machine(tmp_path: Path) -> None:
+    """Oracle: the rows by hand."""
+    path, about = tmp_path / "bench.json", {"device": "A CPU", "torch": "2"}
+    assert earlier(path, about, ["loop"]) == []
+    rows = [{"part": part, "measured_by": part} for part in ("steps", "loop")]
+    write_json(path, {"machine": about, "rows": rows})
+    assert earlier(path, about, ["loop"]) == rows[:1]
+    assert earlier(path, {**about, "torch": "3"}, ["loop"]) == []

@@ -14,7 +14,7 @@
 Without PART, all but the last three. Where possible, the sides take turns in one process, so that other load on the
 machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
 other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its fastest
-setting.
+setting. In the folder --output, results of other parts from the same machine stay.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from speechformer import console
 from speechformer.bench import attention, gpu, runs, steps, translation
+from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.runs.folder import write_json
+from speechformer.runs import identity
+from speechformer.runs.folder import read_json, write_json
 
 PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the rounds
     "steps": steps.bench_steps,  # and of the processes
@@ -90,20 +93,33 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
         f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
-    for part in parts or [part for part in PARTS if part not in LONG]:
+    chosen = parts or [part for part in PARTS if part not in LONG]
+    before = earlier(written.file("bench.json"), about, chosen) if written else []
+    for part in chosen:
         console.warn(f"Measuring: {part}")
         own: dict[str, Callable[[int], list[Comparison]]] = {
             "gpu": lambda rounds: gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"]),
             "steps": functools.partial(steps.bench_steps, processes=processes),
         }
         comparisons = {**PARTS, **own}[part](rounds)
-        rows += comparisons
         console.say(table(comparisons))
+        rows += [{**asdict(row), **described(row), "measured_by": part} for row in comparisons]
         if written:  # after each part, so that an interruption loses no measurement
-            content = [{**asdict(row), "ratio": row.ratio, "interval": row.interval} for row in rows]
-            write_json(written.file("bench.json"), {"machine": about, "rows": content})
-    for path in draw(rows, about, written) if written else []:
+            write_json(written.file("bench.json"), {"machine": about, "rows": before + rows})
+    for path in draw(Results({"machine": about, "rows": before + rows}).rows, about, written) if written else []:
         console.say(str(path))
+
+
+def described(row: Comparison) -> dict[str, Any]:
+    """Return what bench.json says of a row besides its fields."""
+    return {"ratio": row.ratio, "interval": row.interval, "commit": identity.commit()}
+
+
+def earlier(path: Path, about: dict[str, Any], parts: list[str]) -> list[dict[str, Any]]:
+    """Return the rows in a bench.json of this machine, without those of parts that are measured again."""
+    content = read_json(path) or {}
+    same = all(content.get("machine", {}).get(name) == about[name] for name in ("device", "torch"))
+    return [row for row in content.get("rows", []) if same and row.get("measured_by") not in (None, *parts)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
-"""Tables of a page from bench.json, in Markdown."""
+"""Fill the results into a page: `python -m speechformer.bench.pages BENCH_JSON PAGE ...`.
+
+The page holds templates as for `speechformer.report.pages`; their functions are the methods of `Results`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from speechformer.bench.timing import Comparison, format_seconds
+from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.report.pages import update
+from speechformer.runs.folder import read_json
 
 NAMES = {
     "classify": "classifier",
@@ -14,48 +22,142 @@ NAMES = {
 }
 
 
+class Results:
+    """What templates can show of a `bench.json`.
+
+    Raises:
+        UserError: by a method, if what it shows has not been measured.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        fields = ("part", "what", "unit", "seconds", "more")
+        self.rows = [Comparison(*(row[name] for name in fields)) for row in content["rows"]]
+        self.about: dict[str, Any] = content["machine"]
+        self.commits = {row.part: own.get("commit") for row, own in zip(self.rows, content["rows"])}
+
+    def functions(self) -> dict[str, Any]:
+        """Return the functions by name."""
+        shown = ("machine", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
+        return {name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit")}
+
+    def of(self, part: str, start: str = "") -> list[Comparison]:
+        """Return the rows of the parts that begin with `part`, of what begins with `start`."""
+        found = [row for row in self.rows if row.part.startswith(part) and row.what.startswith(start)]
+        if not found:
+            raise UserError(f"bench.json has no result of {part}{', ' * bool(start)}{start}.")
+        return found
+
+    def machine(self) -> str:
+        """Return the processor, and the version of torch."""
+        return f"{self.about['device']}, torch {self.about['torch']}"
+
+    def commit(self, part: str) -> str:
+        """Return the commit of a part, 7 digits."""
+        return (self.commits[self.of(part)[0].part] or "unknown")[:7]
+
+    def ratio(self, size: str, what: str) -> str:
+        """Return a ratio of steps with its interval, such as of ("report", "lm, training step")."""
+        return self.of(f"steps, {size}", what)[0].formatted_ratio
+
+    def steps_table(self) -> str:
+        """Return the table of times, ratios with intervals, and limits."""
+        rows = self.of("steps")
+        lines = [["", *rows[0].seconds, "times as fast", "limit"]]
+        for row in rows:
+            times = [*map(format_seconds, row.seconds.values())]
+            lines.append([name_of(row), *times, row.formatted_ratio, format_seconds(row.limit(self.about) or 0)])
+        return markdown(lines)
+
+    def settings_table(self) -> str:
+        """Return the table of the peers' fastest settings."""
+        rows = self.of("steps")
+        peers = [*rows[0].more["changed"]]
+        lines = [[name_of(row), *(row.more["settings"][peer] for peer in peers)] for row in rows]
+        return markdown([["fastest setting", *peers], *lines])
+
+    def changed_table(self) -> str:
+        """Return the table of what the peers' own options do not offer."""
+        changed = self.of("steps")[0].more["changed"]
+        lines = ([name, what] for name, what in changed.items())
+        return markdown([["alternative", "changed to compute the same"], *lines])
+
+    def overheads_table(self) -> str:
+        """Return the table of what a run costs besides its training steps."""
+        what = [
+            "a step in the Trainer, with logging and checkpoints",
+            "a step in a bare loop",
+            "the Trainer's share",
+            "from the command to the first step",
+            "importing torch and lightning alone",
+            "a run in a sweep, besides its training",
+            "a whole command:",
+            "from the command to the last line",
+        ]
+        columns = [["", *what]]
+        for task in ("classify", "lm"):
+            steps, starts = (self.of(part, task)[0].seconds.values() for part in ("the Trainer's loop", "start-up"))
+            (whole,), sweep = self.of("start to end", task), self.of("a run of a sweep")[0]
+            trainer, bare = steps
+            share = f"{100 * (trainer / bare - 1):.0f} %"
+            own = format_seconds(sweep.seconds["overhead"]) if sweep.what.startswith(task) else ""
+            times = [
+                *map(format_seconds, steps),
+                f"{100 * (trainer / bare - 1):.0f} %",
+                *map(format_seconds, starts),
+                own,
+            ]
+            command = f"`{whole.what.removeprefix(task + ', ')}`"
+            columns.append([NAMES[task], *times, command, format_seconds(whole.seconds["speechformer"])])
+        return markdown([list(line) for line in zip(*columns)])
+
+    def threads_table(self) -> str:
+        """Return the table of the time of a step beside busy processes, by number of threads."""
+        rows = self.of("threads")
+        sides = [*rows[0].seconds]
+        lines = [["", *sides]]
+        for row in rows:
+            task, _, busy = row.what.partition(", ")
+            lines.append([f"{NAMES[task]}, {busy}", *map(format_seconds, row.seconds.values())])
+        return markdown(lines)
+
+    def threads_ratio(self) -> str:
+        """Return the largest ratio of a run's own choice to the best fixed number, with load from the start on."""
+        rows = [row for row in self.of("threads") if "middle" not in row.what]
+        return f"{max(1 / (row.ratio or 1) for row in rows):.2f}"
+
+
+def name_of(row: Comparison) -> str:
+    """Return the name of a row of steps for readers."""
+    task, what = row.what.split(", ")
+    return f"{NAMES[task]}, {NAMES[row.part.removeprefix('steps, ')]}, {what}"
+
+
 def markdown(lines: list[list[str]]) -> str:
     """Format a table, whose first line is its head."""
     head, *rest = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|---" * len(lines[0]) + "|", *rest])
 
 
-def steps_rows(content: dict[str, Any]) -> list[Comparison]:
-    """Return the comparisons of steps in the content of bench.json."""
-    fields = ("part", "what", "unit", "seconds", "more")
-    rows = [Comparison(*(row[name] for name in fields)) for row in content["rows"]]
-    return [row for row in rows if row.part.startswith("steps")]
+def main() -> None:
+    """Run the command line."""
+    parser = ArgumentParser("python -m speechformer.bench.pages", description=__doc__)
+    parser.add_argument("results", type=Path, metavar="BENCH_JSON")
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE")
+    arguments = parser.parse_args()
+    run_command(lambda: fill(arguments.results, arguments.pages))
 
 
-def name_of(row: Comparison) -> str:
-    """Return the name of a row for readers."""
-    task, what = row.what.split(", ")
-    return f"{NAMES[task]}, {NAMES[row.part.removeprefix('steps, ')]}, {what}"
+def fill(results: Path, pages: list[Path]) -> None:
+    """Render pages in place."""
+    content = read_json(results)
+    if content is None:
+        raise UserError(
+            f"{results}: there is no such file. Make it with python -m speechformer.bench --output FOLDER."
+        )
+    functions = Results(content).functions()
+    for page in pages:
+        update(page, functions)
 
 
-def steps_table(content: dict[str, Any]) -> str:
-    """Return the table of times, ratios with intervals, and limits.
-
-    Args:
-        content: of bench.json, after the part steps.
-    """
-    rows = steps_rows(content)
-    lines = [["", *rows[0].seconds, "times as fast", "limit"]]
-    for row in rows:
-        times = [*map(format_seconds, row.seconds.values())]
-        lines.append([name_of(row), *times, row.formatted_ratio, format_seconds(row.limit(content["machine"]) or 0)])
-    return markdown(lines)
-
-
-def settings_table(content: dict[str, Any]) -> str:
-    """Return the table of the peers' fastest settings; arguments as for `steps_table`."""
-    rows = steps_rows(content)
-    peers = [*rows[0].more["changed"]]
-    lines = [[name_of(row), *(row.more["settings"][peer] for peer in peers)] for row in rows]
-    return markdown([["fastest setting", *peers], *lines])
-
-
-def changed_table(content: dict[str, Any]) -> str:
-    """Return the table of what the peers' own options do not offer; arguments as for `steps_table`."""
-    changed = steps_rows(content)[0].more["changed"]
-    return markdown([["peer", "changed to compute the same"], *([name, what] for name, what in changed.items())])
+if __name__ == "__main__":
+    main()

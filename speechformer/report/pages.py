@@ -97,6 +97,15 @@ class Context:
         """Return the number of finished runs of a row."""
         return len(self.place(row, protocol)[1].finished)
 
+    def leaked(self, row: str, protocol: str = "paper") -> str:
+        """Return how many test sentences of a classification train has, too, "551 of 750"."""
+        counts = self.place(row, protocol)[0].counts
+        return f"{counts['test_in_train']:,} of {counts['test']:,}"
+
+    def vocabulary(self, row: str, protocol: str = "paper") -> str:
+        """Return the number of entries of the vocabulary."""
+        return f"{self.place(row, protocol)[0].counts['vocabulary']:,}"
+
     def difference(
         self, first: str, second: str, metric: str | None = None, at: float | None = None, protocol: str = "paper"
     ) -> str:
