@@ -100,12 +100,7 @@ class Results:
             trainer, bare = steps
             share = f"{100 * (trainer / bare - 1):.0f} %"
             own = format_seconds(sweep.seconds["overhead"]) if sweep.what.startswith(task) else ""
-            times = [
-                *map(format_seconds, steps),
-                f"{100 * (trainer / bare - 1):.0f} %",
-                *map(format_seconds, starts),
-                own,
-            ]
+            times = [*map(format_seconds, steps), share, *map(format_seconds, starts), own]
             command = f"`{whole.what.removeprefix(task + ', ')}`"
             columns.append([NAMES[task], *times, command, format_seconds(whole.seconds["speechformer"])])
         return markdown([list(line) for line in zip(*columns)])
