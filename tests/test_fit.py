@@ -163,7 +163,7 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_end(
         assert len(expected["texts"]) >= 5 and not (tmp_path / "whole" / "weights").exists()
     if "averaged" in name:
         assert any(key.startswith("average") for key in expected["weights"])
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1, 2 if "translation" in name else 1):
         folder, killed_at["step"], killed_at["taken"] = tmp_path / str(step), step, 0
         with pytest.raises(KilledError):
             run(folder, *RUNS[name], f"checkpoint_every={every}")

@@ -1,4 +1,4 @@
-"""A command killed at every single point where it opens, writes, syncs, renames or removes a file, and started again.
+"""A command killed at the points where it opens, writes, syncs, renames or removes a file, and started again.
 
 Oracle: the command that was not killed, to the bit, with the same files.
 """
@@ -29,6 +29,7 @@ RUNS = {
         *("trainer.max_epochs=-1", "trainer.max_steps=2", "eval_interval=1", "checkpoint_every=2"),
     ],
 }
+EVERY = {"lm": 2, "classify": 3, "translate": 4}  # point; `make chaos` kills runs of all tasks at random ones
 
 
 def names(folder: Path) -> set[str]:
@@ -56,7 +57,7 @@ def test_a_run_killed_at_any_point_ends_as_one_that_was_not(
     expected = essence(whole, execute(cfg, whole))
     points = count_points(lambda: execute(cfg, folder), folder)
     assert points > 40
-    for point in range(1, points + 1):
+    for point in range(1, points + 1, EVERY[task]):
         shutil.rmtree(folder, ignore_errors=True)
         killed_at(lambda: execute(cfg, folder), folder, point)
         has_result = (folder / runs.RESULT).exists()
@@ -89,7 +90,7 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     points = count_points(train.main, folder, without="sweep/lm_")
     expected = names(folder)
     assert points > 10
-    for point in range(1, points + 1):
+    for point in range(1, points + 1, 2):
         shutil.rmtree(folder)
         killed_at(train.main, folder, point, without="sweep/lm_")
         count_points(train.main, folder)
