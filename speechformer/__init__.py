@@ -63,7 +63,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     from speechformer.config import CONF, as_plain, check_overrides, compose, load_plain
     from speechformer.corpora.load import load as load_corpus
     from speechformer.errors import UserError
-    from speechformer.runs import identity
+    from speechformer.runs import identity, naming
     from speechformer.training import runtime
     from speechformer.training.memory import explained
     from speechformer.training.run import execute
@@ -76,7 +76,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     if directory is None:
         config = as_plain(cfg)
         corpus = load_corpus(config)
-        name = identity.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
+        name = naming.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
         directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"].replace("${run_name:}", name)
     with explained():
         execute(cfg, Path(directory), overrides, environment=runtime.isolated)

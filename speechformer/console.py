@@ -33,6 +33,13 @@ class ConsoleHandler(logging.Handler):
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
+class Line:
+    """The last line of the terminal, which the next output replaces; `shown` also where another process shows one."""
+
+    shown = False
+
+
+LINE = Line()
 CONSOLE = ConsoleHandler()
 LOGGER.addHandler(CONSOLE)
 LOGGER.setLevel(logging.INFO)
@@ -41,6 +48,7 @@ LOGGER.propagate = False  # a program that configures the root logger would prin
 
 def say(text: str) -> None:
     """Log a line at level INFO, without the control characters that could steer a terminal."""
+    clear_line()
     LOGGER.info(plain(text))
 
 
@@ -51,7 +59,31 @@ def write(text: str, end: str = "\n") -> None:
 
 def warn(text: str) -> None:
     """Print a line to stderr, without control characters."""
+    clear_line()
     print(plain(text), file=sys.stderr, flush=True)
+
+
+def is_terminal() -> bool:
+    """Return whether somebody sees stderr."""
+    return sys.stderr.isatty()
+
+
+def show_line(text: str) -> None:
+    """Show a line that the next one replaces; through a pipe, log it."""
+    if not is_terminal():
+        say(text)
+        return
+    LINE.shown = True
+    width = shutil.get_terminal_size().columns - 1
+    sys.stderr.write(f"\r\x1b[K{plain(text)[:width]}")
+    sys.stderr.flush()
+
+
+def clear_line() -> None:
+    """Remove the line of `show_line`, also that of another process that shares the terminal."""
+    if LINE.shown and is_terminal():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -20,12 +20,18 @@ from speechformer import console
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps.progress import describe as summary
+from speechformer.sweeps.progress import duration
 
 POLL_SECONDS = 2.0
 
 
-def overview(folder: Path) -> tuple[str, bool]:
-    """Describe all sweeps and single runs under a folder; return the text, and whether any run is running."""
+def overview(folder: Path, watched: set[str] | None = None) -> tuple[str, bool]:
+    """Describe the sweeps and single runs under a folder; return the text, and whether any run is running.
+
+    Args:
+        watched: titles of what is shown, if any; those with running jobs are added. None shows everything.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder.")
     groups: list[tuple[str, list[sweeps.Job]]] = []
@@ -47,12 +53,17 @@ def overview(folder: Path) -> tuple[str, bool]:
         groups.append((f"{folder}, runs outside sweeps", single))
     if not groups:
         raise UserError(" ".join([f"{folder} contains no sweep and no run.", *warnings]))
-    running = any(job.state.status == "running" for _, jobs in groups for job in jobs)
-    return "\n\n".join([*warnings, *(f"{title}\n{describe(jobs)}" for title, jobs in groups)]), running
+    running = [title for title, jobs in groups if any(job.state.status == "running" for job in jobs)]
+    if watched is not None:
+        watched |= {*running}
+    shown = [(title, jobs) for title, jobs in groups if not watched or title in watched]
+    if others := len(groups) - len(shown):
+        warnings.append(f"{others} more under {folder}, where nothing runs.")
+    return "\n\n".join([*warnings, *(f"{title}\n{describe(jobs)}" for title, jobs in shown)]), bool(running)
 
 
 def describe(jobs: list[sweeps.Job]) -> str:
-    """Count the jobs by state, estimate the time left, and list those that run or failed."""
+    """Count the jobs by state, estimate the time left, name the best, and list those that run or failed."""
     rows = []
     for job in jobs:
         if job.state.status == "running":
@@ -60,8 +71,9 @@ def describe(jobs: list[sweeps.Job]) -> str:
         elif job.state.status not in ("finished", "left"):
             rows.append((job.state.status, job.name, job.error + (f" ({job.folder.name})" if job.folder else "")))
     first, second = (max((len(row[k]) for row in rows), default=0) for k in (0, 1))
-    lines = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {sweeps.count_states(jobs)}{estimate(jobs)}"]
-    return "\n".join([*lines, *(f"  {status:{first}}  {name:{second}}  {text}" for status, name, text in rows)])
+    return "\n".join(
+        [summary(jobs), *(f"  {status:{first}}  {name:{second}}  {text}" for status, name, text in rows)]
+    )
 
 
 def progress(job: sweeps.Job) -> str:
@@ -73,33 +85,14 @@ def progress(job: sweeps.Job) -> str:
     return f"{done}for {since}, process {owner.get('pid', '?')} on {owner.get('host', '?')}"
 
 
-def estimate(jobs: list[sweeps.Job]) -> str:
-    """Estimate the time left from the duration of finished runs and the number of running ones; empty if unknown."""
-    known = [(job.state.result or {}).get("seconds") for job in jobs]
-    seconds = [value for value in known if value is not None]
-    running = [job.state.owner for job in jobs if job.state.status == "running"]
-    waiting = sum(job.state.status in ("left", "interrupted") for job in jobs)
-    if not seconds or not running:
-        return ""
-    mean = sum(seconds) / len(seconds)
-    parts = [1 - (owner.get("step") or 0) / owner["steps"] if owner.get("steps") else 0.5 for owner in running]
-    return f"; about {duration(mean * (waiting + sum(parts)) / len(running))} left"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in its two largest units."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def status(folder: Path, watch: bool) -> None:
     """Print the overview of a folder; with `watch` again whenever it changes, until nothing runs."""
-    text, running = overview(folder)
+    watched = set[str]() if watch else None
+    text, running = overview(folder, watched)
     console.say(text)
     while watch and running:
         time.sleep(POLL_SECONDS)
-        update, running = overview(folder)
+        update, running = overview(folder, watched)
         if update != text:
             sys.stdout.write(console.above(text))
             console.say(update)
@@ -112,7 +105,7 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m speechformer.status", description=about)
     folder = "a sweep's folder, or one with sweeps and runs in it"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
-    parser.add_argument("--watch", action="store_true", help="update every other second until nothing runs")
+    parser.add_argument("--watch", action="store_true", help="show what runs, every other second until it ends")
     arguments = parser.parse_args()
     run_command(lambda: status(arguments.folder, arguments.watch))
 

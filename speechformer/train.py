@@ -28,7 +28,7 @@ from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
 from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
-from speechformer.runs import identity
+from speechformer.runs import identity, naming
 from speechformer.sweeps import launcher, recovery
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
@@ -48,7 +48,7 @@ def run_name(*, _root_: DictConfig) -> str:
         fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     except Exception:  # the run will raise it, and say where
         fingerprint = hashlib.sha256(repr(config).encode()).hexdigest()[:12]
-    return identity.folder_name(config, fingerprint)
+    return naming.folder_name(config, fingerprint)
 
 
 launcher.register()

@@ -38,7 +38,7 @@ from speechformer.corpora import pairs, speeches
 from speechformer.errors import UserError
 from speechformer.report.results import build_tables, read_results, read_runs
 from speechformer.runs import folder as runs
-from speechformer.runs import identity
+from speechformer.runs import identity, naming
 from speechformer.sweeps import folder as sweeps
 from speechformer.tasks.registry import load_task, read_checkpoint
 from speechformer.training.run import execute
@@ -298,7 +298,7 @@ def check_accepted_config(config: dict[str, Any]) -> None:
     assert all(math.isfinite(number) for number in numbers_of(config))
     own = {key: value for key, value in config.items() if key != "force"}
     assert re.fullmatch("[0-9a-f]{12}", identity.fingerprint(own, "0" * 64, ["a"]))
-    assert Path(identity.folder_name(own, "0" * 12)).name == identity.folder_name(own, "0" * 12)
+    assert Path(naming.folder_name(own, "0" * 12)).name == naming.folder_name(own, "0" * 12)
 
 
 def check_command_line(words: list[str], world: Workshop) -> bool:

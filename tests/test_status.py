@@ -47,9 +47,8 @@ def test_every_state_is_shown_and_the_time_left_is_estimated(folder: Path) -> No
     assert [job.state.status for job in sweeps.jobs_of(folder)] == [*STATES, "finished"]
     text, under_way = status.overview(folder)
     first, *lines = text.splitlines()[1:]
-    assert first == (
-        "8 runs: 2 finished, 1 diverged, 1 failed, 1 killed, 1 interrupted, 1 running, 1 left; about 2 min 45 s left"
-    )
+    counts = "8 runs: 2 finished, 1 diverged, 1 failed, 1 killed, 1 interrupted, 1 running, 1 left"
+    assert first.startswith(f"{counts}; about 2 min 45 s left, until ")
     assert under_way
     assert [line.split()[:2] for line in lines] == [
         ["diverged", "seed=1"],
@@ -75,6 +74,20 @@ def test_the_command_shows_all_sweeps_and_single_runs_below(folder: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert "2 runs: 2 left" in done.stdout and "1 run: 1 finished" in done.stdout
+
+
+def test_watching_shows_what_runs_and_counts_the_others(tmp_path: Path) -> None:
+    watched = set[str]()
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        runs.write_json(tmp_path / name / "sweep.json", {"jobs": [["seed=0"]], "given_up": [], "command": []})
+    sweeps.register(tmp_path / "b", 0, ["seed=0"], tmp_path / "b" / "run")
+    with runs.lock(tmp_path / "b" / "run", wait=False):
+        text, under_way = status.overview(tmp_path, watched)
+    assert under_way and watched == {str(tmp_path / "b")}
+    assert text.startswith(f"2 more under {tmp_path}, where nothing runs.\n\n{tmp_path / 'b'}\n1 run: 1 running")
+    assert status.overview(tmp_path, watched)[0].endswith("1 run: 1 left")  # it is still shown when it has ended
+    assert status.overview(tmp_path)[0].count("1 run: 1 left") == 3
 
 
 def test_watching_ends_when_nothing_runs_any_more(

@@ -1,4 +1,4 @@
-"""Identity of a run: its fingerprint, the name of its folder, and the versions behind its result.
+"""Identity of a run: its fingerprint, and the versions behind its result.
 
 A fingerprint holds the config, the corpus and `NUMERICS_VERSION`, which stands for what the code computes. It is a
 number and not a hash of the code: renaming a module or editing a docstring leaves every finished run valid.
@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import platform
-import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -53,19 +52,6 @@ def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: 
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
     content = {"config": identity_settings(config), "corpus": corpus, "numerics": NUMERICS_VERSION + clean_pairs}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def safe(name: str) -> str:
-    """Return a name as a part of a path that is valid on any system."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")
-
-
-def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
-    """Return the name of a run's folder: task, model, pattern, seed and fingerprint."""
-    choices = [config.get(group) for group in ("task", "model", "pattern")]
-    names = [choice.get("name") if isinstance(choice, Mapping) else choice for choice in choices]
-    seed = safe(str(config.get("seed")))[:12]
-    return "_".join([*(safe(str(name))[:30] for name in names), f"seed{seed}", fingerprint])
 
 
 @functools.cache

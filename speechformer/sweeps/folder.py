@@ -10,9 +10,10 @@ No torch here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,20 @@ class Job:
         return "it has not begun"
 
 
-def jobs_of(folder: Path) -> list[Job]:
-    """Return the jobs of a sweep, by number; raise a `DamagedError` if `sweep.json` is damaged."""
+def jobs_of(folder: Path, ended: Mapping[int, Job] | None = None) -> list[Job]:
+    """Return the jobs of a sweep, by number; raise a `DamagedError` if `sweep.json` is damaged.
+
+    Args:
+        ended: jobs by number whose files are not read again.
+    """
+    ended = ended or {}
     files = {int(path.stem): path for path in (folder / JOBS).glob("*.json") if path.stem.isdecimal()}
     planned = plan(folder).get("jobs")
     pointers, errors = dict[int, dict[str, Any]](), dict[int, str]()
     for number, path in sorted(files.items()):
+        if number in ended:
+            pointers[number] = {"overrides": ended[number].overrides}
+            continue
         try:
             pointers[number] = runs.read_json(path, "job") or {}
         except runs.DamagedError as error:
@@ -132,6 +141,9 @@ def jobs_of(folder: Path) -> list[Job]:
         overrides_of = dict(enumerate(planned))
     jobs = []
     for (number, overrides), name in zip(overrides_of.items(), names([*overrides_of.values()])):
+        if number in ended:
+            jobs.append(dataclasses.replace(ended[number], name=one_line(name, 500)))
+            continue
         directory, state = None, runs.State("left", None, {})
         if pointer := pointers.get(number):
             directory = folder / pointer["folder"]
@@ -142,9 +154,9 @@ def jobs_of(folder: Path) -> list[Job]:
     return jobs
 
 
-def own_jobs(folder: Path) -> list[Job]:
+def own_jobs(folder: Path, ended: Mapping[int, Job] | None = None) -> list[Job]:
     """Return the jobs of the sweep that this process started, which may share its folder with others."""
-    return [job for job in jobs_of(folder) if COMMAND.numbers is None or job.number in COMMAND.numbers]
+    return [job for job in jobs_of(folder, ended) if COMMAND.numbers is None or job.number in COMMAND.numbers]
 
 
 def count_states(jobs: Iterable[Job]) -> str:

@@ -18,6 +18,7 @@ from speechformer.config import check_overrides
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import progress
 from speechformer.training import runtime
 from speechformer.training.run import execute
 
@@ -31,10 +32,13 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     """
     sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
     launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
-    name = " ".join(overrides)
-    if plan.get("jobs"):
-        number = plan["jobs"].index(list(overrides))  # not Hydra's: the folder may hold other commands' jobs too
-        name = sweeps.names(plan["jobs"])[number]
+    name, count = " ".join(overrides), 0
+    console.LINE.shown = launcher not in progress.IN_PROCESS
+    if planned := plan.get("jobs"):
+        number = planned.index(list(overrides))  # not Hydra's: the folder may hold other commands' jobs too
+        name, count = sweeps.names(planned)[number], len(planned)
+    if launcher == "basic" and count > 1:
+        console.say(f"Run {number + 1} of {count}: {name}")
     if number in plan.get("given_up", []):
         console.say(f"Given up: {name}")
         return NO_VALUE
@@ -62,7 +66,9 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
             torch.cuda.empty_cache()
         return NO_VALUE
     if line := outcome(result, directory, started, plan.get("begun", started), launcher):
-        console.say(f"{line}: {name}")
+        console.say(f"{line}: {name}" + (f": {own}" if (own := progress.describe_score(result)) else ""))
+    elif count > 1:
+        console.say(progress.describe(sweeps.own_jobs(sweep), at_once=1) + "\n")
     value = result["best"]["value"]
     return NO_VALUE if value is None else value
 

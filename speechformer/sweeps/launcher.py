@@ -36,8 +36,9 @@ from speechformer import console
 from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
 from speechformer.errors import UserError, fail, one_sentence
 from speechformer.runs import folder as runs
-from speechformer.runs import identity
+from speechformer.runs import identity, naming
 from speechformer.sweeps.folder import COMMAND, JOBS, SWEEP, names, write_jobs
+from speechformer.sweeps.progress import IN_PROCESS, LIVE
 from speechformer.training import runtime
 
 Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
@@ -54,7 +55,7 @@ def sweep_name(*, _root_: DictConfig) -> str:
         words = [word for word in _root_.hydra.overrides.task if word.lstrip("+").split("=")[0] not in ignored]
         content = json.dumps([sorted(words), identity.NUMERICS_VERSION])
         words.sort(key=lambda word: not re.search(r"^experiment=|=\w*\(|=[^\[{(]*,", word))  # swept keys first
-        readable = "_".join(identity.safe(word) for word in words)[:60].rstrip("-_.") or "sweep"
+        readable = naming.joined(map(naming.safe, words)) or "sweep"
         cache["name"] = f"{readable}_{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     return cache["name"]
 
@@ -76,6 +77,8 @@ class SweepCallback(Callback):
         except OSError as error:
             fail(f"{error.filename or folder}: {error.strerror}.")
         COMMAND.folder = folder
+        if config.hydra.runtime.choices["hydra/launcher"] not in IN_PROCESS:
+            LIVE.start(folder)
         if config.hydra.runtime.choices["hydra/launcher"] == "joblib":
             tie_workers()
 

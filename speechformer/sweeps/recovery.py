@@ -23,6 +23,7 @@ from speechformer.corpora.files import read_yaml
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, own_jobs, plan, register
+from speechformer.sweeps.progress import LIVE
 
 KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
 LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
@@ -30,10 +31,19 @@ LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
 
 def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None:
     """Launch a sweep, and again for as long as killed workers break it; `command` starts a single run."""
-    COMMAND.started, unexplained = time.time(), 0
+    COMMAND.started = time.time()
     # Python warns so at the end of a sweep whose workers were killed, when it cleans up what they left
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
+    try:
+        launch_until_done(launch, command)
+    finally:
+        LIVE.stop()
+
+
+def launch_until_done(launch: Callable[[], object], command: Sequence[str]) -> None:
+    """Launch a sweep until all of its jobs have ended; arguments as for `run_to_the_end`."""
+    unexplained = 0
     while True:
         lost = ""
         try:
@@ -150,13 +160,14 @@ def wait_for_queue(folder: Path) -> None:
 
 def conclude(folder: Path) -> int:
     """Report on a sweep that has ended; return the command's exit code, 0 if every run has finished."""
-    from speechformer.report.__main__ import write_report
+    from speechformer.report.__main__ import print_table, write_report
 
     jobs = own_jobs(folder)
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
-        write_report([folder], folder / "report")
+        for table in write_report([folder], folder / "report"):
+            print_table(table)
         console.say(f"Report: {folder / 'report' / 'report.html'}")
     except (UserError, OSError) as error:  # no run came to its end, or the disk is full
         console.say(f"There is no report: {one_sentence(error)}")

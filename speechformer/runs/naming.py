@@ -1,0 +1,84 @@
+"""Names of runs: their folder says what differs from the defaults."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from speechformer.runs.identity import identity_settings
+
+MOST_CHARACTERS = 60  # of a folder's name before seed and fingerprint
+CHOICES = ("task", "model", "pattern", "protocol", "corpus")
+FIRST = (*CHOICES, "recipe", "dropout", "width", "layers", "heads")  # an experiment sets the others
+USUAL = {"full", "paper", "auto", "None"}
+
+
+def safe(name: str) -> str:
+    """Return a name as a part of a path that is valid on any system."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")
+
+
+def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
+    """Return the name of a run's folder: the choices of the groups, other differences, seed and fingerprint."""
+    words = [
+        name for name in (safe(name_of(config.get(key)))[:30] for key in (*CHOICES, "study")) if name not in USUAL
+    ]
+    for word in map(safe, differences(config)):
+        if len("_".join([*words, word])) <= MOST_CHARACTERS:
+            words.append(word)
+    return "_".join([*words, f"seed{safe(str(config.get('seed')))[:12]}", fingerprint])
+
+
+def joined(words: Iterable[str], most: int = MOST_CHARACTERS) -> str:
+    """Join those words with "_" that fit into some characters, whole."""
+    text = ""
+    for word in words:
+        longer = f"{text}_{word}" if text else word
+        text = longer if len(longer) <= most else text
+    return text
+
+
+def name_of(choice: Any) -> str:
+    """Return the name of the choice of a config group."""
+    return str(choice.get("name") if isinstance(choice, Mapping) else choice)
+
+
+def differences(config: Mapping[str, Any]) -> list[str]:
+    """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
+    task = choice("task", name_of(config.get("task")))
+    changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
+    expected = merged(choice(".", "config"), task) | {"recipe": choice("recipe", *changed or ["adam"])}
+    expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
+    unnamed = ("seed", "hydra", "protocol", "corpus", "study")
+    keys = [key for key in (*FIRST, *(key for key in expected if key not in FIRST)) if key not in unnamed]
+    own = {key: config[key] for key in keys if key in config}
+    return changes(identity_settings(own), identity_settings(expected))
+
+
+@functools.cache
+def choice(group: str, name: str) -> dict[str, Any]:
+    """Return the content of a choice of a config group; empty if there is none."""
+    from speechformer.config import CONF, load_plain
+
+    path = CONF / group / f"{name}.yaml"
+    return load_plain(path) if re.fullmatch(r"\w+", name) and path.is_file() else {}
+
+
+def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested mapping with the values of another."""
+    deeper = {key: merged(base[key], own) for key, own in other.items() if isinstance(base.get(key), Mapping)}
+    return {**base, **other, **deeper}
+
+
+def changes(own: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Return "key=value" of the last keys of what differs between two nested mappings."""
+    words = []
+    for key, value in own.items():
+        if isinstance(value, Mapping):
+            below = expected.get(key)
+            words += changes(value, below if isinstance(below, Mapping) else {})
+        elif key not in expected or expected[key] != value:
+            words.append(f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
+    return words
