@@ -1,7 +1,7 @@
 """Train small transformers, compare position encodings and attention patterns, and use the trained models.
 
     run = speechformer.fit("task=lm", "model=rope", "trainer.max_steps=200")   train, or load what is trained already
-    run = speechformer.load("outputs/runs/lm_rope_full_seed0_0123456789ab")    load a trained run
+    run = speechformer.load("outputs/runs/lm_rope_seed0_0123456789ab")    load a trained run
     table = speechformer.read_results("outputs/runs")                          results as a pandas DataFrame
 
 Importing the package is fast: torch is imported when a function that needs it is called.

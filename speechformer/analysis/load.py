@@ -174,7 +174,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     last. Of an unfinished run it is the last.
 
     Args:
-        run: the run's folder, such as outputs/runs/classify_alibi_full_seed0_....
+        run: the run's folder, such as outputs/runs/classify_alibi_seed0_....
         checkpoint: load this one instead: "average.ckpt", "best.ckpt" or "last.ckpt".
 
     Raises:

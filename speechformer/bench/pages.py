@@ -42,10 +42,10 @@ class Results:
 
     def of(self, part: str, start: str = "") -> list[Comparison]:
         """Return the rows of the parts that begin with `part`, of what begins with `start`."""
-        found = [row for row in self.rows if row.part.startswith(part) and row.what.startswith(start)]
-        if not found:
+        rows = [row for row in self.rows if row.part.startswith(part) and row.what.startswith(start)]
+        if not rows:
             raise UserError(f"bench.json has no result of {part}{', ' * bool(start)}{start}.")
-        return found
+        return rows
 
     def machine(self) -> str:
         """Return the processor, and the version of torch."""
