@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NOT_IN_ROW = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
 NOT_IN_ROW_GROUPS = ("corpus.", "protocol.")
 ABSENT = object()
-FAILED = ("failed", "killed")
+FAILED = ("failed", "killed", "pruned")
 TABLE = ["study", "task", "protocol", "corpus_key"]  # attributes that the runs of a table have in common
 
 

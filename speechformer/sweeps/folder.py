@@ -25,10 +25,10 @@ from speechformer.escape import one_line
 from speechformer.runs import folder as runs
 
 SWEEP, JOBS, SWEEP_LOCK = "sweep.json", "jobs", "sweep.lock"
-PLACE = ("hydra.sweep.dir=", "force=")  # words of a command that say nothing about its jobs
+PLACE = ("hydra.sweep.dir=", "force=", "hydra.sweeper.trials=")  # words of a command that say nothing about its jobs
 CHOOSE = "Choose a new or an empty folder with hydra.sweep.dir=."
 OPEN = ("interrupted", "left")  # states of a run that the sweep still has to do
-STATES = ("finished", "diverged", "failed", "killed", "damaged", "interrupted", "running", "left")
+STATES = ("finished", "pruned", "diverged", "failed", "killed", "damaged", "interrupted", "running", "left")
 
 
 @dataclass
@@ -69,7 +69,7 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
         content = {"command": list(command), "launcher": launcher, "begun": COMMAND.started}
         if jobs is not None:
             merged = [list(job) for job in dict.fromkeys(map(tuple, [*(earlier or []), *jobs]))]
-            COMMAND.numbers = [merged.index(job) for job in jobs]
+            COMMAND.numbers = [*(COMMAND.numbers or []), *(merged.index(job) for job in jobs)]
             content["jobs"] = merged
         runs.write_json(folder / SWEEP, {"jobs": None, **content, "given_up": COMMAND.given_up})
 

@@ -18,7 +18,7 @@ from speechformer.config import check_overrides
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
-from speechformer.sweeps import progress
+from speechformer.sweeps import progress, search
 from speechformer.training import runtime
 from speechformer.training.run import execute
 
@@ -54,9 +54,17 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
                 stack.enter_context(console.log_to_file(directory / runs.LOG))
-            result = execute(cfg, directory, overrides, launcher, runtime.process_set_up)
+            report = search.reporter(sweep, number, hydra_config.sweeper.get("pruner"))
+            result = execute(cfg, directory, overrides, launcher, runtime.process_set_up, report)
     except runs.OccupiedError as error:
         console.say(f"Left to another process: {name}: {error}")
+        return NO_VALUE
+    except search.PrunedError as error:
+        owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
+        pruned = runs.failure_result(config, overrides, owner.get("identity"), error) | {"status": "pruned"}
+        runs.write_result(directory, pruned)
+        console.say(f"Pruned: {name}: {error}")
         return NO_VALUE
     except Exception as error:
         console.warn(f"Failed: {name}: {one_sentence(error)}")

@@ -105,6 +105,8 @@ def check_subdir(sweep: DictConfig) -> None:
 
 def expand(config: DictConfig) -> list[list[str]] | None:
     """Return the overrides of each job, in order; None for a sweeper that chooses them one by one."""
+    if str(config.hydra.sweeper._target_).endswith(".OptunaSweeper"):
+        return []  # it adds them
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None
     swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]

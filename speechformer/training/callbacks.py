@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from speechformer import console
 from speechformer.runs.folder import RunFolder
+from speechformer.training.run import OnEvaluation
 
 BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
 PROGRESS_EVERY = 5  # seconds between updates of run.json
@@ -74,8 +75,8 @@ class PhaseTimer(pl.Callback):
 class Progress(pl.Callback):
     """A progress bar on stderr, a line on stdout for each evaluation, and the step in the run's `run.json`."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, on_evaluation: OnEvaluation | None = None) -> None:
+        self.folder, self.on_evaluation = folder, on_evaluation
         self.reported_at = 0.0
         self.bar: tqdm | None = None
         self.steps: int | None = None  # of the whole run
@@ -125,13 +126,16 @@ class Progress(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        metrics = pl_module.progress_columns(pl_module.compute_metrics())
+        measured = pl_module.compute_metrics()
+        metrics = pl_module.progress_columns(measured)
         cells = (console.format_metric(name, value).rjust(len(name)) for name, value in metrics.items())
         with tqdm.external_write_mode():  # above the bar
             if list(metrics) != self.columns:
                 self.columns = list(metrics)
                 console.say("   step  " + "  ".join(self.columns))
             console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
+        if self.on_evaluation is not None:
+            self.on_evaluation(trainer.global_step, measured, pl_module.metric_name("validation"))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if self.bar is not None:

@@ -27,16 +27,25 @@ from speechformer.training.build import Run, build_data, build_trainer, lease_de
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS
+from speechformer.training.run import OnEvaluation
 from speechformer.training.threads import ThreadTuner, tuners
 
 
-def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | None, start: float) -> dict[str, Any]:
+def fit(
+    config: dict[str, Any],
+    corpus: Any,
+    folder: RunFolder,
+    launcher: str | None,
+    start: float,
+    on_evaluation: OnEvaluation | None = None,
+) -> dict[str, Any]:
     """Train, evaluate and test one run. It resumes from the folder's `last.ckpt`, if there is one.
 
     Args:
         config: the resolved config as plain data.
         folder: the run's folder, which this process owns.
         launcher: of the sweep that this run belongs to, or None.
+        on_evaluation: as for `execute`.
 
     Returns:
         The content of `result.json`.
@@ -54,7 +63,8 @@ def fit(config: dict[str, Any], corpus: Any, folder: RunFolder, launcher: str | 
         with lease_devices(config["trainer"], threads, launcher) as device:
             timer = PhaseTimer(start + time.perf_counter() - waiting)
             checkpoint = resumable(run.task, folder.path)
-            callbacks = [run.logger, timer, *tuners(config, [folder]), Progress(folder), *run.callbacks]
+            progress = Progress(folder, on_evaluation)
+            callbacks = [run.logger, timer, *tuners(config, [folder]), progress, *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:
                 compile_blocks(run.task, config["compile"], trainer.strategy.root_device)

@@ -22,6 +22,8 @@ from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, own
 from speechformer.training import devices, runtime
 
+OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
+
 
 def execute(
     cfg: DictConfig,
@@ -29,6 +31,7 @@ def execute(
     overrides: Sequence[str] | None = None,
     launcher: str | None = None,
     environment: Callable[[], AbstractContextManager] = runtime.quiet,
+    on_evaluation: OnEvaluation | None = None,
 ) -> dict[str, Any]:
     """Execute one run in a folder; a run that has ended is not run again, an interrupted one resumes.
 
@@ -38,6 +41,7 @@ def execute(
         overrides: of the command line, for the result to name; None without one.
         launcher: of the sweep that this run belongs to, which does not wait for another process that works on it.
         environment: what surrounds the training: `runtime.process_set_up` in a command.
+        on_evaluation: called with the step, the metrics and the name of the one that chooses the checkpoint.
 
     Returns:
         The content of `result.json`; `speechformer/README.md` explains its entries.
@@ -66,4 +70,4 @@ def execute(
         with environment():
             from speechformer.training.fit import fit
 
-            return fit(config, corpus, folder, launcher, start)
+            return fit(config, corpus, folder, launcher, start, on_evaluation)

@@ -1,0 +1,295 @@
+"""`hydra/sweeper=optuna`: choose settings by the held-out score, through any launcher, over optuna's ask and tell.
+
+search.journal  optuna's study, which a later command continues and which several machines may share
+search.json     where the study is, and the trial of each job, by the job's number in `sweep.json`
+
+The stable Hydra plugin for optuna needs an optuna below version 3.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from speechformer import console
+from speechformer.errors import UserError
+from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
+
+SEARCH, JOURNAL, COMMANDS = "search.json", "search.journal", "commands"
+STUDY = "search"
+
+
+class PrunedError(Exception):
+    """A run whose curve is so far below that of other trials that it is not continued."""
+
+
+class OptunaSweeper(Sweeper):
+    """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/optuna.yaml`."""
+
+    def __init__(
+        self, trials: int, at_once: int | None, storage: str | None, sampler: Any, pruner: Any, params: Any
+    ) -> None:
+        self.trials, self.at_once, self.storage = trials, at_once, storage
+        self.sampler, self.pruner, self.params = sampler, pruner, params or {}
+        self.token = secrets.token_hex(4)
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.cfg, self.loader = config, hydra_context.config_loader
+        arguments: Any = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
+        self.launch = Plugins.instance().instantiate_launcher(**arguments).launch
+
+    def sweep(self, arguments: list[str]) -> Any:
+        for name, value in (("trials", self.trials), ("at_once", self.at_once)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise UserError(f"hydra.sweeper.{name} must be a whole number of at least 1, not {value}.")
+        self.folder = Path(self.cfg.hydra.sweep.dir)
+        self.choices = self.cfg.hydra.runtime.choices
+        words = [f"{key}={value}" for key, value in self.params.items()]
+        parser = OverridesParser.create(config_loader=self.loader)
+        self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
+        path = Path(self.storage or self.folder / JOURNAL)
+        mode = self.check(self.fixed)
+        self.study = open_study(path, self.pruner, self.sampler, "maximize" if mode == "max" else "minimize")
+        self.check_space()
+        place = {"storage": os.path.abspath(path), "trials": {}}
+        runs.write_json(self.folder / SEARCH, {**place, **(runs.read_json(self.folder / SEARCH) or {})})
+        (self.folder / COMMANDS).mkdir(exist_ok=True)
+        returned = []
+        with FileLock(self.folder / COMMANDS / f"{self.token}.lock"):
+            self.repeat_lost_trials()
+            while batch := self.ask():
+                returned.append(self.run(batch))
+        self.say_best()
+        return returned
+
+    def check(self, overrides: Sequence[str]) -> str:
+        """Return the direction of the task's metric, "max" or "min"; raise a `UserError` if nothing is held out."""
+        from speechformer.tasks.registry import TASKS
+
+        cfg = self.loader.load_sweep_config(self.cfg, list(overrides))
+        if cfg.task.data == "speeches" and not cfg.protocol.validation:
+            raise UserError(
+                f"hydra/sweeper=optuna chooses by the score on held-out sentences, and protocol={cfg.protocol.name} "
+                "holds none out: it would choose on test. Add protocol=clean."
+            )
+        return TASKS[cfg.task.name].mode
+
+    def check_space(self) -> None:
+        """Raise a `UserError` if the study is of another search."""
+        own = {"space": {key: repr(value) for key, value in self.space.items()}, "fixed": sorted(self.fixed)}
+        before = self.study.user_attrs.get("search")
+        if before is None:
+            self.study.set_user_attr("search", own)
+        elif before != own:
+            raise UserError(
+                f"{self.storage or self.folder / JOURNAL} holds the search over {before['space']} with "
+                f"{' '.join(before['fixed']) or 'the defaults'}. {sweeps.CHOOSE}"
+            )
+
+    def repeat_lost_trials(self) -> None:
+        """Queue the trials again whose command was killed; their runs resume from their last checkpoint."""
+        from optuna.trial import TrialState
+
+        for trial in self.study.get_trials(states=[TrialState.RUNNING]):
+            owner = trial.user_attrs.get("command", "")
+            lock = FileLock(self.folder / COMMANDS / f"{owner}.lock")
+            try:
+                if owner != self.token:
+                    with lock.acquire(timeout=0):
+                        pass
+            except Timeout:
+                continue
+            self.study.tell(trial.number, state=TrialState.FAIL)
+            self.study.enqueue_trial(trial.params, user_attrs={"repeats": trial.number})
+
+    def ask(self) -> list[Any]:
+        """Return the next trials."""
+        trials = self.study.get_trials(deepcopy=False)
+        repeated = {trial.user_attrs.get("repeats") for trial in trials}
+        waiting = [trial for trial in trials if trial.state.name == "WAITING"]
+        begun = sum(trial.number not in repeated for trial in trials) - len(waiting)
+        batch = []
+        for _ in range(min(self.trials_at_once(), self.trials - begun)):
+            trial = self.study.ask(self.space)
+            trial.set_user_attr("command", self.token)
+            batch.append(trial)
+        return batch
+
+    def trials_at_once(self) -> int:
+        """Return how many trials run at once."""
+        launcher, runs_at_once = self.choices["hydra/launcher"], 8
+        if launcher == "basic":
+            runs_at_once = 1
+        elif launcher == "joblib":
+            n_jobs = self.cfg.hydra.launcher.n_jobs
+            runs_at_once = n_jobs if n_jobs > 0 else len(os.sched_getaffinity(0)) + 1 + n_jobs
+        return self.at_once or max(1, runs_at_once // len(self.seeds))
+
+    def run(self, batch: Sequence[Any]) -> Any:
+        """Run the jobs of some trials, and tell their scores."""
+        jobs = [self.words_of(trial, seed) for trial in batch for seed in self.seeds]
+        for job in jobs:
+            self.check(job)
+        sweeps.write_jobs(self.folder, sys.argv[1:], jobs, self.choices["hydra/launcher"])
+        planned = sweeps.plan(self.folder)["jobs"]
+        numbers = [planned.index(job) for job in jobs]
+        owners = [trial.number for trial in batch for _ in self.seeds]
+        content = runs.read_json(self.folder / SEARCH) or {}
+        if len(self.seeds) == 1:  # the first seed alone would decide
+            content["trials"] |= {str(number): owner for number, owner in zip(numbers, owners)}
+        runs.write_json(self.folder / SEARCH, content)
+        returned = self.launch(jobs, initial_job_idx=0)
+        states = {job.number: job.state.status for job in sweeps.jobs_of(self.folder)}
+        for k, trial in enumerate(batch):
+            own = slice(k * len(self.seeds), (k + 1) * len(self.seeds))
+            self.tell(trial, [job.return_value for job in returned[own]], {states[number] for number in numbers[own]})
+        return returned
+
+    def words_of(self, trial: Any, seed: str | None) -> list[str]:
+        """Return the overrides of a job; numbers have three digits."""
+        chosen = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.params.items()}
+        words = [*self.fixed, *(f"{key}={value}" for key, value in chosen.items())]
+        return words if seed is None else [*words, f"seed={seed}"]
+
+    def tell(self, trial: Any, scores: Sequence[float], states: set[str]) -> None:
+        """Tell the study how a trial has ended."""
+        from optuna.trial import TrialState
+
+        if states == {"finished"} and all(map(math.isfinite, scores)):
+            self.study.tell(trial, statistics.mean(scores))
+        else:
+            self.study.tell(trial, state=TrialState.PRUNED if states == {"pruned"} else TrialState.FAIL)
+
+    def say_best(self) -> None:
+        """Print the best trial."""
+        from optuna.trial import TrialState
+
+        complete = self.study.get_trials(states=[TrialState.COMPLETE])
+        if complete:
+            words = " ".join(word for word in self.words_of(self.study.best_trial, None) if word not in self.fixed)
+            over = f", the mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+            score = f"{self.study.best_value:.4g} on held-out sentences{over}"
+            console.say(f"Best of {len(complete)} complete trials: {words}: {score}.")
+
+
+def split_overrides(overrides: Sequence[Override]) -> tuple[list[str], dict[str, Any], list[str | None]]:
+    """Return the constant overrides, optuna's distributions by key, and the seeds of each trial (None: the default).
+
+    Raises:
+        UserError: optuna is missing, a value is no search space, or there is none.
+    """
+    fixed, space, seeds = list[str](), dict[str, Any](), list[str | None]([None])
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            fixed.append(f"{key}={override.get_value_element_as_str()}" if override.value_type else key)
+        elif key == "seed" and override.is_discrete_sweep():
+            seeds = [*override.sweep_string_iterator()]
+        else:
+            space[key] = distribution(override)
+    if not space:
+        example = "'recipe.lr=tag(log, interval(1e-4,1e-2))'"
+        raise UserError(f"hydra/sweeper=optuna needs something to search, such as {example}.")
+    return fixed, space, seeds
+
+
+def distribution(override: Override) -> Any:
+    """Return optuna's distribution of a swept value."""
+    optuna, value = import_optuna(), override.value()
+    log = "log" in getattr(value, "tags", ())
+    try:
+        if isinstance(value, IntervalSweep):
+            whole = isinstance(value.start, int) and isinstance(value.end, int)
+            kind = optuna.distributions.IntDistribution if whole else optuna.distributions.FloatDistribution
+            return kind(value.start, value.end, log=log)
+        if isinstance(value, RangeSweep) and all(isinstance(x, int) for x in (value.start, value.stop, value.step)):
+            values: Any = value.range()
+            return optuna.distributions.IntDistribution(min(values), max(values), step=abs(values.step))
+        return optuna.distributions.CategoricalDistribution([*override.sweep_string_iterator()])
+    except ValueError as error:
+        raise UserError(f"{override.input_line} is no search space: {error}") from error
+
+
+def import_optuna() -> Any:
+    """Import optuna, which is an optional dependency."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("optuna is not installed: pip install 'speechformer[search]'.") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_study(path: Path, pruner: Any, sampler: Any = None, direction: str | None = None) -> Any:
+    """Open the study in a journal; create it if it is new, and a direction is known.
+
+    Args:
+        pruner, sampler: Hydra configs. The sampler's seed is raised by the number of trials: a search that goes on
+            does not draw the same ones again.
+    """
+    optuna = import_optuna()
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    options = {"study_name": STUDY, "storage": storage, "pruner": instantiate(pruner, "pruner")}
+    if direction is None:
+        return optuna.load_study(**options)
+    study = optuna.create_study(**options, direction=direction, load_if_exists=True)
+    if isinstance(seed := sampler.get("seed"), int):
+        sampler = OmegaConf.merge(sampler, {"seed": seed + len(study.trials)})
+    study.sampler = instantiate(sampler, "sampler")
+    return study
+
+
+def instantiate(config: Any, name: str) -> Any:
+    """Build what a Hydra config describes."""
+    import hydra
+
+    try:
+        return hydra.utils.instantiate(config)
+    except Exception as error:  # Hydra wraps any
+        raise UserError(f"hydra.sweeper.{name}: {' '.join(str(error).split())}") from error
+
+
+def reporter(folder: Path, number: int, pruner: Any) -> Callable[[int, dict[str, float], str], None] | None:
+    """Return a function that reports a job's evaluations and raises a `PrunedError`; None outside a search.
+
+    Args:
+        folder, number: of the sweep, and of the job in it.
+        pruner: the config of the pruner.
+    """
+    content = runs.read_json(folder / SEARCH) or {}
+    if str(number) not in content.get("trials", {}):
+        return None
+    optuna = import_optuna()
+    study = open_study(Path(content["storage"]), pruner)
+    number_of_trial = content["trials"][str(number)]
+    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number_of_trial]._trial_id)
+
+    def report(step: int, metrics: dict[str, float], metric: str) -> None:
+        if math.isfinite(metrics.get(metric, math.nan)):
+            trial.report(metrics[metric], step)
+            if trial.should_prune():
+                raise PrunedError(f"pruned at step {step}, where its {metric} was {metrics[metric]:.4g}")
+
+    return report
+
+
+def register() -> None:
+    """Register the sweeper with Hydra, which takes plugins only from the package `hydra_plugins`."""
+    OptunaSweeper.__module__ = "hydra_plugins.speechformer_search"
+    sys.modules[OptunaSweeper.__module__] = sys.modules[__name__]
+    Plugins.instance().register(OptunaSweeper)
