@@ -54,7 +54,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
                 stack.enter_context(console.log_to_file(directory / runs.LOG))
-            report = search.reporter(sweep, number, hydra_config.sweeper.get("pruner"))
+            report = search.reporter(sweep, number, hydra_config.sweeper)
             result = execute(cfg, directory, overrides, launcher, runtime.process_set_up, report)
     except runs.OccupiedError as error:
         console.say(f"Left to another process: {name}: {error}")

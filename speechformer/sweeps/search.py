@@ -8,6 +8,7 @@ The stable Hydra plugin for optuna needs an optuna below version 3.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import secrets
@@ -23,15 +24,16 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from speechformer import console
-from speechformer.errors import UserError
+from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 
 SEARCH, JOURNAL, COMMANDS = "search.json", "search.journal", "commands"
 STUDY = "search"
+FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
 
 
 class PrunedError(Exception):
@@ -42,10 +44,10 @@ class OptunaSweeper(Sweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/optuna.yaml`."""
 
     def __init__(
-        self, trials: int, at_once: int | None, storage: str | None, sampler: Any, pruner: Any, params: Any
+        self, trials: int, at_once: int | None = None, storage: str | None = None, params: Any = None, **classes: Any
     ) -> None:
-        self.trials, self.at_once, self.storage = trials, at_once, storage
-        self.sampler, self.pruner, self.params = sampler, pruner, params or {}
+        self.trials, self.at_once, self.storage, self.params = trials, at_once, storage, params or {}
+        self.classes = classes
         self.token = secrets.token_hex(4)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -64,7 +66,7 @@ class OptunaSweeper(Sweeper):
         self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
         path = Path(self.storage or self.folder / JOURNAL)
         mode = self.check(self.fixed)
-        self.study = open_study(path, self.pruner, self.sampler, "maximize" if mode == "max" else "minimize")
+        self.study = open_study(path, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
         place = {"storage": os.path.abspath(path), "trials": {}}
         runs.write_json(self.folder / SEARCH, {**place, **(runs.read_json(self.folder / SEARCH) or {})})
@@ -235,54 +237,59 @@ def import_optuna() -> Any:
     return optuna
 
 
-def open_study(path: Path, pruner: Any, sampler: Any = None, direction: str | None = None) -> Any:
+def open_study(path: Path, classes: Any, direction: str | None = None) -> Any:
     """Open the study in a journal; create it if it is new, and a direction is known.
 
     Args:
-        pruner, sampler: Hydra configs. The sampler's seed is raised by the number of trials: a search that goes on
-            does not draw the same ones again.
+        classes: sampler and pruner with their options. The sampler's seed is raised by the number of trials, so that
+            a search that goes on does not draw the same ones again.
     """
     optuna = import_optuna()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    options = {"study_name": STUDY, "storage": storage, "pruner": instantiate(pruner, "pruner")}
+    options = {"study_name": STUDY, "storage": storage, "pruner": instance(optuna.pruners, classes, "pruner")}
     if direction is None:
         return optuna.load_study(**options)
     study = optuna.create_study(**options, direction=direction, load_if_exists=True)
-    if isinstance(seed := sampler.get("seed"), int):
-        sampler = OmegaConf.merge(sampler, {"seed": seed + len(study.trials)})
-    study.sampler = instantiate(sampler, "sampler")
+    study.sampler = instance(optuna.samplers, classes, "sampler", len(study.trials))
     return study
 
 
-def instantiate(config: Any, name: str) -> Any:
-    """Build what a Hydra config describes."""
-    import hydra
-
+def instance(module: Any, classes: Any, name: str, more: int = 0) -> Any:
+    """Return the chosen sampler or pruner, its seed raised by `more`; raise a `UserError` if there is none."""
+    options = dict(classes.get(f"{name}_options") or {})
+    if isinstance(options.get("seed"), int):
+        options["seed"] += more
+    chosen = getattr(module, str(classes.get(name)), None)
+    if not isinstance(chosen, type):
+        valid = ", ".join(known for known in module.__all__ if known.endswith(name.capitalize()))
+        raise UserError(f"hydra.sweeper.{name}={classes.get(name)} is not one of {valid}.")
     try:
-        return hydra.utils.instantiate(config)
-    except Exception as error:  # Hydra wraps any
-        raise UserError(f"hydra.sweeper.{name}: {' '.join(str(error).split())}") from error
+        return chosen(**options)
+    except (TypeError, ValueError, ImportError) as error:
+        raise UserError(f"hydra.sweeper.{name}_options of {chosen.__name__}: {one_sentence(error)}") from error
 
 
-def reporter(folder: Path, number: int, pruner: Any) -> Callable[[int, dict[str, float], str], None] | None:
+def reporter(folder: Path, number: int, classes: Any) -> Callable[[int, dict[str, float], str], None] | None:
     """Return a function that reports a job's evaluations and raises a `PrunedError`; None outside a search.
 
     Args:
         folder, number: of the sweep, and of the job in it.
-        pruner: the config of the pruner.
+        classes: the config of the sweeper.
     """
     content = runs.read_json(folder / SEARCH) or {}
     if str(number) not in content.get("trials", {}):
         return None
     optuna = import_optuna()
-    study = open_study(Path(content["storage"]), pruner)
+    study = open_study(Path(content["storage"]), classes)
     number_of_trial = content["trials"][str(number)]
     trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number_of_trial]._trial_id)
+
+    evaluations = itertools.count(1)
 
     def report(step: int, metrics: dict[str, float], metric: str) -> None:
         if math.isfinite(metrics.get(metric, math.nan)):
             trial.report(metrics[metric], step)
-            if trial.should_prune():
+            if next(evaluations) >= FIRST_PRUNING and trial.should_prune():
                 raise PrunedError(f"pruned at step {step}, where its {metric} was {metrics[metric]:.4g}")
 
     return report

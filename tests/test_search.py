@@ -1,0 +1,159 @@
+"""`hydra/sweeper=optuna`: its trials, their scores, and what survives a kill."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
+
+from speechformer.errors import UserError
+from speechformer.runs import folder as runs
+from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import search
+
+optuna = pytest.importorskip("optuna")
+
+SPACE = "recipe.lr=tag(log, interval(1e-4,1e-1))"
+SEARCH = [*LM, "protocol=clean", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep"]
+
+
+def study(folder: Path) -> Any:
+    return search.open_study(folder / search.JOURNAL, {"pruner": "NopPruner"})
+
+
+def parsed(*words: str) -> tuple:
+    return search.split_overrides(OverridesParser.create().parse_overrides([*words]))
+
+
+def test_search_spaces_have_hydras_syntax() -> None:
+    """Oracle: optuna's distributions."""
+    of = optuna.distributions
+    fixed, space, seeds = parsed(
+        *(
+            "width=8",
+            "~study",
+            "dropout=interval(0,0.5)",
+            SPACE,
+            "layers=range(1,9,2)",
+            "ff=int(tag(log, interval(8,64)))",
+        ),
+        *("model=alibi,rope", "recipe.warmup_steps=choice(0,100)", "seed=0,1"),
+    )
+    assert fixed == ["width=8", "~study"] and seeds == ["0", "1"]
+    assert space == {
+        "dropout": of.FloatDistribution(0, 0.5),
+        "recipe.lr": of.FloatDistribution(1e-4, 1e-1, log=True),
+        "layers": of.IntDistribution(1, 7, step=2),
+        "ff": of.IntDistribution(8, 64, log=True),
+        "model": of.CategoricalDistribution(["alibi", "rope"]),
+        "recipe.warmup_steps": of.CategoricalDistribution(["0", "100"]),
+    }
+    assert parsed("dropout=0,0.1")[2] == [None]
+    for words, message in ((["seed=0,1"], "needs something to search"), (["ff=interval(9,1)"], "no search space")):
+        with pytest.raises(UserError, match=message):
+            parsed(*words)
+
+
+def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """Oracle: the results of the runs. Their number is of all commands together."""
+    code, out, err = sweep(*SEARCH, SPACE, "model=alibi,nope", "hydra.sweeper.trials=3")
+    assert code == 0, err
+    ended = results(tmp_path / "sweep")
+    assert len(ended) == 3 and "Sweep of 3 runs: 3 finished." in out
+    trials = study(tmp_path / "sweep").trials
+    for trial in trials:
+        name = f"recipe.lr={trial.params['recipe.lr']:.3g} model={trial.params['model']}"
+        assert trial.value == pytest.approx(ended[name]["best"]["value"])
+        assert ended[name]["best"]["metric"] == "validation_perplexity"
+    best = min(trials, key=lambda trial: trial.value)
+    assert study(tmp_path / "sweep").direction.name == "MINIMIZE"
+    assert (
+        f"Best of 3 complete trials: recipe.lr={best.params['recipe.lr']:.3g} model={best.params['model']}: " in out
+    )
+    code, out, _ = sweep(*SEARCH, SPACE, "model=alibi,nope", "hydra.sweeper.trials=4")
+    trials = study(tmp_path / "sweep").trials
+    assert code == 0 and len(trials) == len({trial.params["recipe.lr"] for trial in trials}) == 4
+    code, _, _ = sweep(*SEARCH, SPACE, "hydra.sweeper.trials=4")
+    assert "search.journal holds the search over {" in str(code)
+
+
+def test_the_score_of_several_seeds_is_their_mean(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    words = [SPACE, "seed=0,1", "hydra.sweeper.trials=2", "hydra.sweeper.at_once=2", "hydra/launcher=ensemble"]
+    code, out, err = sweep(*SEARCH, *words)
+    assert code == 0, err
+    assert "Ensemble of 4 runs" in out and "the mean of 2 seeds" in out
+    ended = results(tmp_path / "sweep")
+    for trial in study(tmp_path / "sweep").trials:
+        own = [
+            value for name, value in ended.items() if name.startswith(f"recipe.lr={trial.params['recipe.lr']:.3g} ")
+        ]
+        assert len(own) == 2
+        assert trial.value == pytest.approx(statistics.mean(result["best"]["value"] for result in own))
+
+
+def test_a_trial_is_pruned_on_its_curve(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """By a threshold that no perplexity is below, at the third evaluation of six."""
+    words = ["hydra.sweeper.pruner=ThresholdPruner", "+hydra.sweeper.pruner_options.upper=1", "eval_interval=1"]
+    code, out, err = sweep(*SEARCH, SPACE, "hydra.sweeper.trials=2", *words)
+    assert code == 0, err
+    assert out.count("pruned at step 3, where its validation_perplexity was ") == 2
+    assert "Sweep of 2 runs: 2 pruned." in out
+    for trial in study(tmp_path / "sweep").trials:
+        assert trial.state.name == "PRUNED" and [*trial.intermediate_values] == [1, 2, 3]
+    assert {job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")} == {"pruned"}
+
+
+def test_trials_of_a_killed_command_are_run_again(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """A trial whose command lives is left to it; that of a dead one is repeated with its parameters."""
+    words = [*SEARCH, SPACE, "hydra.sweeper.trials=1"]
+    assert sweep(*words)[0] == 0
+    own = study(tmp_path / "sweep")
+    (first,) = own.trials
+    for command in ("alive", "dead"):
+        trial = own.ask({"recipe.lr": first.distributions["recipe.lr"]})
+        trial.set_user_attr("command", command)
+    alive, dead = own.trials[1:]
+    with FileLock(tmp_path / "sweep" / search.COMMANDS / "alive.lock"):
+        code, _, err = sweep(*words[:-1], "hydra.sweeper.trials=3")
+    assert code == 0, err
+    states = [(trial.state.name, trial.params) for trial in study(tmp_path / "sweep").trials]
+    assert states[1:] == [("RUNNING", alive.params), ("FAIL", dead.params), ("COMPLETE", dead.params)]
+
+
+def test_a_job_that_fails_is_a_failed_trial(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    code, _, err = sweep(*SEARCH, "heads=3,5", "hydra.sweeper.trials=2")
+    assert code == 1 and "width must be a multiple of heads" in err
+    assert [trial.state.name for trial in study(tmp_path / "sweep").trials] == ["FAIL"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([SPACE, "protocol=paper"], "protocol=paper holds none out: it would choose on test. Add protocol=clean."),
+        ([SPACE, "hydra.sweeper.trials=0"], "hydra.sweeper.trials must be a whole number of at least 1, not 0."),
+        ([SPACE, "hydra.sweeper.sampler=TPE"], "hydra.sweeper.sampler=TPE is not one of BaseSampler, "),
+        ([SPACE, "hydra.sweeper.pruner=ThresholdPruner"], "hydra.sweeper.pruner_options of ThresholdPruner: "),
+        ([], "needs something to search"),
+    ],
+)
+def test_invalid_searches_are_one_sentence(words: list[str], message: str, sweep: Sweep) -> None:  # noqa: F811
+    code, _, _ = sweep(*SEARCH, *words)
+    assert str(code).startswith("Error: ") and message in str(code) and "\n" not in str(code)
+
+
+def test_without_optuna_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(UserError, match="pip install 'speechformer.search.'"):
+        search.import_optuna()
+
+
+def test_a_job_outside_a_search_reports_nothing(tmp_path: Path) -> None:
+    assert search.reporter(tmp_path, 0, None) is None
+    runs.write_json(tmp_path / search.SEARCH, {"trials": {"1": 0}, "storage": "x"})
+    assert search.reporter(tmp_path, 0, OmegaConf.create({})) is None
