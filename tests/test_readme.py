@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pages import IS_CHECKOUT, PAGES, ROOT, anchors, blocks, commands, links, name_of
 
 from speechformer.config import CONF, check_config
-from speechformer.sweeps import launcher
+from speechformer.sweeps import launcher, search
 from speechformer.training.run import execute
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
@@ -111,6 +111,10 @@ def jobs(arguments: list[str]) -> list[list[str]]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         overrides = parser.parse_overrides([word for word in arguments if word != "-m"])
+        if "hydra/sweeper=optuna" in arguments:
+            fixed, space, _ = search.split_overrides(overrides)
+            ends = {key: [own.low, own.high] if hasattr(own, "low") else own.choices for key, own in space.items()}
+            return [[*fixed, *(f"{key}={values[k]}" for key, values in ends.items())] for k in (0, -1)]
         return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 

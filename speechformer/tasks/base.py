@@ -155,12 +155,13 @@ class Task(EvaluableModule):
         return [(self.metric, ""), *rows]
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        """Return the columns of the report, the most important first; those without a value are left out."""
-        return [self.metric_name(split) for split in ("test", "validation", "train")]
+        """Return the columns of the report after that of the held-out part; those without a value are left out."""
+        return [self.metric_name(split) for split in ("test", "train")]
 
     def report(self, metrics: dict[str, float | None]) -> dict[str, Any]:
         """Return how the report shows a run with these metrics: `result["report"]`."""
-        columns = [name for name in self.columns(metrics) if metrics.get(name) is not None]
+        names = [self.metric_name("validation"), *self.columns(metrics)]
+        columns = [name for name in names if metrics.get(name) is not None]
         return {
             "metric": self.metric_name("test"),
             "higher_is_better": self.mode == "max",

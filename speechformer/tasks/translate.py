@@ -145,7 +145,7 @@ class Translate(Task):
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         test = ("bleu", "bleu_interval", "chrf", "length_ratio", "exact")
-        return [*(f"test_{name}" for name in test), "validation_bleu"]
+        return [f"test_{name}" for name in test]
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
