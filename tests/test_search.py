@@ -155,5 +155,5 @@ def test_without_optuna_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_job_outside_a_search_reports_nothing(tmp_path: Path) -> None:
     assert search.reporter(tmp_path, 0, None) is None
-    runs.write_json(tmp_path / search.SEARCH, {"trials": {"1": 0}, "storage": "x"})
+    runs.write_json(tmp_path / search.SEARCH, {"jobs": {"1": 0}, "seeds": 1, "storage": "x"})
     assert search.reporter(tmp_path, 0, OmegaConf.create({})) is None

@@ -68,7 +68,7 @@ class OptunaSweeper(Sweeper):
         mode = self.check(self.fixed)
         self.study = open_study(path, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
-        place = {"storage": os.path.abspath(path), "trials": {}}
+        place = {"storage": os.path.abspath(path), "seeds": len(self.seeds), "jobs": {}}
         runs.write_json(self.folder / SEARCH, {**place, **(runs.read_json(self.folder / SEARCH) or {})})
         (self.folder / COMMANDS).mkdir(exist_ok=True)
         returned = []
@@ -152,8 +152,7 @@ class OptunaSweeper(Sweeper):
         numbers = [planned.index(job) for job in jobs]
         owners = [trial.number for trial in batch for _ in self.seeds]
         content = runs.read_json(self.folder / SEARCH) or {}
-        if len(self.seeds) == 1:  # the first seed alone would decide
-            content["trials"] |= {str(number): owner for number, owner in zip(numbers, owners)}
+        content["jobs"] |= {str(number): owner for number, owner in zip(numbers, owners)}
         runs.write_json(self.folder / SEARCH, content)
         returned = self.launch(jobs, initial_job_idx=0)
         states = {job.number: job.state.status for job in sweeps.jobs_of(self.folder)}
@@ -277,11 +276,11 @@ def reporter(folder: Path, number: int, classes: Any) -> Callable[[int, dict[str
         classes: the config of the sweeper.
     """
     content = runs.read_json(folder / SEARCH) or {}
-    if str(number) not in content.get("trials", {}):
+    if str(number) not in content.get("jobs", {}) or content["seeds"] > 1:  # the first seed alone would decide
         return None
     optuna = import_optuna()
     study = open_study(Path(content["storage"]), classes)
-    number_of_trial = content["trials"][str(number)]
+    number_of_trial = content["jobs"][str(number)]
     trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number_of_trial]._trial_id)
 
     evaluations = itertools.count(1)
