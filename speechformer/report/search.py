@@ -102,7 +102,7 @@ def history(study: Any) -> Figure:
     best = [better(trial.value for trial in complete[: k + 1]) for k in range(len(complete))]
     axis.step([trial.number for trial in complete], best, where="post", color="C1", label="best so far")
     axis.set(xlabel="trial", ylabel="score on held-out sentences")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.legend(frameon=False)
     return figure
 
