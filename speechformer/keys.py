@@ -31,7 +31,7 @@ def read_keys(group: str, choice: str) -> dict[str, str]:
     package = re.match(r"# @package (\w+)", text)
     prefix = "" if package and package[1] == "_global_" else f"{package[1] if package else group}."
     keys = {f"{prefix}{key}": match[4] or "" for _, key, match in walk(text) if match and key != "defaults"}
-    for part in re.findall(rf"- \w+@(\w+)$", text, re.MULTILINE):  # of corpus=auto
+    for part in re.findall(r"- \w+@(\w+)$", text, re.MULTILINE):  # of corpus=auto
         own = read_keys(group, part)
         keys |= {key.replace(f"{group}.", f"{group}.{part}.", 1): comment for key, comment in own.items()}
     return keys
@@ -83,14 +83,11 @@ def quote(value: str) -> str:
     return '"' + re.sub(r'(\\*)"', r'\1\1\\"', re.sub(r"(\\+)$", r"\1\1", value)) + '"'
 
 
-def classes_override(names: Iterable[str]) -> str:
-    """Return `corpus.classes=[...]` as a word for the shell, with quotes where Hydra's grammar wants them."""
-    return shlex.quote(f"corpus.classes=[{','.join(name if is_plain(name) else quote(name) for name in names)}]")
-
-
-def is_plain(value: str) -> bool:
-    """Return whether Hydra's grammar takes a text as itself without quotes: a word that is no number, null or bool."""
-    return parsed(f"x={value}") == value
+def setting(key: str, value: str | Iterable[str]) -> str:
+    """Return KEY=VALUE as a word for the shell, with quotes where Hydra's grammar would not take a text as itself."""
+    texts = [value] if isinstance(value, str) else list(value)
+    items = ",".join(text if parsed(f"x={text}") == text else quote(text) for text in texts)
+    return shlex.quote(f"{key}={items if isinstance(value, str) else f'[{items}]'}")
 
 
 def parsed(override: str) -> object:
@@ -111,7 +108,8 @@ def corrected(override: str, sweep: bool = False) -> str:
     """
     key, equals, value = override.partition("=")
     is_list = value.startswith("[") and value.endswith("]")
-    items = re.findall(r"""\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^,]*)\s*(?:,|$)""", value[1:-1] if is_list else value)
+    inner = value[1:-1] if is_list else value
+    items = re.findall(r"""\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^,]*)\s*(?:,|$)""", inner)
     items = [item.strip() for item in items[:-1]] if is_list or sweep else [value.strip()]
     items = [item if parsed(f"x={item}") is not None else quote(item) for item in items]
     own = f"{key}={'[' if is_list else ''}{','.join(items)}{']' if is_list else ''}"

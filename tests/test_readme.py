@@ -167,11 +167,22 @@ def test_a_command_does_what_it_says(
     words = [word for word in words if word not in ("corpus.source=de", "corpus.target=nl")]
     # copies, for a command may write there
     shutil.copytree(request.getfixturevalue("little_pairs" if "task=translate" in command else "little"), "FOLDER")
+    shutil.copytree(request.getfixturevalue("texts"), "TEXTS")
     shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
     if words[0] == "speechformer.corpora.sample":
         words[1] = "new"
     importlib.import_module(main_of(words[0])).main()
+
+
+@pytest.fixture(scope="session")
+def texts(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text for each author, from the sample."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [line.split("\t") for line in (little / "train_CLS.tsv").read_text(encoding="utf-8").splitlines()]
+    for label, author in enumerate(("ann", "bob", "cy")):
+        (folder / f"{author}.txt").write_text("\n\n".join(text for own, text in rows if own == str(label)), "utf-8")
+    return folder
 
 
 def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:

@@ -136,7 +136,8 @@ def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[t
                 f"{where}:{number}: label '{label}' is the number of one class and the name of another ({legend}); "
                 "give the classes names that are no numbers."
             )
-        rows.append((*indices, text.strip()))
+        (k,) = indices
+        rows.append((k, text.strip()))
     return rows
 
 
