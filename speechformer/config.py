@@ -91,7 +91,7 @@ WHOLE_PART = "metrics always cover the whole of each part"
 FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why, and what to set instead
     "val_check_interval": f"{SET_ALREADY}; set eval_interval",
     "check_val_every_n_epoch": f"{SET_ALREADY}; set eval_interval",
-    "logger": "TensorBoard and CSV are always on",
+    "logger": f"{SET_ALREADY}; set logger",
     "callbacks": SET_ALREADY,
     "enable_checkpointing": f"{SET_ALREADY}; set checkpoint_every",
     "default_root_dir": f"{SET_ALREADY}; set hydra.run.dir",
@@ -155,7 +155,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Load the defaults in `conf/` for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
-    for group in ("model", "pattern", "protocol", "recipe", "task", "corpus"):
+    for group in ("model", "pattern", "protocol", "recipe", "logger", "task", "corpus"):
         # a recipe has no name, but all recipes have the same keys
         name = "adam" if group == "recipe" else value_of(config, f"{group}.name")
         if not isinstance(config.get(group), dict) or type(name) is not str:
