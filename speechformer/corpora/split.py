@@ -2,7 +2,7 @@
 
 A text is read as paragraphs of sentences: an empty line ends a paragraph, other line breaks are spaces. With --lines
 each line is a sentence. A share of the different sentences of each author, drawn with a seed, becomes the test set.
-All copies of a sentence are on one side, whoever wrote them, up to case, punctuation and spaces. Sentences of train
+All copies of a sentence are on one side, of all authors, up to case, punctuation and spaces. Sentences of train
 that nearly repeat one of test are left out (`corpora/duplicates.py` defines both).
 """
 
