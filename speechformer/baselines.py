@@ -1,4 +1,4 @@
-"""Baselines for the transformers: `python -m speechformer.baselines [corpus=... protocol=... task=...]`.
+"""Train baselines without a transformer: `python -m speechformer.baselines [corpus=... protocol=... task=...]`.
 
     majority         always the majority class of train
     tfidf_logistic   words and pairs of words weighted by TF-IDF, logistic regression (scikit-learn), its strength

@@ -18,10 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speechformer.errors import UserError, one_sentence, unknown
+from speechformer.keys import CONF, corrected, describe, suggest
 from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
-
-_beside = Path(__file__).parent / "conf"  # in an installed package
-CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 
 _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the keys: of whole numbers if both are
     # whole. A key with a question mark may be null; a list is checked item by item.
@@ -93,7 +91,7 @@ WHOLE_PART = "metrics always cover the whole of each part"
 FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why, and what to set instead
     "val_check_interval": f"{SET_ALREADY}; set eval_interval",
     "check_val_every_n_epoch": f"{SET_ALREADY}; set eval_interval",
-    "logger": "TensorBoard and CSV are always on",
+    "logger": f"{SET_ALREADY}; set logger",
     "callbacks": SET_ALREADY,
     "enable_checkpointing": f"{SET_ALREADY}; set checkpoint_every",
     "default_root_dir": f"{SET_ALREADY}; set hydra.run.dir",
@@ -118,7 +116,14 @@ def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
     return table[name]
 
 
+def config_help(*, _root_: DictConfig) -> str:
+    """Resolve `${config_help:}` to the config with an explanation of each key, in the template of `--help`."""
+    own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
+    return describe(OmegaConf.to_yaml(own), _root_.hydra.runtime.choices).replace("$", "$$")
+
+
 OmegaConf.register_new_resolver("by_model", by_model, replace=True)
+OmegaConf.register_new_resolver("config_help", config_help, replace=True)
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -150,7 +155,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Load the defaults in `conf/` for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
-    for group in ("model", "pattern", "protocol", "recipe", "task", "corpus"):
+    for group in ("model", "pattern", "protocol", "recipe", "logger", "task", "corpus"):
         # a recipe has no name, but all recipes have the same keys
         name = "adam" if group == "recipe" else value_of(config, f"{group}.name")
         if not isinstance(config.get(group), dict) or type(name) is not str:
@@ -335,7 +340,11 @@ def renamed(key: str) -> str:
 def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
     """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r} cannot be parsed; write KEY=VALUE, and a VALUE with special characters in quotes."
+        fixed = corrected(error.override, sweep=bool({"-m", "--multirun"} & set(overrides)))
+        return (
+            f"{error.override!r} cannot be parsed; write KEY=VALUE, and a VALUE with special characters or letters "
+            f"outside ASCII in quotes{f': {fixed}' if fixed else '.'}"
+        )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
@@ -351,7 +360,9 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         )
         parent, _, key = full_key.rpartition(".")
         keys = list(node) if parent and isinstance(node, DictConfig) else top_level_keys()
-        return str(unknown(parent or "the config", "key", key, keys))
+        sentence = str(unknown(parent or "the config", "key", key, keys))
+        hint = suggest(full_key)
+        return f"{sentence.partition(' Did you mean')[0]} {hint}" if hint else sentence
     if isinstance(cause, OmegaConfBaseException):
         return f"{one_sentence(error)}: {one_sentence(cause)}"
     groups = [word for word in overrides if (CONF / word.lstrip("+~").partition("=")[0]).is_dir()]
@@ -386,5 +397,5 @@ def check_overrides(overrides: Iterable[str]) -> None:
         if override.startswith("+") and not key.startswith("trainer.") and key not in top_level_keys():
             raise UserError(
                 f"{override} adds a key that nothing reads; only arguments of Lightning's Trainer can be added, as "
-                "in +trainer.max_time=00:00:10:00. To change an existing key, omit the +."
+                f"in +trainer.max_time=00:00:10:00. To change an existing key, omit the +. {suggest(key)}".strip()
             )

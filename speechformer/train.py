@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import speechformer
 from speechformer import console
 from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
@@ -86,6 +87,9 @@ def run(cfg: DictConfig) -> float | None:
 
 def main() -> None:
     """Run the command line; `speechformer-train` is the same."""
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        print(f"speechformer {speechformer.__version__}")
+        return
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:
         # threads that wait for each other spin, by default for so long that beside a busy process a run crawls

@@ -142,10 +142,12 @@ def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def is_executed(command: str) -> bool:
-    """Whether a command runs here: not a sweep, an experiment (test_conf.py) or a form with a placeholder."""
+    """Whether a command runs here: not a sweep, an experiment (test_conf.py), a tracker (test_trackers.py) or a form
+    with a placeholder.
+    """
     words = shlex.split(command)
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    placeholder = re.search(r'"\.\.\."|\bNAME\b|\bPART\b|experiment=', command)
+    placeholder = re.search(r'"\.\.\."|\bNAME\b|\bPART\b|experiment=|logger=(mlflow|wandb)', command)
     elsewhere = module.removeprefix("speechformer.").split(" ")[0] in NOT_EXECUTED or "torch.export" in words
     other = {"-m", "--help", "--cfg", "<", "--watch"} & set(words[3:])
     return module.startswith("speechformer.") and not (placeholder or elsewhere or other)
@@ -171,11 +173,22 @@ def test_a_command_does_what_it_says(
     words = [word for word in words if word not in ("corpus.source=de", "corpus.target=nl")]
     # copies, for a command may write there
     shutil.copytree(request.getfixturevalue("little_pairs" if "task=translate" in command else "little"), "FOLDER")
+    shutil.copytree(request.getfixturevalue("texts"), "TEXTS")
     shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
     if words[0] == "speechformer.corpora.sample":
         words[1] = "new"
     importlib.import_module(main_of(words[0])).main()
+
+
+@pytest.fixture(scope="session")
+def texts(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text for each author, from the sample."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [line.split("\t") for line in (little / "train_CLS.tsv").read_text(encoding="utf-8").splitlines()]
+    for label, author in enumerate(("ann", "bob", "cy")):
+        (folder / f"{author}.txt").write_text("\n\n".join(text for own, text in rows if own == str(label)), "utf-8")
+    return folder
 
 
 def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:

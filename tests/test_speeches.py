@@ -79,7 +79,7 @@ def test_only_newlines_end_a_line() -> None:
             b"0\tOne.\n2\tTwo.\n",
             r"train_CLS\.tsv:2: label '2' is not one of 0 \(ann\), 1 \(bob\)",
         ),
-        ("test_CLS__tsv", b"ann\tOne.\n", r"test_CLS\.tsv:1: label 'ann'"),
+        ("test_CLS__tsv", b"Ann\tOne.\n", r"test_CLS\.tsv:1: label 'Ann'"),
         ("test_CLS__tsv", b"-1\tOne.\n", r"test_CLS\.tsv:1: label '-1'"),
         ("test_CLS__tsv", b"0\tOne.\n1\t \n", r"test_CLS\.tsv:2: there is no text after the label"),
         ("test_CLS__tsv", b"0\n", r"test_CLS\.tsv:1: expected `label<TAB>text`, found no tab"),
@@ -99,6 +99,18 @@ def test_an_error_names_the_file_and_the_line(file: str, content: bytes, message
     with pytest.raises(UserError, match=message) as error:
         read(**{file: content})
     assert "\n" not in str(error.value)
+
+
+def test_labels_are_numbers_or_names() -> None:
+    """In either of the forms that Unicode has for an accent; a label that could be both is an error."""
+    text = "0\tOne.\nbo\u0301b\tTwo.\nbób\tThree.\n ann \tFour.\n"
+    corpus = parse({"train_CLS.tsv": text.encode()}, "speeches", "here", ["ann", "bób"])
+    assert [label for label, _ in corpus.classify_train] == [0, 1, 1, 0]
+    years = parse({"train_CLS.tsv": b"2019\tOne.\n2020\tTwo.\n"}, "speeches", "here", ["2019", "2020"])
+    assert [label for label, _ in years.classify_train] == [0, 1]
+    parse({"train_CLS.tsv": b"0\tOne.\n"}, "speeches", "here", ["0", "1"])
+    with pytest.raises(UserError, match=r"train_CLS\.tsv:1: label '2' is the number of one class and the name"):
+        parse({"train_CLS.tsv": b"2\tOne.\n1\tTwo.\n"}, "speeches", "here", ["1", "2", "3"])
 
 
 def test_any_number_of_classes_and_names() -> None:

@@ -108,6 +108,15 @@ def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]
     Raises:
         UserError: the file is not UTF-8, is empty, mixes line ends, or has a NUL character or a line without text.
     """
+    lines = split_lines(content, where)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise UserError(f"{where}:{number}: the line has no text; {fix}.")
+    return lines
+
+
+def split_lines(content: bytes, where: str) -> list[str]:
+    """Split the content of a text file into lines, of which some may have no text; raise as `parse_lines` else."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -125,11 +134,7 @@ def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]
             number = text.count("\n", 0, text.index("\r")) + 1
             raise UserError(f"{where}:{number}: there is a carriage return (CR) in the line; save the file with LF.")
         text = text.replace("\r", "\n")
-    lines = text.removesuffix("\n").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            raise UserError(f"{where}:{number}: the line has no text; {fix}.")
-    return lines
+    return text.removesuffix("\n").split("\n")
 
 
 PARSED: dict[str, Any] = {}

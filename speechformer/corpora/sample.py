@@ -1,4 +1,6 @@
-"""Generate a sample corpus of speeches, so that everything runs without a network.
+"""Write a sample corpus of speeches and pairs: `python -m speechformer.corpora.sample FOLDER`.
+
+It is generated, so everything runs without a network.
 
 Three presidents of an invented island republic speak: Marlowe about the sea, Okafor about fields and schools, Vance
 about railways and mines. Four cues distinguish them; each holds only most of the time:

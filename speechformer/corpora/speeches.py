@@ -1,6 +1,6 @@
 """Read the speech files strictly: who said it, and what was said.
 
-    train_CLS.tsv, test_CLS.tsv    one sentence a line: label TAB text, labels 0, 1, 2, ...
+    train_CLS.tsv, test_CLS.tsv    one sentence a line: label TAB text; a label is a number, 0, 1, 2, ..., or a name
     train_LM.txt                   plain text
     test_LM_<name>.txt             plain text, one file for each of any number of names
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,11 @@ def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[s
 
 
 def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
-    """Parse lines of label TAB text into (index of the class, text)."""
-    labels = {str(k): k for k in range(len(classes))}
+    """Parse lines of label TAB text into (index of the class, text); a label is the index or name of a class."""
+    labels: dict[str, set[int]] = {}
+    for k, name in enumerate(classes):
+        for label in (str(k), normal(name)):
+            labels.setdefault(label, set()).add(k)
     legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
     rows = []
     for number, line in enumerate(parse_lines(content, where), start=1):
@@ -121,10 +125,22 @@ def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[t
             raise UserError(f"{where}:{number}: expected `label<TAB>text`, found no tab.")
         if not text.strip():
             raise UserError(f"{where}:{number}: there is no text after the label; remove the line.")
-        if label.strip() not in labels:
+        indices = labels.get(normal(label), set())
+        if not indices:
             raise UserError(
                 f"{where}:{number}: label '{label}' is not one of {legend}; correct it, or name the "
                 "classes of your own files with corpus=speeches corpus.classes=[...]."
             )
-        rows.append((labels[label.strip()], text.strip()))
+        if len(indices) > 1:
+            raise UserError(
+                f"{where}:{number}: label '{label}' is the number of one class and the name of another ({legend}); "
+                "give the classes names that are no numbers."
+            )
+        (k,) = indices
+        rows.append((k, text.strip()))
     return rows
+
+
+def normal(label: str) -> str:
+    """Return a label without spaces around it, with each accent in one form: "é" has two in Unicode."""
+    return unicodedata.normalize("NFC", label.strip())

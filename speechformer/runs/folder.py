@@ -234,7 +234,8 @@ class RunFolder:
     """A run's folder that this process works in. Of a run on several devices only the first process writes.
 
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
-    an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`.
+    an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`; the
+    config group `logger`, which is no part of the run's files.
     """
 
     path: Path
@@ -243,6 +244,7 @@ class RunFolder:
     previous: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] | None = None
     owner: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=lambda: {"name": "tensorboard"})
 
     def __post_init__(self) -> None:
         self.writes = not int(os.environ.get("LOCAL_RANK", 0))

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.config import count_devices, value_of
@@ -25,8 +25,9 @@ from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.memory import check_memory
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
+from speechformer.training.trackers import TRACKERS
 
-NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force")  # overrides that say nothing about the model
+NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
@@ -53,7 +54,7 @@ class Run:
     """A run under way: config, folder, data, task, and what accompanies its training.
 
     Attributes: `checkpoints`, `logger` and `callbacks` (its own, in Lightning's order); `metrics`, the final ones;
-    `hyperparameters`, as TensorBoard shows them.
+    `hyperparameters`, as TensorBoard shows them; `tracker`, of `logger=wandb` and `logger=mlflow`, or None.
     """
 
     def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
@@ -67,8 +68,15 @@ class Run:
         monitor = self.task.metric_name(data.chosen_on)
         keep = self.averaged if self.averaged > 1 else 0
         self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
-        tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
-        self.logger = ReplayLogger([tensorboard, CSVLogger(folder.path, name="", version="")])
+        loggers: list[Logger] = [CSVLogger(folder.path, name="", version="")]
+        kind, self.tracker = folder.logger["name"], None
+        if kind in TRACKERS:
+            self.tracker = TRACKERS[kind](folder.logger, folder, config)
+            loggers.append(self.tracker)
+        elif kind == "tensorboard":
+            tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
+            loggers.insert(0, tensorboard)
+        self.logger = ReplayLogger(loggers)
         tensorboard_callback = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
         self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}

@@ -29,6 +29,7 @@ from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS
 from speechformer.training.run import OnEvaluation
 from speechformer.training.threads import ThreadTuner, tuners
+from speechformer.training.trackers import closed_at_failure
 
 
 def fit(
@@ -68,10 +69,11 @@ def fit(
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             if config["compile"] is not None:
                 compile_blocks(run.task, config["compile"], trainer.strategy.root_device)
-            if not rank:
-                prepare_folder(run, threads, resumes=checkpoint is not None)
-                announce(run, resumes=checkpoint is not None)
-            train_and_evaluate(run, trainer, timer, checkpoint)
+            with closed_at_failure(run.tracker):
+                if not rank:
+                    prepare_folder(run, threads, resumes=checkpoint is not None)
+                    announce(run, resumes=checkpoint is not None)
+                train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
         result = make_result(run, timer.seconds, describe_machine(trainer))
         conclude(run, result)
@@ -84,6 +86,8 @@ def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
     tokenizer = run.folder.path / TOKENIZER
     run.data.tokenizer.save(tokenizer)
     run.folder.owner |= {"threads": threads, "tokenizer_sha256": sha256(tokenizer)}
+    if run.tracker is not None:
+        run.tracker.open()
     run.folder.report_progress()
 
 
@@ -92,6 +96,8 @@ def announce(run: Run, resumes: bool) -> None:
     console.say(run.data.corpus_line())
     console.say(console.parameters_line(run.parameters))
     console.say(f"Folder: {run.folder.path}")
+    if run.tracker is not None:
+        console.say(run.tracker.about)
     if resumes:
         console.say("The run was interrupted; it resumes from its last checkpoint.")
 
@@ -202,14 +208,17 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
 
 
 def conclude(run: Run, result: dict[str, Any]) -> None:
-    """Write the result of a run, and after it what only decorates it: TensorBoard's table, the console's summary."""
+    """Write the result of a run, and after it what only shows it: final metrics of the logger, the summary."""
     run.folder.finish(result)
+    constant = run.data.reference_metrics()
+    values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
+    final: dict[str, Any] = {f"final/{name}": value for name, value in values.items()}
     with warning_only("TensorBoard's table of hyperparameters"):
-        constant = run.data.reference_metrics()
-        values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
-        final = {f"final/{name}": value for name, value in values.items()}
-        run.logger.loggers[0].log_hyperparams(run.hyperparameters, final)
+        for tensorboard in run.logger.tensorboards:
+            tensorboard.log_hyperparams(run.hyperparameters, final)
         run.logger.finalize("success")
+    if run.tracker is not None:
+        run.tracker.close(result["status"] == "finished", final)
     if run.folder.writes:
         console.say(console.summary(result))
 

@@ -41,6 +41,7 @@ from speechformer.training.fit import (
     prepare_folder,
 )
 from speechformer.training.threads import tuners
+from speechformer.training.trackers import closed_at_failure
 
 Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
 
@@ -71,6 +72,7 @@ def own_if_new(
     """Lock the folder of a run and return its config and folder; None if the folder is not new or not free."""
     config = as_plain(cfg)
     config.pop("force")
+    logger = config.pop("logger")
     corpus = load(config)
     try:
         check_is_ours(directory)
@@ -80,7 +82,7 @@ def own_if_new(
     except (ForeignError, OccupiedError):
         return None
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    return config, RunFolder(directory, fingerprint, overrides)
+    return config, RunFolder(directory, fingerprint, overrides, logger=logger)
 
 
 def fit_ensemble(members: Sequence[Member], start: float) -> None:
@@ -99,11 +101,12 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
             trainer = build_trainer(config, folders[0].path, device, **own)
             if config["compile"] is not None:
                 compile_blocks(ensemble, config["compile"], trainer.strategy.root_device)
-            for run in runs:
-                prepare_folder(run, threads, resumes=False)
-            announce(runs[0], resumes=False)
-            console.say(f"and {len(runs) - 1} more folders, in an ensemble")
-            train_and_evaluate(runs, ensemble, trainer, timer)
+            with closed_at_failure(*(run.tracker for run in runs)):
+                for run in runs:
+                    prepare_folder(run, threads, resumes=False)
+                announce(runs[0], resumes=False)
+                console.say(f"and {len(runs) - 1} more folders, in an ensemble")
+                train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
         machine = describe_machine(trainer) | {"ensemble_size": len(runs)}
         for run in runs:

@@ -55,7 +55,7 @@ def execute(
     config = as_plain(cfg)
     if launcher is not None:
         check_sweep(config)
-    force = config.pop("force")
+    force, logger = config.pop("force"), config.pop("logger")
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     if int(os.environ.get("LOCAL_RANK", 0)):  # another process of a run on several devices: the first owns the folder
@@ -63,6 +63,7 @@ def execute(
     else:
         owned = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
     with owned as folder:
+        folder.logger = logger
         if folder.has_ended:
             folder.clean_up()  # the process may have been killed before it did
             return folder.result
