@@ -598,7 +598,7 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
         assert {name: two["metrics"][name] for name in figures} == pytest.approx(figures, rel=1e-4)
         assert two["steps"] == one["steps"]
         losses = [
-            [float(value) for _, value in essence(folder / name, result)["events"]["train_loss"]]
+            [float(value) for _, value in essence(folder / name, result)["events"]["training/train_loss"]]
             for name, result in (("one", one), ("two", two))
         ]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -40,11 +40,13 @@ def run(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_norms_and_speakers_are_logged(run: Path) -> None:
     events = events_of(run)
     tags = events.Tags()["scalars"]
-    assert {"train_loss", "lr", "gradient_norm", "weight_norm", "test_accuracy_of_bob"} <= set(tags)
+    assert {f"training/{name}" for name in ("train_loss", "lr", "gradient_norm", "weight_norm")} <= set(tags)
+    assert {"metrics/test_accuracy", "metrics/test_accuracy_of_bob"} <= set(tags)
+    assert min(tags).startswith("metrics/")  # what TensorBoard opens on
     steps = read_result(run)["steps"]
-    assert [event.step for event in events.Scalars("gradient_norm")] == list(range(2, steps + 1, 2))
+    assert [event.step for event in events.Scalars("training/gradient_norm")] == list(range(2, steps + 1, 2))
     norm = torch.cat([p.detach().flatten() for p in load(run).task.parameters()]).norm().item()
-    assert events.Scalars("weight_norm")[-1].value == pytest.approx(norm, rel=1e-5)
+    assert events.Scalars("training/weight_norm")[-1].value == pytest.approx(norm, rel=1e-5)
 
 
 def test_accuracies_by_speaker_make_up_the_accuracy(run: Path, little: Path) -> None:
@@ -64,7 +66,7 @@ def test_the_entropy_of_each_head_is_that_of_the_maps(run: Path, little: Path) -
     events = events_of(run)
     for layer in (1, 2):
         for head in (1, 2):
-            logged = events.Scalars(f"attention_entropy/layer{layer}_head{head}")
+            logged = events.Scalars(f"training_attention_entropy/layer{layer}_head{head}")
             assert len(logged) == 5  # one for each evaluation
             assert logged[-1].value == pytest.approx(entropies[layer - 1, head - 1].item(), rel=1e-4)
 
@@ -73,7 +75,7 @@ def test_maps_and_texts_come_with_the_first_few_evaluations_and_the_last(run: Pa
     events = events_of(run)
     evaluated = [int(point["step"]) for point in read_result(run)["curve"]]
     expected = [evaluated[k - 1] for k in (1, 2, 4, 5)]
-    pictures = events.Images("attention/encoder")
+    pictures = events.Images("training_attention_maps/encoder")
     assert [picture.step for picture in pictures] == expected
     assert min(Image.open(io.BytesIO(pictures[0].encoded_image_string)).size) > 100
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("who said it")]
@@ -99,13 +101,13 @@ def test_a_language_model_goes_on_and_has_a_map(a_language_model: Path) -> None:
     events = events_of(a_language_model)
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("what comes next")]
     assert "**" in events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
-    assert events.Images("attention/decoder")
+    assert events.Images("training_attention_maps/decoder")
 
 
 def test_a_translator_has_three_maps(a_translator: Path) -> None:
     tags = events_of(a_translator).Tags()
-    assert {"attention/encoder", "attention/decoder", "attention/cross"} <= set(tags["images"])
-    assert any(tag.startswith("attention_entropy_cross/") for tag in tags["scalars"])
+    assert {f"training_attention_maps/{name}" for name in ("encoder", "decoder", "cross")} <= set(tags["images"])
+    assert any(tag.startswith("training_attention_entropy_cross/") for tag in tags["scalars"])
 
 
 def test_training_is_the_same_with_it_and_without(
@@ -133,7 +135,9 @@ def test_a_run_that_goes_on_has_all_its_pictures(little: Path, run: Path, tmp_pa
     execute(half, folder)
     before, after = events_of(run), events_of(folder)
     assert whole["metrics"] == read_result(folder)["metrics"]
-    assert [p.step for p in after.Images("attention/encoder")] == [p.step for p in before.Images("attention/encoder")]
+    assert [p.step for p in after.Images("training_attention_maps/encoder")] == [
+        p.step for p in before.Images("training_attention_maps/encoder")
+    ]
 
 
 def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(little: Path, tmp_path: Path) -> None:
@@ -146,7 +150,9 @@ def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(little: Path, tmp
         state = torch.load(tmp_path / str(steps) / "last.ckpt", weights_only=True)["state_dict"]
         weights.append(torch.cat([value.flatten() for value in state.values()]))
     moved = ((weights[1] - weights[0]).norm() / 0.5).item()
-    assert events_of(tmp_path / "2").Scalars("gradient_norm")[1].value == pytest.approx(moved, rel=1e-4)
+    assert events_of(tmp_path / "2").Scalars("training/gradient_norm")[1].value == pytest.approx(moved, rel=1e-4)
     execute(compose(*TINY, *own, "trainer.max_steps=1", "trainer.gradient_clip_val=1e-3"), tmp_path / "clipped")
-    first, clipped = (events_of(tmp_path / name).Scalars("gradient_norm")[0].value for name in ("2", "clipped"))
+    first, clipped = (
+        events_of(tmp_path / name).Scalars("training/gradient_norm")[0].value for name in ("2", "clipped")
+    )
     assert clipped == pytest.approx(first) and first > 1e-2

@@ -147,7 +147,7 @@ def mlflow_runs() -> list[tuple[Any, Curve, dict[str, float]]]:
             (k, p.step, p.value) for k in run.data.metrics for p in client.get_metric_history(run.info.run_id, k)
         ]
         assert len({point[:2] for point in points}) == len(points)
-        final = {name: value for name, _, value in points if name.startswith("final/")}
+        final = {name: value for name, _, value in points if name.startswith("metrics_final/")}
         runs.append((run, {point for point in points if point[0] not in final}, final))
     return runs
 
@@ -175,7 +175,7 @@ def test_mlflow_has_the_curves_and_a_resumed_run_goes_on_in_its_run(
     assert curve == curve_of(undisturbed) and run.info.status == "FINISHED" and run.info.run_name == "run"
     assert run.info.run_id == before.info.run_id and capsys.readouterr().out.count(run.info.run_id) == 2
     assert run.data.params["recipe/lr"] == "0.001" and run.data.params["model/name"] == "alibi"
-    assert final["final/test_accuracy"] == read_result(undisturbed)["metrics"]["test_accuracy"]
+    assert final["metrics_final/test_accuracy"] == read_result(undisturbed)["metrics"]["test_accuracy"]
     execute(compose(*RUN, *MLFLOW, "force=true"), tmp_path / "run")
     assert len(mlflow_runs()) == 2
 

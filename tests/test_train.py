@@ -107,7 +107,9 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
     assert {"train_loss", result["best"]["metric"]} <= scalars
     constant = {key for key in metrics if key == "majority_accuracy" or "_unknown_rate" in key}  # of the corpus
     figures = {key for key, value in metrics.items() if value is not None} - constant
-    assert {f"final/{key}" for key in figures} <= scalars and not {f"final/{key}" for key in constant} & scalars
+    assert {f"metrics_final/{key}" for key in figures} <= scalars and not {
+        f"metrics_final/{key}" for key in constant
+    } & scalars
     assert "_hparams_/experiment" in events.PluginTagToContent("hparams")
     with open(folder / "metrics.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

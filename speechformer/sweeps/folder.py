@@ -3,6 +3,7 @@
 sweep.json      the jobs of all commands with this folder, by their overrides, and those given up
 jobs/<n>.json   the folder of job n, written when it begins (or why it has none)
 <run>/          a folder for each run, named by its identity
+tensorboard/    links to the runs' curves, under names that say what differs within the sweep
 report/         tables, plots and one page over all runs, written at the end
 
 No torch here.
@@ -10,6 +11,7 @@ No torch here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -24,7 +26,7 @@ from speechformer.errors import UserError
 from speechformer.escape import one_line
 from speechformer.runs import folder as runs
 
-SWEEP, JOBS, SWEEP_LOCK = "sweep.json", "jobs", "sweep.lock"
+SWEEP, JOBS, SWEEP_LOCK, CURVES = "sweep.json", "jobs", "sweep.lock", "tensorboard"
 PLACE = ("hydra.sweep.dir=", "force=", "hydra.sweeper.trials=")  # words of a command that say nothing about its jobs
 CHOOSE = "Choose a new or an empty folder with hydra.sweep.dir=."
 OPEN = ("interrupted", "left")  # states of a run that the sweep still has to do
@@ -83,6 +85,26 @@ def names(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return a name for each job: the overrides that differ between the jobs."""
     common = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set()
     return [" ".join(word for word in job if word not in common) or " ".join(job) for job in jobs]
+
+
+def link_curves(folder: Path, name: str, directory: Path) -> None:
+    """Link a run's curves, where links are possible: TensorBoard shows the run under its name in the sweep."""
+    link = folder / CURVES / re.sub(r"[^\w=.,+ -]+", "-", name)[:120]
+    target = os.path.relpath(directory / "tensorboard", folder / CURVES)
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(target, target_is_directory=True)
+
+
+def link_all_curves(folder: Path, jobs: Iterable[Job]) -> None:
+    """Link the curves of all runs anew: names change when a sweep gets more jobs."""
+    with contextlib.suppress(OSError):
+        for link in filter(Path.is_symlink, (folder / CURVES).iterdir()):
+            link.unlink()
+    for job in jobs:
+        if job.folder is not None and (job.folder / "tensorboard").is_dir():
+            link_curves(folder, job.name, job.folder)
 
 
 def register(folder: Path, number: int, overrides: Sequence[str], directory: Path, error: str | None = None) -> None:

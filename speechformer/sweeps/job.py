@@ -50,6 +50,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         cfg.force = False  # this command has discarded the earlier run, before a worker was killed
     try:
         sweeps.register(sweep, number, overrides, directory)
+        sweeps.link_curves(sweep, name, directory)
         check_overrides(overrides)
         with contextlib.ExitStack() as stack:
             if launcher != "basic":

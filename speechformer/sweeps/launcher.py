@@ -37,7 +37,7 @@ from speechformer.config import as_plain, check_overrides, check_sweep, count_de
 from speechformer.errors import UserError, fail, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
-from speechformer.sweeps.folder import COMMAND, JOBS, SWEEP, names, write_jobs
+from speechformer.sweeps.folder import COMMAND, CURVES, JOBS, SWEEP, names, write_jobs
 from speechformer.sweeps.progress import IN_PROCESS, LIVE
 from speechformer.training import runtime
 
@@ -99,7 +99,7 @@ def check_subdir(sweep: DictConfig) -> None:
     """End the program if the folders of a sweep's runs would be that of the sweep, or files of ours in it."""
     name = str(OmegaConf.to_container(sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
     parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts or parts[0] in (SWEEP, JOBS, "report"):
+    if not parts or Path(name).is_absolute() or ".." in parts or parts[0] in (SWEEP, JOBS, CURVES, "report"):
         fail(f"hydra.sweep.subdir={name} is not a folder of its own in the sweep's; choose another, or omit it.")
 
 

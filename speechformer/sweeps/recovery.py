@@ -22,7 +22,19 @@ from speechformer import console
 from speechformer.corpora.files import read_yaml
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
-from speechformer.sweeps.folder import COMMAND, JOBS, OPEN, Job, count_states, own_jobs, plan, register
+from speechformer.sweeps.folder import (
+    COMMAND,
+    CURVES,
+    JOBS,
+    OPEN,
+    Job,
+    count_states,
+    jobs_of,
+    link_all_curves,
+    own_jobs,
+    plan,
+    register,
+)
 from speechformer.sweeps.progress import LIVE
 
 KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
@@ -163,12 +175,15 @@ def conclude(folder: Path) -> int:
     from speechformer.report.__main__ import print_table, write_report
 
     jobs = own_jobs(folder)
+    link_all_curves(folder, jobs_of(folder))
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
         for table in write_report([folder], folder / "report"):
             print_table(table)
         console.say(f"Report: {folder / 'report' / 'report.html'}")
+        if (folder / CURVES).is_dir():
+            console.say(f"Curves: tensorboard --logdir {folder / CURVES}")
     except (UserError, OSError) as error:  # no run came to its end, or the disk is full
         console.say(f"There is no report: {one_sentence(error)}")
     except Exception:  # what failed must be named in any case

@@ -76,7 +76,7 @@ class Run:
         elif kind == "tensorboard":
             tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
             loggers.insert(0, tensorboard)
-        self.logger = ReplayLogger(loggers)
+        self.logger = ReplayLogger(loggers, self.task.charts)
         tensorboard_callback = TensorBoardCallback(self.logger, data.examples(), data.tokenizer)
         self.callbacks: list[pl.Callback] = [tensorboard_callback, self.checkpoints]
         self.metrics: dict[str, float | None] = {}

@@ -212,7 +212,7 @@ def conclude(run: Run, result: dict[str, Any]) -> None:
     run.folder.finish(result)
     constant = run.data.reference_metrics()
     values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
-    final: dict[str, Any] = {f"final/{name}": value for name, value in values.items()}
+    final: dict[str, Any] = {f"metrics_final/{name}": value for name, value in values.items()}
     with warning_only("TensorBoard's table of hyperparameters"):
         for tensorboard in run.logger.tensorboards:
             tensorboard.log_hyperparams(run.hyperparameters, final)

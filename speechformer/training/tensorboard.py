@@ -6,6 +6,9 @@
     IMAGES    the attention maps of the first of these texts
     TEXT      what the model makes of them, see `Task.describe_examples`
 
+TensorBoard sorts groups of charts by name, and opens on the first: `metrics` has the task's main ones, `metrics_more`
+the others, `training` loss and norms, `training_attention_...` the heads.
+
 Images and texts are written at the 1st, 2nd, 4th, 8th, ... evaluation and at the last, so that they cost little time.
 Nothing here draws from the random numbers of the training.
 """
@@ -15,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,9 +33,9 @@ from speechformer.data.batches import Example
 from speechformer.tasks.base import Task
 
 # Charts of TensorBoard's page of custom scalars: title -> regular expression of whole names
-TRAINING = {"loss": "train_loss", "learning rate": "lr"}
-TRAINING |= {"gradient norm": "gradient_norm", "weight norm": "weight_norm"}
-ATTENTION = {"entropy of each head, in nats": r"attention_entropy.*/.+"}
+TRAINING = {"loss": "training/train_loss", "learning rate": "training/lr"}
+TRAINING |= {"gradient norm": "training/gradient_norm", "weight norm": "training/weight_norm"}
+ATTENTION = {"entropy of each head, in nats": r"training_attention_entropy.*/.+"}
 
 
 class ReplayLogger(pl.Callback, Logger):
@@ -43,9 +47,9 @@ class ReplayLogger(pl.Callback, Logger):
 
     name, version = "replay", ""
 
-    def __init__(self, loggers: list[Logger]) -> None:
+    def __init__(self, loggers: list[Logger], charts: Mapping[str, str]) -> None:
         super().__init__()
-        self.loggers = loggers
+        self.loggers, self.charts = loggers, re.compile("|".join(charts.values()))
         self.tensorboards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
         self.logged: dict[str, list[Any]] = {"rows": [], "texts": [], "images": []}
 
@@ -68,7 +72,9 @@ class ReplayLogger(pl.Callback, Logger):
         if kind == "rows":
             metrics = {name: value for name, value in entry.items() if name != "step"}
             for logger in self.loggers:
-                logger.log_metrics(metrics, entry["step"])
+                is_tensorboard = logger in self.tensorboards
+                shown = {self.tag(name): metrics[name] for name in metrics} if is_tensorboard else metrics
+                logger.log_metrics(shown, entry["step"])
             return
         name, content, step = entry
         for tensorboard in self.tensorboards:
@@ -79,6 +85,14 @@ class ReplayLogger(pl.Callback, Logger):
                 image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
                 summary = Summary(value=[Summary.Value(tag=name, image=image)])
                 tensorboard.experiment.file_writer.add_summary(summary, step)
+
+    def tag(self, name: str) -> str:
+        """Return the name of a metric in TensorBoard, with its group."""
+        if name.startswith("attention_entropy"):
+            return f"training_{name}"
+        if f"training/{name}" in TRAINING.values():
+            return f"training/{name}"
+        return f"metrics/{name}" if self.charts.fullmatch(name) else f"metrics_more/{name}"
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: hyperparameters are logged once, with the final metrics."""
@@ -106,7 +120,8 @@ MOST_PANELS = 256  # layers times heads of a picture
 
 def layout(charts: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
     """Return the custom scalars with these charts of metrics, as `SummaryWriter.add_custom_scalars` takes them."""
-    pages = {"Metrics": charts, "Training": TRAINING, "Attention": ATTENTION}
+    metrics = {title: rf"metrics/({pattern})" for title, pattern in charts.items()}
+    pages = {"Metrics": metrics, "Training": TRAINING, "Attention": ATTENTION}
     return {
         page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in shown.items()}
         for page, shown in pages.items()
@@ -185,6 +200,6 @@ class TensorBoardCallback(pl.Callback):
             for part in maps_of(task.model, example.ids, example.tokens):
                 if part.weights.shape[0] * part.weights.shape[1] > MOST_PANELS:
                     continue
-                self.logger.log_picture(f"attention/{part.name}", draw(part, f"step {step}"), step)
+                self.logger.log_picture(f"training_attention_maps/{part.name}", draw(part, f"step {step}"), step)
         for name, text in task.describe_examples(self.examples, self.tokenizer):
             self.logger.log_text(name, text, step)
