@@ -1,11 +1,12 @@
-"""Export a trained model: `python -m speechformer.export RUN --format safetensors|torch.export`.
+"""Export a trained model: `python -m speechformer.export RUN [--format safetensors|torch.export]`.
 
     safetensors     model.safetensors   the weights; `load_safetensors` rebuilds the model from the file's header
     torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
                                         maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
-The command also writes tokenizer.json and export.json (inputs, output, hyperparameters). It loads each export again
-and compares its logits with the run's before the file gets its name.
+The command also writes tokenizer.json, export.json (inputs, output, hyperparameters), tokenizers.json (the tokenizer
+in the format of the library `tokenizers`) and README.md (an example without this package, and a model card). It loads
+each export again and compares its logits with the run's before the file gets its name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,15 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from speechformer import console
+from speechformer.analysis.card import card
 from speechformer.analysis.command_line import load_run, run_parser
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.files import OutputFolder, atomic_write
+from speechformer.corpora.portable import portable_subwords, portable_words
 from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError, run_command
+from speechformer.kernels.dispatch import StackKernels
 from speechformer.layers.positions import Positions
 from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
@@ -73,14 +79,21 @@ def load_safetensors(path: Path) -> Task:
     return task.eval()
 
 
+def is_recurrent(run: TrainedRun) -> bool:
+    """Return whether the model is an RNN, whose computation torch cannot export."""
+    return any(isinstance(module, nn.RNNBase) for module in run.model.modules())
+
+
 def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
-    if any(isinstance(module, nn.RNNBase) for module in run.model.modules()):
+    if is_recurrent(run):
         raise UserError(f"torch.export cannot export an RNN (model={run.label}); use --format safetensors.")
     limit = run.max_length or MAX_TOKENS
     for module in run.model.modules():
         if isinstance(module, Positions):
             module.extend_to(limit + 1)  # one more for a CLS token
+        if isinstance(module, StackKernels):
+            module.last_bias = None  # of an earlier pass: a program that may reuse it depends on its length
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
@@ -121,7 +134,8 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         file.write(as_safetensors(run) if safetensors else as_program(run))
         file.flush()
         written = Path(file.name)
-        exported = load_safetensors(written).model if safetensors else torch.export.load(written).module()
+        program = None if safetensors else torch.export.load(io.BytesIO(written.read_bytes())).module()
+        exported = program or load_safetensors(written).model
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
@@ -130,18 +144,35 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     return path, difference
 
 
+def describe(run: TrainedRun, formats: Sequence[str], folder: Path) -> None:
+    """Write README.md and tokenizers.json beside an export in some formats."""
+    output, classifies = OutputFolder(folder), "predict" in run.task.abilities
+    paths = {name: output.file(name) for name in ("tokenizers.json", "README.md")}
+    if isinstance(run.tokenizer, Subwords):
+        tokenizer = portable_subwords(run.tokenizer)
+    else:  # a classifier reads no more words than in training
+        tokenizer = portable_words(run.tokenizer.vocabulary, run.block_size if classifies else None)
+    paths["tokenizers.json"].write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
+    paths["README.md"].write_text(card(run, formats), encoding="utf-8")
+
+
 def main() -> None:
     """Run the command line."""
     parser = run_parser("export", "Export a trained model with its tokenizer.")
-    parser.add_argument("--format", choices=list(FILES), default="safetensors", help="file format (%(default)s)")
+    parser.add_argument("--format", choices=list(FILES), help="file format (default: both; safetensors of an RNN)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
     arguments = parser.parse_args()
 
     def command() -> None:
         run = load_run(arguments.run, arguments.checkpoint)
-        path, difference = export(run, arguments.format, arguments.output or arguments.run / "export")
-        megabytes = path.stat().st_size / 2**20
-        console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
+        folder = arguments.output or arguments.run / "export"
+        formats = [arguments.format] if arguments.format else ["safetensors"] if is_recurrent(run) else list(FILES)
+        for format in formats:
+            path, difference = export(run, format, folder)
+            megabytes = path.stat().st_size / 2**20
+            console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
+        describe(run, formats, folder)
+        console.write(f"{folder / 'README.md'} has an example that needs no speechformer.")
 
     run_command(command)
 
