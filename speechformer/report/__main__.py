@@ -16,7 +16,19 @@ from speechformer.errors import ArgumentParser, pick, run_command
 
 if TYPE_CHECKING:
     from speechformer.report.labels import Options
-    from speechformer.report.results import Table
+    from speechformer.report.results import Run, Table
+
+
+def read(folders: list[Path], options: Options) -> tuple[list[Table], list[Run], list[str]]:
+    """Return the tables of the runs under `folders`, the runs, and what is left out."""
+    from speechformer.report.labels import arrange
+    from speechformer.report.results import build_tables, read_runs, with_baselines
+
+    runs, remarks = read_runs(folders)
+    runs = with_baselines(runs, options.baselines)
+    tables, repeated = build_tables(runs)
+    arrange(tables, options)
+    return tables, runs, remarks + repeated
 
 
 def write_report(
@@ -25,13 +37,8 @@ def write_report(
     plots: bool = True,
     pages: Sequence[Path] = (),
     options: Options | None = None,
-    baselines: Path | None = None,
 ) -> list[Table]:
     """Read the runs under `folders`, write the report into `output` and render `pages` in place.
-
-    Args:
-        options: how it shows its rows, and its title.
-        baselines: a folder whose baselines are added to runs on the same corpus, if there is one.
 
     Raises:
         UserError: there is no result, or an option or a page asks for what the results do not have.
@@ -39,16 +46,11 @@ def write_report(
     from speechformer.report.claims import judge
     from speechformer.report.csv_files import write_tables
     from speechformer.report.document import to_html
-    from speechformer.report.labels import Options, arrange
+    from speechformer.report.labels import Options
     from speechformer.report.page import compose
-    from speechformer.report.results import build_tables, read_runs, with_baselines
 
     options = options or Options()
-    runs, remarks = read_runs(folders)
-    if baselines and baselines.is_dir():
-        runs = with_baselines(runs, baselines)
-    tables, repeated = build_tables(runs)
-    arrange(tables, options)
+    tables, runs, remarks = read(folders, options)
     folder = OutputFolder(output)
     page, document = folder.file("report.html"), folder.file("report.md")
     judgements = judge(tables)
@@ -58,7 +60,7 @@ def write_report(
 
         for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    content, exports = compose(tables, judgements, runs, remarks + repeated, pictures, options.title)
+    content, exports = compose(tables, judgements, runs, remarks, pictures, options.title)
     write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, exports, output), encoding="utf-8")
@@ -104,9 +106,9 @@ def main() -> None:
         formats = tuple(arguments.formats.split(","))
         for name in formats:
             pick(dict.fromkeys(("png", "svg", "pdf"), name), name, "--formats")
-        options = Options(arguments.reference, arguments.label, arguments.order, arguments.title, formats)
+        about = (arguments.reference, arguments.label, arguments.order, arguments.title, formats, arguments.baselines)
         own = (arguments.folders, arguments.output, not arguments.no_plots, arguments.pages)
-        for table in write_report(*own, options, arguments.baselines):
+        for table in write_report(*own, Options(*about)):
             print_table(table)
         console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX), figures ({arguments.formats})")
 

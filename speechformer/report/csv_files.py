@@ -1,4 +1,4 @@
-"""The values of the report in full precision, accuracies as fractions as in `result.json`, and its tables as shown."""
+"""The values of the report in full precision, accuracies as fractions as in `result.json`; its tables as shown."""
 
 from __future__ import annotations
 

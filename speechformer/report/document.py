@@ -39,7 +39,7 @@ def to_html(document: Markdown, exports: Mapping[str, TableText], folder: Path) 
     template = TEMPLATE.read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
     digest = hashlib.sha256(script[1].encode() if script else b"").digest()
-    title, *chapters = [token for top in converter.toc_tokens for token in (top, *top["children"])]  # type: ignore[attr-defined]
+    title, *chapters = [token for top in converter.toc_tokens for token in (top, *top["children"])]
     parts = {"TITLE": title["name"], "DIGEST": base64.b64encode(digest).decode(), "BODY": body}
     parts["CONTENTS"] = "\n".join(contents(chapters, {heading: name for name, heading, _ in own}))
     return re.sub("|".join(parts), lambda match: parts[match[0]], template)
@@ -70,7 +70,7 @@ def with_tools(table: str, name: str, export: TableText) -> str:
 def embed(folder: Path, title: str, path: str, caption: str) -> str:
     """Return a figure with its picture inside, its caption and the names of its files."""
     content = (folder / f"{path}.png").read_bytes()
-    width = int.from_bytes(content[16:20], "big") // 2  # of a PNG; half of it, for high-density displays
+    width = 2 * int.from_bytes(content[16:20], "big") // 3  # of a PNG, whose dots are finer than those of a page
     files = ", ".join(f".{form}" for form in ("png", "svg", "pdf") if (folder / f"{path}.{form}").exists())
     source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     return (

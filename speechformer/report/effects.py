@@ -34,10 +34,11 @@ SIGNS = {"better": ("#0072B2", "o"), "not significant": ("#8a949e", "s"), "worse
 UNITS = {"accuracy": "test accuracy, points", "perplexity": "perplexity", "ratio": "ratio of perplexities"}
 
 
-def legend(figure: Any, looks: dict[str, Look]) -> None:
+def legend(figure: Any, looks: dict[str, Look], title: str = "") -> None:
     """Explain colours and markers below the axes."""
     line = matplotlib.lines.Line2D
-    legend_below(figure, [line([], [], color=own[0], marker=own[1], label=text) for text, own in looks.items()])
+    handles = [line([], [], color=own[0], marker=own[1], label=text) for text, own in looks.items()]
+    legend_below(figure, handles, title)
 
 
 def draw_effect(axis: Axes, y: float, effect: Effect, unit: float, look: Look) -> None:
@@ -99,7 +100,7 @@ def set_scale(axis: Axes, ends: Sequence[float]) -> str:
     if sizes.max() < 4 * linear or not linear:
         return ""
     axis.set_xscale("symlog", linthresh=linear, linscale=1.5)
-    ticks = [linear / 2, linear, *(linear * 10**power for power in range(1, 6) if linear * 10**power < sizes.max())]
+    ticks = [tick for tick in (linear / 2, linear, 5 * linear, 50 * linear, 500 * linear) if tick < sizes.max()]
     axis.set_xticks([*(-tick for tick in reversed(ticks)), 0, *ticks])
     axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.minorticks_off()
@@ -127,15 +128,14 @@ def differences_figure(table: Table) -> tuple[Any, str] | None:
             places = y + np.linspace(-0.2, 0.2, len(seeds)) if len(seeds) > 1 else [y]
             axis.plot(seeds, places, ".", color=look[0], alpha=0.5, ms=5, mew=0)
             draw_effect(axis, y, own.effect, scale(metric), look)
-            p = "" if math.isnan(own.corrected) else f", p {p_value(own.corrected).replace('0.', '= 0.', 1)}"
-            write_beside(axis, y, " ".join(estimate(metric, own.effect)) + p.replace("< = 0.", "< 0."))
+            p = "" if math.isnan(own.corrected) else f", p = {p_value(own.corrected)}".replace("= <", "<")
+            write_beside(axis, y, " ".join(estimate(metric, own.effect)) + p)
         limit(axis, group, scale(metric))
         axis.set_title(TICKS.get(metric, short(axis_label(metric))) if len(groups) > 1 else "")
     name = axis_label(next(iter(groups))) if len(groups) == 1 else f"test {kind(table.metric)}"
     direction = "higher" if better > 0 else "lower"
     label = wrapped(f"{name} minus that of {table.reference.label} ({direction} is better)", 40 + 40 * len(groups))
-    figure.supxlabel(label, fontsize=10.5)
-    legend(figure, SIGNS)
+    legend(figure, SIGNS, label)
     caption = f"Each row minus {table.reference.label}, with the 95 % confidence interval of the difference."
     return figure, f"{caption} Dots: seeds. Colours and p-values: after Holm's correction."
 

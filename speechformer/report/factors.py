@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.transforms import offset_copy
 
 from speechformer.report.labels import content, in_words, override
 from speechformer.report.results import Row, Table
@@ -65,16 +66,29 @@ def draw_lines(
     groups = {str(value): [row for row, own in zip(rows, second) if own == value] for value in second}
     looks = styles([own[0] for own in groups.values()])
     for axis, metric in zip(axes, metrics):
-        for (value, group), style in zip(groups.items(), looks):
+        for place, ((value, group), style) in enumerate(zip(groups.items(), looks)):
+            beside = 5.0 * (place - (len(groups) - 1) / 2)  # points; bars at one value must not hide each other
+            shifted: Any = {"transform": offset_copy(axis.transData, figure, x=beside, units="points")}
             points = sorted((row.settings[key], own) for row in group if (own := row.summary(metric)))
             x = [at for at, _ in points]
             for at, own in points:
-                axis.plot([at] * own.n, scale(metric) * own.values, ".", color=style.colour, alpha=0.5, ms=5, mew=0)
+                axis.plot(
+                    [at] * own.n,
+                    scale(metric) * own.values,
+                    ".",
+                    color=style.colour,
+                    alpha=0.5,
+                    ms=5,
+                    mew=0,
+                    **shifted,
+                )
                 low, high = own.confidence_interval
-                axis.plot([at, at], [scale(metric) * low, scale(metric) * high], color=style.colour, lw=1.2)
+                axis.plot(
+                    [at, at], [scale(metric) * low, scale(metric) * high], color=style.colour, lw=1.2, **shifted
+                )
             label = wrapped(in_words(override(others[0], value), {})) if others else None
             look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
-            axis.plot(x, [scale(metric) * own.mean for _, own in points], label=label, lw=1.9, **look)
+            axis.plot(x, [scale(metric) * own.mean for _, own in points], label=label, lw=1.9, **look, **shifted)
         set_ticks(axis, sorted(set(values[key])))
         axis.set(xlabel=axis.get_xlabel() or name_of(key), ylabel=axis_label(metric))
     if others:
@@ -104,13 +118,15 @@ def draw_heat_map(
         for row, *own in zip(rows, values[down], values[across]):
             if summary := row.summary(metric):
                 means[tuple(name.index(str(value)) for name, value in zip(names, own))] = summary.mean
-        best = (np.nanmax if table.report["higher_is_better"] else np.nanmin)(means)
-        image = axis.imshow(scale(metric) * means, cmap="cividis", aspect="auto")
+        best = np.nanmax(means) if table.report["higher_is_better"] else np.nanmin(means)
+        axis.imshow(scale(metric) * means, cmap="cividis", aspect="auto")
         for place, mean in np.ndenumerate(means):
             text = number(metric, mean) if not np.isnan(mean) else "–"
-            dark = not np.isnan(mean) and image.norm(scale(metric) * mean) < 0.5
+            dark = mean < (np.nanmin(means) + np.nanmax(means)) / 2
             weight = "bold" if mean == best else "normal"
-            axis.text(*place[::-1], text, ha="center", va="center", color="white" if dark else INK, weight=weight)
+            axis.text(
+                place[1], place[0], text, ha="center", va="center", color="white" if dark else INK, weight=weight
+            )
         for key, own, ticks in zip((down, across), names, (axis.set_yticks, axis.set_xticks)):
             ticks(range(len(own)), [wrapped(in_words(override(key, value), {}), 16) for value in own])
         axis.tick_params(axis="x", rotation=0 if len(names[1]) < 4 else 40, length=0)

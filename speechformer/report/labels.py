@@ -29,6 +29,7 @@ class Options(NamedTuple):
         order: rows that come first, in this order.
         title: of the page.
         formats: of the figures, beside PNG.
+        baselines: a folder with baselines, which are added to runs on the same corpus.
     """
 
     reference: str | None = None
@@ -36,6 +37,7 @@ class Options(NamedTuple):
     order: Sequence[str] = ()
     title: str | None = None
     formats: Sequence[str] = ("png", "svg", "pdf")
+    baselines: Path | None = None
 
 
 @functools.cache

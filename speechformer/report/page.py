@@ -63,11 +63,10 @@ def export(name: str, content: Markdown, exports: dict[str, TableText]) -> Markd
 
 
 def claims_by_family(judgements: Sequence[Judgement], exports: dict[str, TableText]) -> Iterator[Markdown]:
-    """Yield a heading and a table for each family of claims."""
+    """Yield the folded table of each family of claims."""
     for family, title in claims.content()["families"].items():
         if own := [claim for claim in judgements if claim.family == family]:
-            yield Markdown("### {}").format(title)
-            yield export(f"claims_{family}", findings.claims_table(own), exports)
+            yield fold(title, export(f"claims_{family}", findings.claims_table(own), exports))
 
 
 def fold(summary: str, content: Markdown) -> Markdown:

@@ -7,6 +7,7 @@ that cannot be read are listed above the tables.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -366,18 +367,19 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, remarks
 
 
-def with_baselines(runs: list[Run], folder: Path) -> list[Run]:
-    """Return runs with the baselines in a folder for the same task, protocol and corpus, where they have none."""
+def with_baselines(runs: list[Run], folder: Path | None) -> list[Run]:
+    """Return runs with the baselines of a folder for the same task, protocol and corpus, where they have none."""
 
     def key(run: Run) -> tuple[Any, ...]:
         return run.task, run.protocol, run.corpus_key
 
     baselines = {key(run) for run in runs if run.baseline}
     needed = {key(run) for run in runs if run.corpus_key} - baselines
-    try:
-        return runs + [run for run in read_runs([folder])[0] if run.baseline and key(run) in needed]
-    except UserError:  # no readable result
+    if folder is None or not folder.is_dir():
         return runs
+    with contextlib.suppress(UserError):  # no readable result
+        runs = runs + [run for run in read_runs([folder])[0] if run.baseline and key(run) in needed]
+    return runs
 
 
 def read_results(*folders: str | Path) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
-import numpy as np
 import yaml
 from matplotlib.colors import to_hex, to_rgb
 
@@ -62,8 +61,8 @@ def colour(settings: Mapping[str, Any]) -> str:
 def variations(name: str) -> Iterator[Style]:
     """Yield the styles of a colour: with each line and marker, then shades of it with each."""
     for shade in SHADES:
-        mixed = (1 - abs(shade)) * np.array(to_rgb(name)) + max(shade, 0)
-        yield from (Style(to_hex(mixed) if shade else name, *line) for line in LINES)
+        red, green, blue = ((1 - abs(shade)) * part + max(shade, 0) for part in to_rgb(name))
+        yield from (Style(to_hex((red, green, blue)) if shade else name, *line) for line in LINES)
 
 
 def styles(rows: Sequence[Row]) -> list[Style]:
@@ -133,7 +132,8 @@ def add_legend(figure: Any, first: Axes) -> None:
         figure.legend(handles, names, loc="center left", ncols=1 + len(handles) // 25, handlelength=3.4, **place)
 
 
-def legend_below(figure: Any, handles: Sequence[Any]) -> None:
-    """Put a legend of what marks mean below the axes."""
-    place: Any = {"bbox_to_anchor": (0.5, 0.0), "bbox_transform": figure.transFigure}
-    figure.legend(handles=handles, loc="upper center", ncols=len(handles), fontsize=9, **place)
+def legend_below(figure: Any, handles: Sequence[Any], title: str = "") -> None:
+    """Put a legend of what marks mean below the axes, and above it the label of all axes."""
+    columns = max(1, int(figure.get_figwidth() / 2.6))
+    place: Any = {"bbox_to_anchor": (0.5, 0.0), "bbox_transform": figure.transFigure, "title": title or None}
+    figure.legend(handles=handles, loc="upper center", ncols=min(columns, len(handles)), fontsize=9, **place)
