@@ -16,14 +16,13 @@ from speechformer.report.statistics import Effect
 from speechformer.report.style import (
     INK,
     TICKS,
-    WIDEST,
     Axes,
     axis_label,
-    heights,
     kind,
     legend_below,
     plt,
     short,
+    size,
     wrapped,
 )
 from speechformer.report.tables import Difference, differences, estimate, p_value, scale
@@ -71,8 +70,8 @@ def forest(judgements: Sequence[Judgement]) -> tuple[Any, str] | None:
     if not groups:
         return None
     sizes = [len(own) + 1 for own in groups.values()]
-    size = (10.5, 0.25 * sum(sizes) + 0.7 * len(groups))
-    figure, axes = plt.subplots(len(groups), 1, figsize=size, height_ratios=sizes, squeeze=False)
+    inches = (10.5, 0.25 * sum(sizes) + 0.7 * len(groups))
+    figure, axes = plt.subplots(len(groups), 1, figsize=inches, height_ratios=sizes, squeeze=False)
     for axis, (unit, group) in zip(axes[:, 0], groups.items()):
         axis.tick_params(labelsize=8)
         for y, own in enumerate(group):
@@ -116,8 +115,7 @@ def differences_figure(table: Table) -> tuple[Any, str] | None:
         return None
     rows = [row for row in table.rows if any(own.row is row for group in groups.values() for own in group)]
     labels = [wrapped(row.label) for row in rows]
-    size = (min(WIDEST, 2.0 + 4.4 * len(groups)), 1.3 + heights(labels))
-    figure, axes = plt.subplots(1, len(groups), figsize=size, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(groups), figsize=size(labels, 4.9 * len(groups)), sharey=True, squeeze=False)
     better = 1 if table.report["higher_is_better"] else -1
     for axis, (metric, group) in zip(axes[0], groups.items()):
         set_rows(axis, labels)

@@ -102,7 +102,9 @@ def set_ticks(axis: Axes, values: Values) -> None:
         axis.set_xscale("log")
         axis.minorticks_off()
     if len(values) <= 8:
-        axis.set_xticks(values, [f"{value:g}" for value in values])
+        names = [f"{value:g}" for value in values]
+        axis.set_xticks(values, names)
+        axis.tick_params(axis="x", rotation=40 if sum(map(len, names)) > 20 else 0)
 
 
 def draw_heat_map(

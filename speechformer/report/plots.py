@@ -24,16 +24,15 @@ from speechformer.report.style import (
     HERE,
     INK,
     TICKS,
-    WIDEST,
     Axes,
     add_legend,
     axis_label,
-    heights,
     kind,
     legend_below,
     panels,
     plt,
     short,
+    size,
     styles,
     wrapped,
 )
@@ -137,8 +136,7 @@ def dots(table: Table) -> Figure | None:
     # Where a report chose its perplexities on test, so do the points beside them.
     best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
     labels = [wrapped(row.label) for row in rows]
-    size = (min(WIDEST, 1.6 + 2.3 * len(metrics)), 1.3 + heights(labels))
-    figure, axes = plt.subplots(1, len(metrics), figsize=size, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(metrics), figsize=size(labels, 2.1 * len(metrics)), sharey=True, squeeze=False)
     baseline, marks = best_baseline(table), dict[str, Any]()
     for axis, name in zip(axes[0], metrics):
         axis.set_title(TICKS.get(name, short(name.split("_", 2)[-1])))

@@ -261,7 +261,7 @@ class Table:
         self.direction = " to ".join(more.split()[:2])
         self.corpus = next((run.result["corpus"]["name"] for run in runs if run.corpus_key), "unknown")
         self.rows = build_rows(runs)
-        self.reference = self.rows[0]
+        self.reference = next((row for row in self.rows if row.finished), self.rows[0])
         self.finished = [run for row in self.rows for run in row.finished]
         keys = self.report["baseline_keys"]
         shared = [[row.settings.get(key) for key in keys] for row in self.rows]

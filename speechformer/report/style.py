@@ -92,9 +92,11 @@ def wrapped(text: str, width: int = 44) -> str:
     return textwrap.fill(short(text, 200), width)
 
 
-def heights(labels: Sequence[str]) -> float:
-    """Return the inches that rows with these labels need."""
-    return len(labels) * (0.14 + 0.18 * max(1 + label.count("\n") for label in labels))
+def size(labels: Sequence[str], width: float) -> tuple[float, float]:
+    """Return the size, in inches, of a figure with axes of this width and rows with these labels."""
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    height = len(labels) * (0.14 + 0.18 * max(1 + label.count("\n") for label in labels))
+    return min(WIDEST, 0.3 + 0.09 * longest + width), 1.3 + height
 
 
 def kind(metric: str) -> str:
