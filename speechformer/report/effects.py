@@ -20,6 +20,7 @@ from speechformer.report.style import (
     axis_label,
     kind,
     legend_below,
+    limit,
     plt,
     short,
     size,
@@ -116,7 +117,7 @@ def differences_figure(table: Table) -> tuple[Any, str] | None:
     rows = [row for row in table.rows if any(own.row is row for group in groups.values() for own in group)]
     labels = [wrapped(row.label) for row in rows]
     figure, axes = plt.subplots(1, len(groups), figsize=size(labels, 4.9 * len(groups)), sharey=True, squeeze=False)
-    better = 1 if table.report["higher_is_better"] else -1
+    cut, better = "", 1 if table.report["higher_is_better"] else -1
     for axis, (metric, group) in zip(axes[0], groups.items()):
         set_rows(axis, labels)
         for own in group:
@@ -128,14 +129,16 @@ def differences_figure(table: Table) -> tuple[Any, str] | None:
             draw_effect(axis, y, own.effect, scale(metric), look)
             p = "" if math.isnan(own.corrected) else f", p = {p_value(own.corrected)}".replace("= <", "<")
             write_beside(axis, y, " ".join(estimate(metric, own.effect)) + p)
-        limit(axis, group, scale(metric))
+        points = [value for own in group for value in (own.effect.mean, *seed_differences(own))]
+        cut = limit(axis, [0.0, *(scale(metric) * value for value in points)]) or cut
+        axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
         axis.set_title(TICKS.get(metric, short(axis_label(metric))) if len(groups) > 1 else "")
     name = axis_label(next(iter(groups))) if len(groups) == 1 else f"test {kind(table.metric)}"
     direction = "higher" if better > 0 else "lower"
-    label = wrapped(f"{name} minus that of {table.reference.label} ({direction} is better)", 40 + 40 * len(groups))
+    label = wrapped(f"{name} minus that of {table.reference.label} ({direction} is better)", 20 + 60 * len(groups))
     legend(figure, SIGNS, label)
     caption = f"Each row minus {table.reference.label}, with the 95 % confidence interval of the difference."
-    return figure, f"{caption} Dots: seeds. Colours and p-values: after Holm's correction."
+    return figure, f"{caption} Dots: seeds. Colours and p-values: after Holm's correction.{cut}"
 
 
 def seed_differences(own: Difference) -> Iterator[float]:
@@ -147,13 +150,3 @@ def seed_differences(own: Difference) -> Iterator[float]:
             yield value - mean
         elif seed in reference:
             yield value - reference[seed]
-
-
-def limit(axis: Axes, group: Sequence[Difference], unit: float) -> None:
-    """Cut off intervals, of two seeds for example, that are much longer than the effects are apart."""
-    points = [0.0, *(unit * value for own in group for value in (own.effect.mean, *seed_differences(own)))]
-    room = 1.0 * (max(points) - min(points))
-    left, right = axis.get_xlim()
-    if room:
-        axis.set_xlim(max(left, min(points) - room), min(right, max(points) + room))
-    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))

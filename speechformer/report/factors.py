@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.transforms import offset_copy
+from matplotlib.ticker import FormatStrFormatter
 
-from speechformer.report.labels import content, in_words, override
+from speechformer.report.labels import content
 from speechformer.report.results import Row, Table
 from speechformer.report.style import INK, Axes, add_legend, axis_label, panels, short, styles, wrapped
 from speechformer.report.tables import number, scale
@@ -66,31 +66,19 @@ def draw_lines(
     groups = {str(value): [row for row, own in zip(rows, second) if own == value] for value in second}
     looks = styles([own[0] for own in groups.values()])
     for axis, metric in zip(axes, metrics):
-        for place, ((value, group), style) in enumerate(zip(groups.items(), looks)):
-            beside = 5.0 * (place - (len(groups) - 1) / 2)  # points; bars at one value must not hide each other
-            shifted: Any = {"transform": offset_copy(axis.transData, figure, x=beside, units="points")}
-            points = sorted((row.settings[key], own) for row in group if (own := row.summary(metric)))
-            x = [at for at, _ in points]
-            for at, own in points:
-                axis.plot(
-                    [at] * own.n,
-                    scale(metric) * own.values,
-                    ".",
-                    color=style.colour,
-                    alpha=0.5,
-                    ms=5,
-                    mew=0,
-                    **shifted,
-                )
-                low, high = own.confidence_interval
-                axis.plot(
-                    [at, at], [scale(metric) * low, scale(metric) * high], color=style.colour, lw=1.2, **shifted
-                )
-            label = wrapped(in_words(override(others[0], value), {})) if others else None
+        for group, style in zip(groups.values(), looks):
+            points = {row.settings[key]: own for row in group if (own := row.summary(metric))}
+            for at, own in points.items():
+                dots: dict[str, Any] = {"alpha": 0.5, "ms": 5, "mew": 0}
+                axis.plot([at] * own.n, scale(metric) * own.values, ".", color=style.colour, **dots)
+                interval = [scale(metric) * end for end in own.confidence_interval]
+                axis.plot([at, at], interval, color=style.colour, lw=1.2)
+            x = sorted(points)
             look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
-            axis.plot(x, [scale(metric) * own.mean for _, own in points], label=label, lw=1.9, **look, **shifted)
+            look["label"] = wrapped(group[0].words[others[0]]) if others else None
+            axis.plot(x, [scale(metric) * points[at].mean for at in x], lw=1.9, **look)
         set_ticks(axis, sorted(set(values[key])))
-        axis.set(xlabel=axis.get_xlabel() or name_of(key), ylabel=axis_label(metric))
+        axis.set(xlabel=axis.get_xlabel() or name_of(key), ylabel=wrapped(axis_label(metric), 32))
     if others:
         add_legend(figure, axes[0])
     return figure, f"Mean over seeds by {name_of(key)}. Dots: runs. Bars: 95 % confidence interval of the mean."
@@ -101,6 +89,7 @@ def set_ticks(axis: Axes, values: Values) -> None:
     if values[0] > 0 and values[-1] > 8 * values[0]:
         axis.set_xscale("log")
         axis.minorticks_off()
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     if len(values) <= 8:
         names = [f"{value:g}" for value in values]
         axis.set_xticks(values, names)
@@ -112,7 +101,8 @@ def draw_heat_map(
 ) -> tuple[Any, str]:
     """Draw each metric as colours and numbers, with a row for each value of one factor and a column of the other."""
     down, across = values
-    names = [list(dict.fromkeys(map(str, values[key]))) for key in (down, across)]
+    places = [dict(zip(map(str, values[key]), (row.words[key] for row in rows))) for key in values]
+    names = [list(own) for own in places]
     size = (1.9 + 0.85 * len(names[1]), 1.5 + 0.42 * len(names[0]))
     figure, axes = panels(len(metrics), *size)
     for axis, metric in zip(axes, metrics):
@@ -129,8 +119,8 @@ def draw_heat_map(
             axis.text(
                 place[1], place[0], text, ha="center", va="center", color="white" if dark else INK, weight=weight
             )
-        for key, own, ticks in zip((down, across), names, (axis.set_yticks, axis.set_xticks)):
-            ticks(range(len(own)), [wrapped(in_words(override(key, value), {}), 16) for value in own])
+        for own, ticks in zip(places, (axis.set_yticks, axis.set_xticks)):
+            ticks(range(len(own)), [wrapped(text, 16) for text in own.values()])
         axis.tick_params(axis="x", rotation=0 if len(names[1]) < 4 else 40, length=0)
         axis.set_title(axis_label(metric))
         axis.grid(visible=False)

@@ -75,7 +75,7 @@ def in_words(setting: str, own: Mapping[str, str]) -> str:
 
 
 def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> None:
-    """Set the overrides of each row, and its label: as published, or in words; `own` names settings and rows."""
+    """Set the overrides of each row, their words, and its label: as published, or in words; `own` names settings and rows."""
     own = own or {}
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
     labels = []
@@ -83,6 +83,7 @@ def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> None
         row.overrides = {key: override(key, row.settings[key]) for key in differing(rows, row)}
         settings = list(row.overrides.values())
         settings = settings or [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
+        row.words = {key: in_words(text, own) for key, text in row.overrides.items()}
         row.name = " ".join(settings)
         texts = list(dict.fromkeys(in_words(setting, own) for setting in settings))
         words = ", ".join(text for text in texts if not any(other.startswith(f"{text} ") for other in texts))

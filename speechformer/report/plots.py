@@ -29,6 +29,7 @@ from speechformer.report.style import (
     axis_label,
     kind,
     legend_below,
+    limit,
     panels,
     plt,
     short,
@@ -101,7 +102,7 @@ def curves(table: Table) -> Figure | None:
                 x, y = zip(*((x, scale(name) * value) for x, value in points))
                 axis.plot(x, y, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
                 with_published = True
-        axis.set(xlabel=x_label, ylabel=axis_label(name))
+        axis.set(xlabel=x_label, ylabel=wrapped(axis_label(name), 32))
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, integer=True))
     set_log_scale([axis for axis, name in zip(axes, lines_of) if "perplexity" in name])
     add_legend(figure, max(axes, key=lambda axis: len(axis.get_legend_handles_labels()[0])))
@@ -137,12 +138,13 @@ def dots(table: Table) -> Figure | None:
     best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
     labels = [wrapped(row.label) for row in rows]
     figure, axes = plt.subplots(1, len(metrics), figsize=size(labels, 2.1 * len(metrics)), sharey=True, squeeze=False)
-    baseline, marks = best_baseline(table), dict[str, Any]()
+    baseline, marks, cut = best_baseline(table), dict[str, Any](), ""
     for axis, name in zip(axes[0], metrics):
         axis.set_title(TICKS.get(name, short(name.split("_", 2)[-1])))
         if draw_dots(axis, table, rows, name, best):
             marks["published"] = Line2D([], [], ls="", marker="D", mfc="none", mec=INK, mew=1.3)
-        limit_to_points(axis)
+        drawn = [line.get_xdata() for line in axis.lines if line.get_linestyle() != "-"]
+        cut = cut or limit(axis, np.concatenate(drawn).tolist()) if drawn else cut
         if baseline and (value := baseline.metrics.get(name)) is not None:
             marks |= draw_baseline(axis, baseline_name(baseline), name, value)
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
@@ -161,7 +163,7 @@ def dots(table: Table) -> Figure | None:
     legend_below(figure, list(handles.values()))
     caption = "Dots: runs. Line: mean and 95 % confidence interval" if several(rows) else "One run each"
     caption += ", of each text's best value on test during a run, as published" if best else ""
-    return figure, caption + "." + " Diamonds: published." * ("published" in marks)
+    return figure, f"{caption}.{' Diamonds: published.' * ('published' in marks)}{cut}"
 
 
 def draw_dots(axis: Axes, table: Table, rows: list[Row], name: str, best: bool) -> bool:
@@ -184,18 +186,6 @@ def draw_dots(axis: Axes, table: Table, rows: list[Row], name: str, best: bool) 
             axis.plot(value * unit, y, "D", mfc="none", mec=INK, mew=1.3, ms=8, zorder=5)
             diamonds = True
     return diamonds
-
-
-def limit_to_points(axis: Axes) -> None:
-    """Cut off intervals that are much longer than the runs and published values are apart."""
-    drawn = [np.asarray(line.get_xdata(), dtype=float) for line in axis.lines if line.get_linestyle() != "-"]
-    if not drawn:
-        return
-    points = np.concatenate(drawn)
-    low, high, room = points.min(), points.max(), 0.7 * np.ptp(points)
-    if room:
-        left, right = axis.get_xlim()
-        axis.set_xlim(max(left, low - room), min(right, high + room))
 
 
 def best_baseline(table: Table) -> Run | None:

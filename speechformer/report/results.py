@@ -146,7 +146,7 @@ class Row:
     Attributes:
         label: unique in its table; in words.
         overrides: the settings in which it differs from the others, by key, as on the command line.
-        name: these overrides.
+        words: their names by key; name: the overrides as one text.
         published: the name of the published row with this configuration, or None.
         missing: seeds that other rows of the table have.
     """
@@ -157,6 +157,7 @@ class Row:
     published: str | None = None
     missing: list[int] = field(default_factory=list)
     overrides: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     name: str = ""
 
     @property

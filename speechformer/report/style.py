@@ -136,6 +136,19 @@ def add_legend(figure: Any, first: Axes) -> None:
 
 def legend_below(figure: Any, handles: Sequence[Any], title: str = "") -> None:
     """Put a legend of what marks mean below the axes, and above it the label of all axes."""
-    columns = max(1, int(figure.get_figwidth() / 2.6))
-    place: Any = {"bbox_to_anchor": (0.5, 0.0), "bbox_transform": figure.transFigure, "title": title or None}
-    figure.legend(handles=handles, loc="upper center", ncols=min(columns, len(handles)), fontsize=9, **place)
+    width = sum(0.6 + 0.075 * len(handle.get_label()) for handle in handles)  # inches
+    columns = len(handles) if width < 1.3 * figure.get_figwidth() else 2
+    place: Any = {"bbox_to_anchor": (0.5, 0.0), "bbox_transform": figure.transFigure, "borderaxespad": 0.0}
+    look: Any = {"title": title or None, "title_fontsize": 9.5, "fontsize": 9}
+    figure.legend(handles=handles, loc="upper center", ncols=columns, **look, **place)
+
+
+def limit(axis: Axes, points: Sequence[float]) -> str:
+    """Cut off intervals, of two runs for example, that are much longer than the points are apart; say so if any."""
+    left, right = axis.get_xlim()
+    room = 1.2 * (max(points) - min(points))
+    low, high = min(points) - room, max(points) + room
+    if not room or (low <= left and right <= high):
+        return ""
+    axis.set_xlim(max(left, low), min(right, high))
+    return " Intervals longer than the axis are cut."
