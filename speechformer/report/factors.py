@@ -78,7 +78,7 @@ def draw_lines(
             look["label"] = wrapped(group[0].words[others[0]]) if others else None
             axis.plot(x, [scale(metric) * points[at].mean for at in x], lw=1.9, **look)
         set_ticks(axis, sorted(set(values[key])))
-        axis.set(xlabel=axis.get_xlabel() or name_of(key), ylabel=wrapped(axis_label(metric), 32))
+        axis.set(xlabel=axis.get_xlabel() or name_of(key), ylabel=wrapped(axis_label(metric), 28))
     if others:
         add_legend(figure, axes[0])
     return figure, f"Mean over seeds by {name_of(key)}. Dots: runs. Bars: 95 % confidence interval of the mean."
@@ -119,8 +119,8 @@ def draw_heat_map(
             axis.text(
                 place[1], place[0], text, ha="center", va="center", color="white" if dark else INK, weight=weight
             )
-        for own, ticks in zip(places, (axis.set_yticks, axis.set_xticks)):
-            ticks(range(len(own)), [wrapped(text, 16) for text in own.values()])
+        for place_names, ticks in zip(places, (axis.set_yticks, axis.set_xticks)):
+            ticks(range(len(place_names)), [wrapped(text, 16) for text in place_names.values()])
         axis.tick_params(axis="x", rotation=0 if len(names[1]) < 4 else 40, length=0)
         axis.set_title(axis_label(metric))
         axis.grid(visible=False)

@@ -75,7 +75,7 @@ def in_words(setting: str, own: Mapping[str, str]) -> str:
 
 
 def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> None:
-    """Set the overrides of each row, their words, and its label: as published, or in words; `own` names settings and rows."""
+    """Set the overrides of each row and its label: as published, or in words; `own` names settings and rows."""
     own = own or {}
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
     labels = []

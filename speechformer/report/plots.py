@@ -102,7 +102,7 @@ def curves(table: Table) -> Figure | None:
                 x, y = zip(*((x, scale(name) * value) for x, value in points))
                 axis.plot(x, y, style.marker, mfc="white", mec=style.colour, mew=1.4, ms=5)
                 with_published = True
-        axis.set(xlabel=x_label, ylabel=wrapped(axis_label(name), 32))
+        axis.set(xlabel=x_label, ylabel=wrapped(axis_label(name), 28))
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5, integer=True))
     set_log_scale([axis for axis, name in zip(axes, lines_of) if "perplexity" in name])
     add_legend(figure, max(axes, key=lambda axis: len(axis.get_legend_handles_labels()[0])))
