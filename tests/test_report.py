@@ -720,7 +720,7 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     folder = put(tmp_path / "in", *runs, translated("nope", 0, 10.0), floor)
     (table,) = write_report([folder], tmp_path / "out")
     assert table.metric == "test_bleu" and table.source_lengths() == {"1-10": 300, "11-20": 150, "21-30": 50}
-    (row,) = (row for row in table.rows if "rope" in row.label)
+    (row,) = (row for row in table.rows if row.label.startswith("RoPE"))
     assert row.best_values("validation_bleu") == {0: 19.0, 1: 21.0, 2: 23.0}
     text = markdown_of(tmp_path / "out" / "report.md")
     assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: <code>nrefs:1&#124;tok:13a</code>" in text
