@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import csv
 import functools
 import html
@@ -28,9 +29,9 @@ from speechformer.config import CONF
 from speechformer.errors import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import main, write_report
-from speechformer.report.plots import styles
 from speechformer.report.results import Row, Run, build_tables, flat, read_results, read_runs
 from speechformer.report.statistics import Summary, bootstrap, contrast, detectable, holm
+from speechformer.report.style import styles
 from speechformer.runs import folder as runs_folder
 from speechformer.runs.folder import write_result
 
@@ -325,11 +326,11 @@ def test_rows_hold_seeds_and_are_named_by_what_differs(tmp_path: Path) -> None:
     runs += [result("pattern=bigbird", "model=rope", f"seed={seed}") for seed in (0, 1)]  # its links follow the seed
     (table,) = tables_of(put(tmp_path, *runs))
     assert {row.label: len(row.runs) for row in table.rows} == {
-        "model=rope pattern=full": 2,
-        "model=nope pattern=full": 2,
-        "model=rope pattern=window pattern.window=3": 1,
-        "model=rope pattern=window pattern.window=5": 1,
-        "model=rope pattern=bigbird": 2,
+        "RoPE, full attention": 2,
+        "no positions, full attention": 2,
+        "RoPE, window 3": 1,
+        "RoPE, window 5": 1,
+        "RoPE, BigBird": 2,
     }
 
 
@@ -392,7 +393,7 @@ def test_the_reference_of_a_study_comes_first(tmp_path: Path) -> None:
         for k in (0, 1)
     ]
     (table,) = tables_of(put(tmp_path, *runs))
-    assert [row.label for row in table.rows] == ["model=nope", "model=alibi", "model=rope"]
+    assert [row.label for row in table.rows] == ["no positions", "ALiBi", "RoPE"]
 
 
 def test_published_and_our_values_are_chosen_in_the_same_way(tmp_path: Path) -> None:
@@ -452,7 +453,7 @@ def test_the_vocabulary_is_disclosed_beside_that_of_the_reports(
     run["corpus"]["counts"] |= {"vocabulary": 5634, "tests": tests if sha256 else {"obama": {"tokens": 300}}}
     write_report([put(tmp_path, run)], tmp_path / "out", plots=False)
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    sentence = f"The vocabulary has 5,634 entries{theirs}; 2.5 % of the test words are unknown."
+    sentence = f"The vocabulary has 5,634 entries{theirs}; 2.50 % of the test words are unknown."
     assert (sentence in text) if sha256 else ("The vocabulary has" not in text)  # an old result did not count them
 
 
@@ -462,7 +463,7 @@ def test_columns_of_known_words(tmp_path: Path) -> None:
     run["report"] = {"columns": [*run["metrics"]]}
     write_report([put(tmp_path, run)], tmp_path / "out", plots=False)
     text = markdown_of(tmp_path / "out" / "report.md")
-    assert "| known words, mean | unknown words, % |" in text and "| 341.3 | 2.1 |" in text
+    assert "| known words, mean | unknown words, % |" in text and "| 341.3 | 2.06 |" in text
 
 
 def test_an_infinite_perplexity_is_no_finished_run(tmp_path: Path) -> None:
@@ -556,8 +557,8 @@ def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Pa
     assert [row.state for row in table.rows] == ["3"]
     (table,) = tables_of(put(tmp_path / "b", result(), result("+trainer.max_time=00:01:00:00")))
     assert sorted(row.label for row in table.rows) == [
-        "model=sinusoidal pattern=full",
-        "trainer.max_time=00:01:00:00",
+        "max time 00:01:00:00",
+        "sinusoidal positions, full attention",
     ]
 
 
@@ -579,7 +580,7 @@ def test_a_run_that_failed_once_and_finished_elsewhere_is_finished(tmp_path: Pat
 def test_a_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     write_report([put(tmp_path / "in", result("study=../../a b"))], tmp_path / "out" / "deep")
     assert not list(tmp_path.glob("*.png")) and not list((tmp_path / "out").glob("*.png"))
-    assert len(list((tmp_path / "out" / "deep" / "figures").iterdir())) == 2
+    assert len(list((tmp_path / "out" / "deep" / "figures").glob("*.png"))) == 2
 
 
 def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_path: Path) -> None:
@@ -610,7 +611,7 @@ def test_the_page_needs_no_other_file_and_every_picture_is_there(tmp_path: Path)
     write_report([put(tmp_path, *runs, *longer)], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
-    pictures = sorted((tmp_path / "out" / "figures").iterdir())
+    pictures = sorted((tmp_path / "out" / "figures").glob("*.png"))
     kinds = [path.stem.rpartition("_")[2] for path in pictures]
     assert sorted(kinds) == ["curves", "curves", "dots", "dots", "lengths"]
     assert page.count("data:image/png;base64,") == len(pictures) == 5
@@ -620,7 +621,7 @@ def test_the_page_needs_no_other_file_and_every_picture_is_there(tmp_path: Path)
 
 
 def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None:
-    """A colour is a function of the settings alone; rows of one colour in one table differ in line, hatch, marker."""
+    """A colour is a function of the settings alone; rows of one colour in one table differ in line and marker."""
     values = {
         "model": ["nope", "sinusoidal", "learned", "relative", "rope", "alibi"],
         "pattern": ["full", "window", "block", "strided", "dilated", "global", "bigbird"],
@@ -719,18 +720,22 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     folder = put(tmp_path / "in", *runs, translated("nope", 0, 10.0), floor)
     (table,) = write_report([folder], tmp_path / "out")
     assert table.metric == "test_bleu" and table.source_lengths() == {"1-10": 300, "11-20": 150, "21-30": 50}
-    (row,) = (row for row in table.rows if "rope" in row.label)
+    (row,) = (row for row in table.rows if row.label.startswith("RoPE"))
     assert row.best_values("validation_bleu") == {0: 19.0, 1: 21.0, 2: 23.0}
     text = markdown_of(tmp_path / "out" / "report.md")
     assert "Trained on 9,000 pairs, tested on 500" in text and "bleu: <code>nrefs:1&#124;tok:13a</code>" in text
-    lines = [line for line in text.splitlines() if line.startswith("| model=rope")]
-    assert "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.8 ± 0.0" in lines[0] and "0.95 ± 0.00" in lines[0] and "25.0" in lines[0]
+    lines = [line for line in text.splitlines() if line.startswith("| RoPE")]
+    assert (
+        "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.800 ± 0.000" in lines[0]
+        and "0.955 ± 0.000" in lines[0]
+        and "25.0" in lines[0]
+    )
     by_length = next(line for line in lines if "chrF" in line)
     assert "22.0 ± 2.0<br>chrF 44.0 ± 4.0<br>ratio 1.00 ± 0.00<br>exact % 50.0 ± 0.0" in by_length
     assert "20.0 ± 2.0<br>chrF 42.0 ± 4.0" in by_length and "| 1-10 words (300) | 11-20 words (150) |" in text
-    assert "| *untranslated* | 1.2<br>chrF 2.4" in text
-    drawn = {path.name.rpartition("_")[2] for path in (tmp_path / "out" / "figures").iterdir()}
-    assert drawn == {"dots.png", "curves.png", "sources.png"}
+    assert "| *untranslated source* | 1.20<br>chrF 2.40" in text
+    drawn = {path.stem.rpartition("_")[2] for path in (tmp_path / "out" / "figures").iterdir()}
+    assert drawn == {"dots", "curves", "sources", "differences"}
 
 
 def test_directions_and_rules_of_cleaning_never_meet(tmp_path: Path) -> None:
@@ -776,9 +781,9 @@ def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> No
     assert table.metric == "test_error"
     text = markdown_of(tmp_path / "out" / "report.md")
     assert "| | runs | test, error | test, latency | parameters | seconds |" in text and "hidden" not in text
-    assert "| model=rope | 2; missing: seed 2 | 20.5 ± 0.7" in text and "| *silence* | exact | 60.0 | – |" in text
+    assert "| RoPE | 2; missing: seed 2 | 20.5 ± 0.7" in text and "| *silence* | exact | 60.0 | – |" in text
     assert "Trained on 2,092 recordings" in text and "Lower is better." in text
-    assert "| model=rope − model=nope | test, latency | 2 | 0.0 |" in text
+    assert "| RoPE − no positions | test, latency | 2 | 0.0 |" in text
     with open(tmp_path / "out" / "tables" / "curves.csv", encoding="utf-8") as file:
         assert {(row["x_axis"], row["x"]) for row in csv.DictReader(file)} == {("epoch", "1")}
 
@@ -846,8 +851,8 @@ HARMFUL = [
     "$x_{\\frac$",
     "x" * 400,
 ]
-ELEMENTS = "a body br code details em h1 h2 h3 head html img li meta p strong style summary table tbody td th thead "
-ELEMENTS += "title tr ul"
+ELEMENTS = "a body br button code details div em figcaption figure h1 h2 h3 head html img li main meta nav p script "
+ELEMENTS += "strong style summary table tbody td th thead title tr ul"
 
 
 class Elements(html.parser.HTMLParser):
@@ -857,8 +862,10 @@ class Elements(html.parser.HTMLParser):
         super().__init__()
         self.foreign: list[Any] = []
         self.text = ""
+        self.counts = collections.Counter[str]()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] += 1
         own = {"href": "#", "src": "data:image/png;base64,"}
         self.foreign += [tag] * (tag not in ELEMENTS.split())
         for name, value in attributes:
@@ -896,7 +903,7 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
     tables = write_report([put(tmp_path / "in", *runs)], tmp_path / "out", plots=False)
     page = Elements()
     page.feed((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-    assert page.foreign == []
+    assert page.foreign == [] and page.counts["script"] == 1
     for text in HARMFUL:
         assert page.text.count(text) >= 15, text
     document = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
@@ -907,10 +914,10 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
 def test_a_figure_draws_text_from_outside_as_it_is(tmp_path: Path) -> None:
     runs = [run for text in HARMFUL[-2:] for run in poisoned(text)]
     write_report([put(tmp_path / "in", *runs)], tmp_path / "out")
-    names = [path.name for path in (tmp_path / "out" / "figures").iterdir()]
-    assert len(names) == 4 and max(map(len, names)) < 120
+    names = [path.name for path in (tmp_path / "out" / "figures").glob("*.png")]
+    assert len(names) == 6 and max(map(len, names)) < 120
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 6
 
 
 def test_no_control_character_reaches_the_report(tmp_path: Path) -> None:
@@ -926,13 +933,11 @@ def test_a_browser_executes_nothing_of_a_report(browser: Any, tmp_path: Path) ->
     runs = [run for text in HARMFUL for run in poisoned(text)]
     write_report([put(tmp_path / "in", *runs)], tmp_path / "out", plots=False)
     shown, said = opened(browser, tmp_path / "out" / "report.html")
-    assert shown.title() == "speechformer: report" and said == []
+    assert shown.title() == "Results of 40 runs" and said == []
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     (tmp_path / "raw.html").write_text(page.replace("<body>", f"<body>{HARMFUL[0]}{HARMFUL[1]}"), encoding="utf-8")
     shown, said = opened(browser, tmp_path / "raw.html")  # if something passed after all
-    assert (
-        shown.title() == "speechformer: report" and all("Content Security Policy" in line for line in said) and said
-    )
+    assert shown.title() == "Results of 40 runs" and all("Content Security Policy" in line for line in said) and said
 
 
 def test_what_is_trusted_as_markup_is_in_the_source() -> None:

@@ -1,7 +1,7 @@
 """Summarise runs: `python -m speechformer.report FOLDER...`.
 
-Read every `result.json` below the folders, and write report.md, report.html (one file, figures inside), tables/*.csv
-and figures/*.png.
+Read every `result.json` below the folders, and write report.md, report.html (one file, figures inside), every table
+as CSV and LaTeX, and every figure as PNG, SVG and PDF.
 """
 
 from __future__ import annotations
@@ -12,38 +12,58 @@ from typing import TYPE_CHECKING
 
 from speechformer import console
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import ArgumentParser, run_command
+from speechformer.errors import ArgumentParser, pick, run_command
 
 if TYPE_CHECKING:
-    from speechformer.report.results import Table
+    from speechformer.report.labels import Options
+    from speechformer.report.results import Run, Table
 
 
-def write_report(folders: list[Path], output: Path, plots: bool = True, pages: Sequence[Path] = ()) -> list[Table]:
+def read(folders: list[Path], options: Options) -> tuple[list[Table], list[Run], list[str]]:
+    """Return the tables of the runs under `folders`, the runs, and what is left out."""
+    from speechformer.report.labels import arrange
+    from speechformer.report.results import build_tables, read_runs, with_baselines
+
+    runs, remarks = read_runs(folders)
+    runs = with_baselines(runs, options.baselines)
+    tables, repeated = build_tables(runs)
+    arrange(tables, options)
+    return tables, runs, remarks + repeated
+
+
+def write_report(
+    folders: list[Path],
+    output: Path,
+    plots: bool = True,
+    pages: Sequence[Path] = (),
+    options: Options | None = None,
+) -> list[Table]:
     """Read the runs under `folders`, write the report into `output` and render `pages` in place.
 
     Raises:
-        UserError: there is no result, or a page asks for what the results do not have.
+        UserError: there is no result, or an option or a page asks for what the results do not have.
     """
     from speechformer.report.claims import judge
-    from speechformer.report.csv_files import write_csv_files
-    from speechformer.report.page import compose, to_html
-    from speechformer.report.results import build_tables, read_runs
+    from speechformer.report.csv_files import write_tables
+    from speechformer.report.document import to_html
+    from speechformer.report.labels import Options
+    from speechformer.report.page import compose
 
-    runs, remarks = read_runs(folders)
-    tables, repeated = build_tables(runs)
+    options = options or Options()
+    tables, runs, remarks = read(folders, options)
     folder = OutputFolder(output)
     page, document = folder.file("report.html"), folder.file("report.md")
     judgements = judge(tables)
-    write_csv_files(tables, judgements, folder)
     pictures = {}
     if plots:
         from speechformer.report.plots import draw_figures
 
-        for name, figures in draw_figures(tables, folder, judgements).items():
+        for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    content = compose(tables, judgements, runs, remarks + repeated, pictures)
+    content, exports = compose(tables, judgements, runs, remarks, pictures, options.title)
+    write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")
-    page.write_text(to_html(content, output), encoding="utf-8")
+    page.write_text(to_html(content, exports, output), encoding="utf-8")
     if pages:
         from speechformer.report.pages import Context, update
 
@@ -71,12 +91,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     parser.add_argument("--pages", nargs="+", type=Path, default=[], metavar="PAGE", help="Markdown with templates")
     parser.add_argument("--no-plots", action="store_true", help="tables only, which is faster")
+    parser.add_argument("--reference", metavar="ROW", help="compare the other rows of its table with this one")
+    add = parser.add_argument
+    add("--label", action="append", default=[], metavar="NAME=LABEL", help="name a row or setting: model=alibi=ALiBi")
+    add("--order", nargs="+", default=[], metavar="ROW", help="rows that come first")
+    add("--title", help="of the page")
+    add("--formats", default="png,svg,pdf", help="of the figures (png,svg,pdf); png is always written")
+    add("--baselines", type=Path, default=Path("outputs/baselines"), metavar="FOLDER", help="(outputs/baselines)")
     arguments = parser.parse_args()
 
     def command() -> None:
-        for table in write_report(arguments.folders, arguments.output, not arguments.no_plots, arguments.pages):
+        from speechformer.report.labels import Options
+
+        formats = tuple(arguments.formats.split(","))
+        for name in formats:
+            pick(dict.fromkeys(("png", "svg", "pdf"), name), name, "--formats")
+        about = (arguments.reference, arguments.label, arguments.order, arguments.title, formats, arguments.baselines)
+        own = (arguments.folders, arguments.output, not arguments.no_plots, arguments.pages)
+        for table in write_report(*own, Options(*about)):
             print_table(table)
-        console.say(f"{arguments.output}: report.md, report.html, tables/*.csv, figures/*.png")
+        console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX), figures ({arguments.formats})")
 
     run_command(command)
 

@@ -1,12 +1,15 @@
-"""The values of the report in full precision, as CSV files; accuracies are fractions, as in `result.json`."""
+"""The values of the report in full precision, accuracies as fractions as in `result.json`; its tables as shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from speechformer.corpora.files import OutputFolder
 from speechformer.report.claims import Judgement
+from speechformer.report.markdown import TableText, latex
 from speechformer.report.results import Table
 from speechformer.report.statistics import Effect, Summary
 from speechformer.report.tables import comparisons, differences
@@ -14,8 +17,10 @@ from speechformer.report.tables import comparisons, differences
 Line = dict[str, Any]
 
 
-def write_csv_files(tables: list[Table], judgements: Sequence[Judgement], output: OutputFolder) -> None:
-    """Write runs, rows, curves, published, differences and claims to `tables/`, those that have rows."""
+def write_tables(
+    tables: list[Table], judgements: Sequence[Judgement], exports: Mapping[str, TableText], output: OutputFolder
+) -> None:
+    """Write to `tables/`: runs, rows, curves, published, differences and claims, and each table of the page."""
     import pandas as pd
 
     contents = {"claims": list(map(claim_line, judgements))}
@@ -27,7 +32,18 @@ def write_csv_files(tables: list[Table], judgements: Sequence[Judgement], output
             pd.DataFrame(content, dtype=object).to_csv(
                 output.file(f"tables/{name}.csv"), index=False
             )  # integers stay
-    output.remove_stale("tables/*.csv")
+    for name, export in exports.items():
+        output.file(f"tables/{name}.csv").write_text(as_csv(export.cells), encoding="utf-8")
+        output.file(f"tables/{name}.tex").write_text(latex(export.cells), encoding="utf-8")
+    for form in ("csv", "tex"):
+        output.remove_stale(f"tables/*.{form}")
+
+
+def as_csv(cells: Sequence[Sequence[str]]) -> str:
+    """Return rows of texts as CSV; a line break inside a cell becomes a space."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell.replace("\n", " ") for cell in row] for row in cells)
+    return text.getvalue()
 
 
 def place(table: Table) -> Line:

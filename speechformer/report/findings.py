@@ -12,8 +12,9 @@ from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Summary, contrast, holm
 from speechformer.report.tables import (
     Comparison,
+    baseline_name,
     comparisons,
-    format_interval,
+    estimate,
     heading,
     mean_and_sd,
     method,
@@ -71,7 +72,7 @@ def against_baseline(table: Table, summary: Summary, better: int) -> list[str]:
         return []
     value, run = max(measured, key=lambda pair: better * pair[0])
     word = "better" if better * summary.mean > better * value else "not better"
-    return [f"{word} than {run.baseline} ({number(table.metric, value)})"]
+    return [f"{word} than {baseline_name(run)} ({number(table.metric, value)})"]
 
 
 def count(number: int, noun: str) -> str:
@@ -83,12 +84,11 @@ def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
     rows = []
     for own in judgements:
         effect, metric = own.effect, own.metric
-        estimate = (number(metric, effect.mean, signed=True), format_interval(metric, effect.interval, signed=True))
         where = Markdown("[{}]({}#{})").format(heading(metric), page, own.terms[0].table.name)
         verdict = Markdown("**{}**").format(own.verdict) if own.verdict != "inconclusive" else own.verdict
         test = "bootstrap" if own.over_sentences else method(effect)
-        cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate), where, seeds_cell(effect)]
-        rows.append([*cells, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
+        cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate(metric, effect)), where]
+        rows.append([*cells, seeds_cell(effect), test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
     header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of", "seeds", "test", "p; after Holm"]
     return markdown_table(header, rows)
 

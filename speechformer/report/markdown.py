@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,11 @@ from markupsafe import Markup
 from tabulate import tabulate
 
 from speechformer.escape import escape_markdown, one_line
+
+MARKUP = re.compile(r"`([^`]*)`|\[([^\]]*)\]\([^)]*\)|<br>|</?code>|\*+")
+LATEX = {character: rf"\{character}" for character in "&%$#_{}"}  # "[" could be an option of the line break before it
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "−": "$-$"}
+LATEX |= {"±": r"$\pm$", "×": r"$\times$", "–": "--", "…": r"\ldots{}", "<": "$<$", ">": "$>$", "≥": r"$\geq$"}
 
 
 class Markdown(Markup):
@@ -36,10 +42,36 @@ def lines(parts: Sequence[str]) -> Markdown:
     return Markdown("<br>").join(parts)
 
 
+class TableText(Markdown):
+    """A table as Markdown; `cells` are its rows as plain text, the header first."""
+
+    cells: list[list[str]]
+
+
+def plain_text(cell: str) -> str:
+    """Return the text of a cell: code as it is, the rest without the markup of ours."""
+    return html.unescape(MARKUP.sub(lambda match: match[1] or match[2] or "\n" * (match[0] == "<br>"), cell))
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
     """Return a table: first column to the left, the others to the right; "" without rows."""
     if not rows:
         return Markdown("")
     names, *cells = ([str(Markdown.escape(cell)) for cell in row] for row in (header, *rows))
     align = ("left", *["right"] * (len(header) - 1))
-    return Markdown(tabulate(cells, names, tablefmt="pipe", colalign=align, disable_numparse=True))
+    text = TableText(tabulate(cells, names, tablefmt="pipe", colalign=align, disable_numparse=True))
+    text.cells = [[plain_text(cell) for cell in row] for row in (names, *cells)]
+    return text
+
+
+def latex(cells: Sequence[Sequence[str]]) -> str:
+    """Return rows of texts, the header first, as a LaTeX table; it needs the package booktabs."""
+
+    def cell(text: str) -> str:
+        parts = ["".join(LATEX.get(character, character) for character in part) for part in text.split("\n")]
+        return parts[0] if len(parts) == 1 else r"\shortstack[r]{" + r"\\".join(parts) + "}"
+
+    header, *rows = ["    " + " & ".join(map(cell, row)) + r" \\" for row in cells]
+    columns = "l" + "r" * (len(cells[0]) - 1)
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"    \toprule", header, r"    \midrule", *rows, r"    \bottomrule", end, ""])

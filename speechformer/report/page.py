@@ -1,9 +1,7 @@
-"""Compose the report: one Markdown document, and the same as one HTML page."""
+"""Compose the report as a Markdown document."""
 
 from __future__ import annotations
 
-import base64
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 from speechformer.report import claims, findings, published
 from speechformer.report import tables as text
 from speechformer.report.claims import Judgement
-from speechformer.report.markdown import Markdown, code, lines
+from speechformer.report.markdown import Markdown, TableText, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import FAILED, Run, Table
 
@@ -19,38 +17,56 @@ Pictures = Mapping[str, Sequence[tuple[str, str]]]
 HERE = Path(__file__).parent
 ORDER = ("finished", "diverged", *FAILED)
 PARAGRAPHS = Markdown("\n\n")
+FEW = 6  # tables whose differences are shown before the tables
 LIBRARIES = ("python", "torch", "lightning")
 METHODS = Markdown((HERE / "methods.md").read_text(encoding="utf-8").strip())
 
 
 def compose(
-    tables: list[Table], judgements: Sequence[Judgement], runs: list[Run], remarks: list[str], pictures: Pictures
-) -> Markdown:
-    """Return the report as Markdown.
+    tables: list[Table],
+    judgements: Sequence[Judgement],
+    runs: list[Run],
+    remarks: list[str],
+    pictures: Pictures,
+    title: str | None = None,
+) -> tuple[Markdown, dict[str, TableText]]:
+    """Return the report as Markdown, and its tables by name in the order of the page.
 
     Args:
         pictures: paths and captions by name of a table, and those of the claims by "".
         remarks: what is left out.
+        title: of the page; by default that of its only table, or the number of results.
     """
+    title = title or (tables[0].heading if len(tables) == 1 else f"Results of {len(runs)} runs")
     sentences = Markdown("\n").join(map(Markdown("- {}").format, findings.found(tables, judgements)))
-    parts = [Markdown("# Report"), Markdown("## What was found") if sentences else "", sentences]
-    parts += [picture("Claims", *own) for own in pictures.get("", [])]
-    parts += [
-        *claims_by_family(judgements),
-        Markdown("## Tables"),
-        overview(tables, runs, remarks),
-        fold("How to read it", METHODS),
-    ]
-    parts += [section(table, pictures.get(table.name, [])) for table in tables]
-    return PARAGRAPHS.join(part for part in parts if part) + Markdown("\n")
+    parts = [Markdown("# {}").format(title), Markdown("## What was found") if sentences else "", sentences]
+    shown = {name: list(own) for name, own in pictures.items()}
+    if not shown.get("") and len(tables) <= FEW:
+        for table in tables:  # the differences are what a table concludes, so they come first
+            first = [own for own in shown.get(table.name, []) if "_differences." in own[0]]
+            parts += [picture(f"{table.heading}: differences", *own) for own in first]
+            shown[table.name] = [own for own in shown.get(table.name, []) if own not in first]
+    parts += [picture("Claims", *own) for own in shown.get("", [])]
+    exports: dict[str, TableText] = {}
+    parts += claims_by_family(judgements, exports)
+    summary = overview(tables, runs, remarks, exports)
+    parts += [Markdown("## Tables"), summary, fold("How to read it", METHODS)]
+    parts += [section(table, shown.get(table.name, []), exports) for table in tables]
+    return PARAGRAPHS.join(part for part in parts if part) + Markdown("\n"), exports
 
 
-def claims_by_family(judgements: Sequence[Judgement]) -> Iterator[Markdown]:
-    """Yield a heading and a table for each family of claims."""
+def export(name: str, content: Markdown, exports: dict[str, TableText]) -> Markdown:
+    """Return a table, and note it under a name, which its files have."""
+    if isinstance(content, TableText):
+        exports[name] = content
+    return content
+
+
+def claims_by_family(judgements: Sequence[Judgement], exports: dict[str, TableText]) -> Iterator[Markdown]:
+    """Yield the folded table of each family of claims."""
     for family, title in claims.content()["families"].items():
         if own := [claim for claim in judgements if claim.family == family]:
-            yield Markdown("### {}").format(title)
-            yield findings.claims_table(own)
+            yield fold(title, export(f"claims_{family}", findings.claims_table(own), exports))
 
 
 def fold(summary: str, content: Markdown) -> Markdown:
@@ -62,22 +78,24 @@ def picture(title: str, path: str, caption: str) -> Markdown:
     return Markdown("![{}]({})\n\n*{}*").format(title, path, caption)
 
 
-def section(table: Table, pictures: Sequence[tuple[str, str]]) -> Markdown:
+def section(table: Table, pictures: Sequence[tuple[str, str]], exports: dict[str, TableText]) -> Markdown:
     """Return one table with all that belongs to it."""
     title = Markdown('<a id="{}"></a>\n\n## {}').format(table.name, table.heading)
-    parts = [title, about(table), text.results_table(table)]
-    for name, content in {
-        "Train short, test long": text.lengths_table(table),
-        "By the length of the source": text.source_lengths_table(table),
-        "Comparison with published results": text.published_table(table),
-        "Differences": text.differences_table(table),
-    }.items():
-        parts += [Markdown("### {}").format(name), content] if content else []
+    parts = [title, about(table), export(f"{table.name}_results", text.results_table(table), exports)]
+    parts += [picture(table.title, *own) for own in pictures]
+    for name, heading, content in (
+        ("lengths", "Train short, test long", text.lengths_table(table)),
+        ("sources", "By the length of the source", text.source_lengths_table(table)),
+        ("published", "Comparison with published results", text.published_table(table)),
+        ("differences", "Differences", text.differences_table(table)),
+    ):
+        shown = export(f"{table.name}_{name}", content, exports)
+        parts += [Markdown("### {}").format(heading), shown] if shown else []
     for place, run in ((row, run) for row in table.rows for run in row.runs if run.status in FAILED):
         reason = run.result.get("error") or "no reason given"
         parts.append(Markdown.escape(f"{run.status.capitalize()}: {place.label}, seed {run.seed}: {reason}"))
-    parts += [picture(table.title, *own) for own in pictures]
-    return PARAGRAPHS.join([*parts, fold("How to repeat each row", text.commands_table(table))])
+    commands = export(f"{table.name}_commands", text.commands_table(table), exports)
+    return PARAGRAPHS.join([*parts, fold("How to repeat each row", commands)])
 
 
 def about(table: Table) -> Markdown:
@@ -113,7 +131,7 @@ def vocabulary(table: Table) -> str:
     )
 
 
-def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> Markdown:
+def overview(tables: list[Table], runs: list[Run], remarks: list[str], exports: dict[str, TableText]) -> Markdown:
     """Return what there is, and what is left out."""
     states = Counter(run.status for run in runs)
     status = ", ".join(f"{states[word]} {word}" for word in ORDER if states[word])
@@ -133,21 +151,8 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str]) -> Markdo
         seeds = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
         link = Markdown("[{}](#{})").format(table.heading, table.name)
         rows.append([link, table.corpus, table.protocol, str(len(table.rows)), seeds])
-    parts = [" ".join(sentences), markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)]
+    content = markdown_table(["table", "corpus", "protocol", "rows", "runs per row"], rows)
+    parts = [" ".join(sentences), export("overview", content, exports)]
     if remarks:
         parts += [Markdown("**Left out.**"), Markdown("\n").join(map(Markdown("- {}").format, remarks))]
     return PARAGRAPHS.join(parts)
-
-
-def to_html(document: Markdown, folder: Path) -> str:
-    """Return the report as one HTML page that needs no other file; paths of figures are relative to `folder`."""
-    import markdown
-
-    def embed(match: re.Match[str]) -> str:
-        content = (folder / match[1]).read_bytes()
-        width = int.from_bytes(content[16:20], "big")  # of a PNG; half of it, for high-density displays
-        return f'width="{width // 2}" src="data:image/png;base64,{base64.b64encode(content).decode()}"'
-
-    body = markdown.markdown(str(document), extensions=["tables", "md_in_html"])
-    body = re.sub(r'src="([^":]+\.png)"', embed, body)
-    return (HERE / "page.html").read_text(encoding="utf-8").replace("BODY", body)

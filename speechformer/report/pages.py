@@ -24,7 +24,7 @@ from speechformer.report import findings, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
-from speechformer.report.tables import format_interval, mean_and_sd, number
+from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
 
 BLOCK = re.compile(r"(<!--=(.*?)-->\n).*?(<!--/-->)", re.DOTALL)
 PARTS = ("test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train")
@@ -70,7 +70,7 @@ class Context:
         return name, Summary(values.values())
 
     def mean(self, *where: Any, **options: Any) -> str:
-        """Return the mean of `summary` with one decimal."""
+        """Return the mean of `summary` with three significant digits."""
         name, summary = self.summary(*where, **options)
         return number(name, summary.mean)
 
@@ -81,7 +81,7 @@ class Context:
     def prediction(self, *where: Any, **options: Any) -> str:
         """Return the 95 % prediction interval of one run, of `summary`."""
         name, summary = self.summary(*where, **options)
-        return format_interval(name, summary.prediction_interval)
+        return format_interval(name, summary.prediction_interval, like=summary.mean)
 
     def accuracies(self, row: str, protocol: str = "paper") -> str:
         """Return "all / in train / **not in train ± sd**", in per cent."""
@@ -112,12 +112,12 @@ class Context:
         """Return first minus second with its 95 % confidence interval."""
         (table, own), (_, other) = self.place(first, protocol), self.place(second, protocol)
         name = metric or table.metric
-        return estimate(name, contrast([(1, own.values(name, at)), (-1, other.values(name, at))]))
+        return in_one_cell(name, contrast([(1, own.values(name, at)), (-1, other.values(name, at))]))
 
     def effect(self, claim: str) -> str:
         """Return the effect of a claim with its 95 % confidence interval."""
         own = self.claim(claim)
-        return estimate(own.metric, own.effect)
+        return in_one_cell(own.metric, own.effect)
 
     def claim(self, name: str) -> Judgement:
         """Return a judged claim.
@@ -169,12 +169,11 @@ class Context:
         return findings.agreement(self.tables)
 
 
-def estimate(metric: str, effect: Effect | None) -> str:
+def in_one_cell(metric: str, effect: Effect | None) -> str:
     """Format an effect with its 95 % confidence interval."""
     if effect is None:
         raise UserError(f"the rows have no common {metric}.")
-    interval = format_interval(metric, effect.interval, signed=True)
-    return f"{number(metric, effect.mean, signed=True)} {interval}"
+    return " ".join(estimate(metric, effect))
 
 
 def render(text: str, functions: Mapping[str, Any]) -> str:

@@ -7,13 +7,14 @@ that cannot be read are listed above the tables.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
+from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
 from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, plain_number
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 # Config keys that do not change what is measured, or that belong to the table and not to the row
 NOT_IN_ROW = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
 NOT_IN_ROW_GROUPS = ("corpus.", "protocol.")
-ABSENT = object()
 FAILED = ("failed", "killed", "pruned")
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # rows are sorted by the value of those in their names
 TABLE = ["study", "task", "protocol", "corpus_key"]  # attributes that the runs of a table have in common
 
 
@@ -142,7 +144,9 @@ class Row:
     """The runs of one configuration.
 
     Attributes:
-        label: unique in its table.
+        label: unique in its table; in words.
+        overrides: the settings in which it differs from the others, by key, as on the command line.
+        words: their names by key; name: the overrides as one text.
         published: the name of the published row with this configuration, or None.
         missing: seeds that other rows of the table have.
     """
@@ -152,6 +156,9 @@ class Row:
     runs: list[Run]
     published: str | None = None
     missing: list[int] = field(default_factory=list)
+    overrides: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def finished(self) -> list[Run]:
@@ -216,8 +223,20 @@ class Row:
         """The number of finished runs, and the seeds of the others."""
         others = {word: [run.seed for run in self.runs if run.status == word] for word in ("diverged", *FAILED)}
         others["missing"] = [*self.missing]
-        words = [f"{word}: seed {', '.join(map(str, seeds))}" for word, seeds in others.items() if seeds]
+        words = [f"{word}: seed {ranges(seeds)}" for word, seeds in others.items() if seeds]
         return "; ".join([str(len(self.finished)), *words])
+
+
+def ranges(seeds: Sequence[int | None]) -> str:
+    """Return seeds with three or more consecutive ones as a range, "0, 5–19"."""
+    parts: list[list[int | None]] = []
+    for seed in seeds:
+        if parts and seed is not None and parts[-1][-1] == seed - 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    texts = [f"{own[0]}–{own[-1]}" if len(own) > 2 else ", ".join(map(str, own)) for own in parts]
+    return ", ".join(texts)
 
 
 class Table:
@@ -229,6 +248,7 @@ class Table:
 
     Attributes:
         name: unique in the report, for files and links.
+        reference: the row that the others are compared with.
         expected: labels of published rows without a run.
         comparable: whether published results are measured on the same corpus under the same protocol.
     """
@@ -242,6 +262,7 @@ class Table:
         self.direction = " to ".join(more.split()[:2])
         self.corpus = next((run.result["corpus"]["name"] for run in runs if run.corpus_key), "unknown")
         self.rows = build_rows(runs)
+        self.reference = next((row for row in self.rows if row.finished), self.rows[0])
         self.finished = [run for row in self.rows for run in row.finished]
         keys = self.report["baseline_keys"]
         shared = [[row.settings.get(key) for key in keys] for row in self.rows]
@@ -347,6 +368,21 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, remarks
 
 
+def with_baselines(runs: list[Run], folder: Path | None) -> list[Run]:
+    """Return runs with the baselines of a folder for the same task, protocol and corpus, where they have none."""
+
+    def key(run: Run) -> tuple[Any, ...]:
+        return run.task, run.protocol, run.corpus_key
+
+    baselines = {key(run) for run in runs if run.baseline}
+    needed = {key(run) for run in runs if run.corpus_key} - baselines
+    if folder is None or not folder.is_dir():
+        return runs
+    with contextlib.suppress(UserError):  # no readable result
+        runs = runs + [run for run in read_runs([folder])[0] if run.baseline and key(run) in needed]
+    return runs
+
+
 def read_results(*folders: str | Path) -> pd.DataFrame:
     """Read all runs under some folders as a table, one row per run, baselines included.
 
@@ -441,8 +477,8 @@ def build_rows(runs: list[Run]) -> list[Row]:
         groups.setdefault(run.row_key, []).append(run)
     known, seeds = published.content(), {run.seed for run in runs if run.seed is not None}
     rows = [Row("", own[0].settings, own, published.row_of(own[0].settings)) for own in groups.values()]
-    for row, label in zip(rows, labels(rows)):
-        row.label = label
+    name_rows(rows)
+    for row in rows:
         row.missing = sorted(seeds - {run.seed for run in row.runs})
     reference = known["studies"].get(runs[0].study, {}).get("reference", {})
     order = list(known["rows"])
@@ -450,29 +486,7 @@ def build_rows(runs: list[Run]) -> list[Row]:
         key=lambda row: (
             order.index(row.published) if row.published else len(order),
             any(row.settings.get(key, ABSENT) != value for key, value in reference.items()),
-            row.label,
+            [float(text) if place % 2 else text for place, text in enumerate(NUMBER.split(row.name))],
         )
     )
     return rows
-
-
-def labels(rows: list[Row]) -> list[str]:
-    """Name each row: as published, or by the overrides in which it differs from the others."""
-
-    def override(row: Row, key: str) -> str:
-        """Return "key=value" if rows differ in it; an option of a model or pattern counts among rows that have it."""
-        kind, value = f"{key.partition('.')[0]}.name", row.settings[key]
-        similar = [other for other in rows if key == kind or other.settings.get(kind) == row.settings.get(kind)]
-        if all(other.settings.get(key, ABSENT) == value for other in similar):
-            return ""
-        text = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
-        return f"{key.removesuffix('.name')}={text}"
-
-    names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
-    result = []
-    for row, name in zip(rows, names):
-        keys = sorted(row.settings, key=lambda key: not key.endswith(".name"))
-        typed = " ".join(text for key in keys if (text := override(row, key)))
-        typed = typed or f"model={row.settings['model.name']} pattern={row.settings['pattern.name']}"
-        result.append(name if name and names.count(name) == 1 else f"{name}: {typed}" if name else typed)
-    return result

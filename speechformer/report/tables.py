@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from speechformer.console import is_fraction
-from speechformer.report import published
+from speechformer.report import labels, published
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
@@ -47,28 +47,50 @@ def scale(metric: str) -> float:
     return 100.0 if is_fraction(metric) else 1.0
 
 
-def number(metric: str, value: float | None, signed: bool = False) -> str:
-    """Format a value with one decimal, a ratio with two; fractions in per cent."""
+def number(metric: str, value: float | None, signed: bool = False, like: float | None = None) -> str:
+    """Format a value with three significant digits, but at least one decimal; fractions in per cent.
+
+    Args:
+        like: the value whose decimals it gets, such as the mean of a standard deviation.
+    """
     if value is None or math.isnan(value):
         return NONE
-    decimals = 3 if " / " in metric else 2 if "ratio" in metric else 1
-    value = round(value * scale(metric), decimals) + 0.0  # no "-0.0"
+    value, size = value * scale(metric), abs(value if like is None else like) * scale(metric)
+    if size and not 1e-3 <= size < 1e6:
+        return f"{value:{'+' if signed else ''}.2e}".replace("-", "−")
+    decimals = max(1, 2 - math.floor(math.log10(float(f"{size:.2e}")))) if size else 1
+    value = round(value, decimals) + 0.0  # no "-0.0"
     text = f"{value:+.{decimals}f}" if signed and value else f"{value:.{decimals}f}"
     return text.replace("-", "−")
 
 
-def format_interval(metric: str, interval: Interval, signed: bool = False) -> str:
-    """Format an interval as [low, high], limited to the scale of an accuracy or score."""
+def format_interval(metric: str, interval: Interval, signed: bool = False, like: float | None = None) -> str:
+    """Format an interval as [low, high], limited to the scale of an accuracy or score; `like` as in `number`."""
     if math.isnan(interval[0]):
         return NONE
     if not signed and not any(word in metric for word in ("perplexity", "loss", "ratio")):
         most = 100 / scale(metric)  # Student's t is unbounded
         interval = (max(interval[0], 0.0), min(interval[1], most))
-    return Markdown("[{}, {}]").format(*(number(metric, end, signed) for end in interval))
+    like = max(map(abs, interval)) if like is None else like
+    return Markdown("[{}, {}]").format(*(number(metric, end, signed, like) for end in interval))
 
 
 def mean_and_sd(metric: str, values: Summary) -> str:
-    return number(metric, values.mean) + (f" ± {number(metric, values.sd)}" if values.n > 1 else "")
+    """Return "mean ± standard deviation" with the decimals of the mean."""
+    text = number(metric, values.mean)
+    return text + (f" ± {number(metric, values.sd, like=values.mean)}" if values.n > 1 else "")
+
+
+def precision(effect: Effect) -> float:
+    """Return the value that decides the decimals of an effect: three digits of it, at most two of its uncertainty."""
+    low, high = effect.interval
+    return abs(effect.mean) if math.isnan(low) else max(abs(effect.mean), 5 * (high - low))
+
+
+def estimate(metric: str, effect: Effect) -> tuple[str, str]:
+    """Return an effect and its 95 % confidence interval as texts."""
+    like = precision(effect)
+    return number(metric, effect.mean, True, like), format_interval(metric, effect.interval, True, like)
 
 
 def yes_or_no(value: bool | None) -> str:
@@ -88,14 +110,19 @@ def results_table(table: Table) -> Markdown:
 
 def emphasis(run: Run) -> Markdown:
     """Return the name of a baseline in italics."""
-    return Markdown("*{}*").format(run.baseline)
+    return Markdown("*{}*").format(baseline_name(run))
+
+
+def baseline_name(run: Run) -> str:
+    """Return the name of a baseline in words."""
+    return labels.content()["baselines"].get(run.baseline or "", run.baseline or "")
 
 
 def result_cell(row: Row, metric: str) -> str:
     if not (summary := row.summary(metric)):
         return NONE
     incomplete = f" (of {summary.n})" if summary.n < len(row.finished) else ""
-    interval = [format_interval(metric, summary.confidence_interval)] if summary.n > 1 else []
+    interval = [format_interval(metric, summary.confidence_interval, like=summary.mean)] if summary.n > 1 else []
     return lines([mean_and_sd(metric, summary) + incomplete, *interval])
 
 
@@ -152,10 +179,10 @@ def published_table(table: Table) -> Markdown:
         if ours is None:
             rows.append([*cells, "not measured", *[NONE] * 4])
             continue
-        low, high = ours.confidence_interval
-        cells += [mean_and_sd(name, ours), number(name, ours.mean - theirs.value, signed=True)]
-        cells.append(format_interval(name, (low - theirs.value, high - theirs.value), signed=True))
-        rows.append([*cells, format_interval(name, ours.prediction_interval), yes_or_no(line.inside)])
+        low, high = (end - theirs.value for end in ours.confidence_interval)
+        cells += [mean_and_sd(name, ours), *estimate(name, Effect((ours.n,), ours.mean - theirs.value, (low, high)))]
+        interval = format_interval(name, ours.prediction_interval, like=ours.mean)
+        rows.append([*cells, interval, yes_or_no(line.inside)])
     header = ["", "metric", "published in", "published", "ours", "ours − published", "95 % confidence interval"]
     return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
 
@@ -172,8 +199,10 @@ class Difference:
 
 
 def differences(table: Table, all_pairs: bool = False) -> Iterator[Difference]:
-    """Yield each row minus the first, or all pairs; a family of tests are those of one metric."""
-    pairs = list(combinations(table.rows, 2)) if all_pairs else [(table.rows[0], row) for row in table.rows[1:]]
+    """Yield each row minus the reference, or all pairs; a family of tests are those of one metric."""
+    others = [row for row in table.rows if row is not table.reference]
+    pairs = list(combinations([table.reference, *others], 2))
+    pairs = pairs if all_pairs else pairs[: len(others)]
     for metric in filter(table.has, table.report["compare"]):
         effects = [
             (row, reference, metric, effect)
@@ -185,14 +214,13 @@ def differences(table: Table, all_pairs: bool = False) -> Iterator[Difference]:
 
 
 def differences_table(table: Table) -> Markdown:
-    """Return the differences from the first row, or "" for a table of one row."""
+    """Return the differences from the reference, or "" for a table of one row."""
     rows = []
     for own in differences(table):
         effect, metric = own.effect, own.metric
         cells = [f"{own.row.label} − {own.reference.label}", heading(metric), seeds_cell(effect)]
-        cells += [number(metric, effect.mean, signed=True), format_interval(metric, effect.interval, signed=True)]
-        cells += [method(effect), p_value(effect.p), p_value(own.corrected)]
-        rows.append([*cells, number(metric, effect.detectable), significant(own.corrected)])
+        cells += [*estimate(metric, effect), method(effect), p_value(effect.p), p_value(own.corrected)]
+        rows.append([*cells, number(metric, effect.detectable, like=precision(effect)), significant(own.corrected)])
     header = ["", "metric", "seeds", "difference", "95 % confidence interval", "test", "p", "p, Holm"]
     return markdown_table([*header, "detectable", "significant at 5 %"], rows)
 
