@@ -43,6 +43,7 @@ def write_report(
     Raises:
         UserError: there is no result, or an option or a page asks for what the results do not have.
     """
+    from speechformer.report import search
     from speechformer.report.claims import judge
     from speechformer.report.csv_files import write_tables
     from speechformer.report.document import to_html
@@ -60,7 +61,8 @@ def write_report(
 
         for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    content, exports = compose(tables, judgements, runs, remarks, pictures, options.title)
+    searched = [*search.sections(folders, folder, options.formats if plots else None)]
+    content, exports = compose(tables, judgements, runs, remarks, pictures, options.title, searched)
     write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, exports, output), encoding="utf-8")
@@ -74,12 +76,13 @@ def write_report(
 
 
 def print_table(table: Table) -> None:
-    """Print the main metric of each row."""
-    from speechformer.report.tables import result_cell
+    """Print the held-out metric, if there is one, and the main metric of each row."""
+    from speechformer.report.tables import heading, result_cell
 
-    cells = (str(result_cell(row, table.metric)).partition("<br>")[0] for row in table.rows)
-    rows: list[tuple[str, ...]] = [("", "runs", table.metric)]
-    rows += [*((row.label, row.state, cell) for row, cell in zip(table.rows, cells))]
+    metrics = [metric for metric in (table.held_out, table.metric) if metric]
+    rows: list[tuple[str, ...]] = [("", "runs", *map(heading, metrics))]
+    for row in table.rows:
+        rows.append((row.label, row.state, *(str(result_cell(row, own)).partition("<br>")[0] for own in metrics)))
     console.say(f"{table.title} ({table.corpus}, {table.protocol})\n{console.table(rows)}\n")
 
 

@@ -42,6 +42,9 @@ def factors_figure(table: Table) -> tuple[Any, str] | None:
     ordered = sorted(values, key=lambda key: (not is_numeric(values[key]), -len({*map(str, values[key])})))
     if not metrics or len(ordered) not in (1, 2) or (len(ordered) == 1 and not is_numeric(values[ordered[0]])):
         return None
+    keys = {key for row in rows for key in row.overrides}
+    if len(ordered) == 1 and sum(is_numeric([row.settings[key] for row in rows]) for key in keys) > 1:
+        return None  # settings that were drawn at random, not one after the other
     cells = {tuple(str(values[key][place]) for key in ordered): row for place, row in enumerate(rows)}
     if len(cells) < len(rows):
         return None

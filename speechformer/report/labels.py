@@ -107,6 +107,7 @@ def arrange(tables: Sequence[Table], options: Options) -> None:
     for name in [*options.order, *([] if options.reference is None else [options.reference])]:
         check_row(name, tables)
     for table in tables:
+        table.rank()
         first = [row for name in wanted if (row := find_row(table, name))]
         table.rows.sort(key=lambda row: first.index(row) if row in first else len(first))
         reference = find_row(table, options.reference) if options.reference is not None else None

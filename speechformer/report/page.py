@@ -29,12 +29,14 @@ def compose(
     remarks: list[str],
     pictures: Pictures,
     title: str | None = None,
+    searched: Sequence[tuple[str, Markdown]] = (),
 ) -> tuple[Markdown, dict[str, TableText]]:
     """Return the report as Markdown, and its tables by name in the order of the page.
 
     Args:
         pictures: paths and captions by name of a table, and those of the claims by "".
         remarks: what is left out.
+        searched: what searches have found; tables with their name, other parts with "".
         title: of the page; by default that of its only table, or the number of results.
     """
     title = title or (tables[0].heading if len(tables) == 1 else f"Results of {len(runs)} runs")
@@ -49,6 +51,7 @@ def compose(
     parts += [picture("Claims", *own) for own in shown.get("", [])]
     exports: dict[str, TableText] = {}
     parts += claims_by_family(judgements, exports)
+    parts += [export(name, content, exports) for name, content in searched]
     summary = overview(tables, runs, remarks, exports)
     parts += [Markdown("## Tables"), summary, fold("How to read it", METHODS)]
     parts += [section(table, shown.get(table.name, []), exports) for table in tables]

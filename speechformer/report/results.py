@@ -293,6 +293,19 @@ class Table:
     def metric(self) -> str:
         return self.report["metric"]
 
+    @property
+    def held_out(self) -> str | None:
+        """The metric on the held-out part of train, by which rows are ranked; None without one."""
+        return next((name for name in self.columns if name.startswith("validation_")), None)
+
+    def rank(self) -> None:
+        """Sort the rows by the held-out metric, the best first; those of the reports stay in their order."""
+        if self.held_out is None or any(row.published for row in self.rows):
+            return
+        sign = -1 if self.report["higher_is_better"] else 1
+        scores = {id(row): summary.mean for row in self.rows if (summary := row.summary(self.held_out))}
+        self.rows.sort(key=lambda row: sign * scores.get(id(row), -sign * math.inf))
+
     def has(self, metric: str) -> bool:
         """Return whether a metric was measured; `not_in_train` is left out where no test sentence is in train."""
         names = {metric, metric.replace("_not_in_train", "_in_train")}

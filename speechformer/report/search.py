@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
@@ -19,7 +20,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_TRIALS = 30  # in the table
-MARKERS = {"COMPLETE": ("o", "C0"), "PRUNED": ("x", "0.5")}
+MARKERS = {"COMPLETE": ("o", "#0072B2"), "PRUNED": ("x", "#8a949e")}
+
+
+def sections(
+    folders: Sequence[Path], output: OutputFolder, formats: Sequence[str] | None
+) -> Iterator[tuple[str, Markdown]]:
+    """Yield the parts of the page on each search: tables by name, others with "". No figures without `formats`."""
+    for place, (folder, study) in enumerate(searches(folders)):
+        if not (trials := ranked(study)):
+            continue
+        name, states = f"search{place or ''}", [trial.state.name for trial in study.trials]
+        counts = ", ".join(f"{states.count(state)} {state.lower()}" for state in dict.fromkeys(states))
+        text = "{} trials: {}. The score is on held-out sentences. Only the best trial shows its test metric."
+        yield "", Markdown("## Search {}").format(folder.name)
+        yield "", Markdown(text).format(str(len(states)), counts)
+        yield name, ranking(folder, trials)
+        if formats is not None:
+            yield from (("", own) for own in pictures(study, name, output, formats))
+
+
+def pictures(study: Any, name: str, output: OutputFolder, formats: Sequence[str]) -> Iterator[Markdown]:
+    """Draw history and importance, and yield them."""
+    from matplotlib import pyplot
+
+    from speechformer.report.page import picture
+    from speechformer.report.plots import HERE, write
+
+    figures = {
+        "history": (history, "The score of each trial, and the best so far."),
+        "importance": (importance, "The share of the score's variance that each setting explains (fANOVA)."),
+    }
+    for kind, (draw, caption) in figures.items():
+        with pyplot.style.context(HERE / "figures.mplstyle"):
+            if (figure := draw(study)) is not None:
+                path = write(figure, output, f"{name}_{kind}", formats)
+                yield picture(f"Search: {kind}", path.relative_to(output.path).as_posix(), caption)
 
 
 def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
@@ -41,12 +77,11 @@ def ranked(study: Any) -> list[Any]:
     return sorted(complete, key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")
 
 
-def section(folder: Path, study: Any) -> Markdown:
-    """Return counts and the table of the trials, the best first; the test metric stands beside the best alone.
+def ranking(folder: Path, trials: Sequence[Any]) -> Markdown:
+    """Return the table of the trials, the best first; the test metric stands beside the best alone.
 
     To look at the test metric of every trial would be to choose by it.
     """
-    trials, states = ranked(study), [trial.state.name for trial in study.trials]
     metric, results = metric_of(folder)
     keys = sorted({key for trial in trials for key in trial.params})
     rows = []
@@ -55,10 +90,7 @@ def section(folder: Path, study: Any) -> Markdown:
         seconds = sum(result["seconds"] for result in own)
         cells = [str(rank), *(shown(trial.params.get(key)) for key in keys), number(metric, trial.value)]
         rows.append([*cells, f"{seconds:.0f} s", tested(own) if rank == 1 else ""])
-    counts = ", ".join(f"{states.count(state)} {state.lower()}" for state in dict.fromkeys(states))
-    header = ["rank", *keys, f"{metric.replace('_', ' ')}", "time", "test"]
-    text = Markdown("{} trials: {}. The score is of held-out sentences; only the best trial shows its test metric.")
-    return Markdown("\n\n").join([text.format(str(len(states)), counts), markdown_table(header, rows)])
+    return markdown_table(["rank", *keys, metric.replace("_", " "), "time", "test"], rows)
 
 
 def tested(results: Sequence[dict[str, Any]]) -> str:
@@ -100,7 +132,7 @@ def history(study: Any) -> Figure:
             axis.plot(*zip(*points), marker, color=colour, label=state.lower(), markersize=5)
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     best = [better(trial.value for trial in complete[: k + 1]) for k in range(len(complete))]
-    axis.step([trial.number for trial in complete], best, where="post", color="C1", label="best so far")
+    axis.step([trial.number for trial in complete], best, where="post", color="#D55E00", label="best so far")
     axis.set(xlabel="trial", ylabel="score on held-out sentences")
     axis.locator_params(axis="x", integer=True)
     axis.legend(frameon=False)
@@ -128,7 +160,7 @@ def importance(study: Any) -> Figure | None:
     names, values = [*shares][::-1], [*shares.values()][::-1]
     figure, axis = pyplot.subplots(figsize=(6.4, 0.9 + 0.4 * len(names)))
     axis.hlines(range(len(names)), 0, values, color="0.8")
-    axis.plot(values, range(len(names)), "o", color="C0")
+    axis.plot(values, range(len(names)), "o", color="#0072B2")
     axis.set_yticks(range(len(names)), names)
-    axis.set(xlabel="share of the variance of the score", xlim=(0, 1))
+    axis.set(xlabel="share of the variance of the score", xlim=(0, 1), ylim=(-0.6, len(names) - 0.4))
     return figure
