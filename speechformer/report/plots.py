@@ -269,14 +269,16 @@ def source_points(row: Row, name: str, buckets: Mapping[str, int]) -> dict[float
 def write(figure: Any, output: OutputFolder, name: str, formats: Sequence[str]) -> Path:
     """Write a figure as PNG, with 256 colours and so a third of the bytes, and in other formats; return the PNG."""
     figure.tight_layout()
+    figure.draw_without_rendering()
+    look: dict[str, Any] = {"bbox_inches": figure.get_tightbbox().padded(0.1), "facecolor": "white"}
     path = output.file(f"figures/{name}.png")
     content = io.BytesIO()
-    figure.savefig(content, bbox_inches="tight", facecolor="white")
+    figure.savefig(content, **look)
     Image.open(content).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     for form, undated in {"svg": "Date", "pdf": "CreationDate"}.items():  # the same results give the same bytes
         if form in formats:
             place = output.file(f"figures/{name}.{form}")
-            figure.savefig(place, bbox_inches="tight", facecolor="white", metadata={undated: None})
+            figure.savefig(place, metadata={undated: None}, **look)
     plt.close(figure)
     return path
 
