@@ -128,7 +128,7 @@ def check_texts(figure: Any) -> None:
 
 
 def is_in_view(line: Any) -> bool:
-    """Whether all points of a line lie inside its axes; without a marker, it needs two to be seen."""
+    """Whether all points of a line lie inside its axes; without a marker, it needs two to be visible."""
     pixels = line.get_transform().transform(line.get_xydata())
     inside = [line.axes.bbox.padded(1).contains(*point) for point in pixels]
     return all(inside) and len({*line.get_xdata()}) > (line.get_marker() in ("", "None"))

@@ -40,8 +40,7 @@ class Context:
 
     def functions(self) -> dict[str, Any]:
         """Return the functions by name."""
-        names = [name for name in vars(Context) if not name.startswith("_")]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in vars(Context) if not name.startswith("_")}
 
     def place(self, row: str, protocol: str = "paper") -> tuple[Table, Row]:
         """Return the table and row of this name.
@@ -97,14 +96,9 @@ class Context:
         """Return the number of finished runs of a row."""
         return len(self.place(row, protocol)[1].finished)
 
-    def leaked(self, row: str, protocol: str = "paper") -> str:
-        """Return how many test sentences of a classification train has, too, "551 of 750"."""
-        counts = self.place(row, protocol)[0].counts
-        return f"{counts['test_in_train']:,} of {counts['test']:,}"
-
-    def vocabulary(self, row: str, protocol: str = "paper") -> str:
-        """Return the number of entries of the vocabulary."""
-        return f"{self.place(row, protocol)[0].counts['vocabulary']:,}"
+    def counts(self, row: str, protocol: str = "paper") -> Mapping[str, Any]:
+        """Return the counts of the corpus of a row, as in `result.json`."""
+        return self.place(row, protocol)[0].counts
 
     def difference(
         self, first: str, second: str, metric: str | None = None, at: float | None = None, protocol: str = "paper"

@@ -173,13 +173,15 @@ def wait_for_queue(folder: Path) -> None:
 def conclude(folder: Path) -> int:
     """Report on a sweep that has ended; return the command's exit code, 0 if every run has finished."""
     from speechformer.report.__main__ import print_table, write_report
+    from speechformer.report.labels import Options
 
     jobs = own_jobs(folder)
     link_all_curves(folder, jobs_of(folder))
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
-        for table in write_report([folder], folder / "report"):
+        options = Options(baselines=Path("outputs/baselines"))
+        for table in write_report([folder], folder / "report", options=options):
             print_table(table)
         console.say(f"Report: {folder / 'report' / 'report.html'}")
         if (folder / CURVES).is_dir():
