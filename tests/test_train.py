@@ -233,7 +233,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
             ["model=alibi", "model.scal=2"],
             "model has no key 'scal'; the valid ones are: name, slopes, scale. Did you",
         ),
-        (["trainer.max_step=2"], "trainer has no key 'max_step'; .*Did you mean max_steps?"),
+        (["trainer.max_step=2"], "trainer has no key 'max_step'; .*Did you mean trainer.max_steps?"),
         (["+trainer.max_stepz=2"], "trainer has no argument 'max_stepz'; .*Did you mean max_steps?"),
         (["+trainer.logger=false"], "trainer.logger cannot be set"),
         (["+foo=1"], "+foo=1 adds a key that nothing reads"),
