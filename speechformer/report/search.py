@@ -13,8 +13,7 @@ from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.tables import number
 from speechformer.runs import folder as runs
-from speechformer.sweeps import folder as sweeps
-from speechformer.sweeps import search
+from speechformer.runs import search
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +65,8 @@ def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
             if search.SEARCH in files:
                 try:
                     content = runs.read_json(Path(place) / search.SEARCH) or {}
-                    yield Path(place), search.open_study(Path(content["storage"]), {"pruner": "NopPruner"})
+                    storage = search.journal(Path(content["storage"]))
+                    yield Path(place), search.import_optuna().load_study(study_name=search.STUDY, storage=storage)
                 except (UserError, KeyError, OSError):
                     continue
 
@@ -107,14 +107,14 @@ def shown(value: Any) -> str:
 
 def metric_of(folder: Path) -> tuple[str, dict[int, list[dict[str, Any]]]]:
     """Return the name of the score, and the results of each trial that this folder has, by the trial's number."""
-    trials = (runs.read_json(folder / search.SEARCH) or {}).get("jobs", {})
     results: dict[int, list[dict[str, Any]]] = {}
     metric = ""
-    for job in sweeps.jobs_of(folder):
-        if job.state.status == "finished" and str(job.number) in trials:
-            result = job.state.result or {}
+    for job, trial in (runs.read_json(folder / search.SEARCH) or {}).get("jobs", {}).items():
+        pointer = runs.read_or_none(folder / "jobs" / f"{job}.json", "job") or {}
+        result = runs.result_or_none(folder / pointer["folder"]) if "folder" in pointer else None
+        if result is not None and result["status"] == "finished":
             metric = result["best"]["metric"]
-            results.setdefault(trials[str(job.number)], []).append(result)
+            results.setdefault(trial, []).append(result)
     return metric, results
 
 

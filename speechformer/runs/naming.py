@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from speechformer.keys import CONF
 from speechformer.runs.identity import identity_settings
 
 MOST_CHARACTERS = 60  # of a folder's name before seed and fingerprint
@@ -60,10 +63,9 @@ def differences(config: Mapping[str, Any]) -> list[str]:
 @functools.cache
 def choice(group: str, name: str) -> dict[str, Any]:
     """Return the content of a choice of a config group; empty if there is none."""
-    from speechformer.config import CONF, load_plain
-
     path = CONF / group / f"{name}.yaml"
-    return load_plain(path) if re.fullmatch(r"\w+", name) and path.is_file() else {}
+    exists = re.fullmatch(r"\w+", name) and path.is_file()
+    return OmegaConf.to_container(OmegaConf.load(path)) if exists else {}  # type: ignore[return-value]
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

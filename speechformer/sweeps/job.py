@@ -30,13 +30,11 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
 
     A job that runs beside others writes its output into `log.txt` in its folder, and prints one line.
     """
-    sweep, number = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir, hydra_config.job.num
-    launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
-    name, count = " ".join(overrides), 0
+    sweep = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir
+    launcher = hydra_config.runtime.choices["hydra/launcher"]
+    plan = sweeps.plan(sweep)
+    number, name, count = place(plan.get("jobs") or [], list(overrides), hydra_config.job.num)
     console.LINE.shown = launcher not in progress.IN_PROCESS
-    if planned := plan.get("jobs"):
-        number = planned.index(list(overrides))  # not Hydra's: the folder may hold other commands' jobs too
-        name, count = sweeps.names(planned)[number], len(planned)
     if launcher == "basic" and count > 1:
         console.say(f"Run {number + 1} of {count}: {name}")
     if number in plan.get("given_up", []):
@@ -45,9 +43,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
         os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
     started = time.time()
-    owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
-    if cfg.get("force") and owner.get("since", 0) >= plan.get("begun", 0):
-        cfg.force = False  # this command has discarded the earlier run, before a worker was killed
+    force_once(cfg, directory, plan)
     try:
         sweeps.register(sweep, number, overrides, directory)
         sweeps.link_curves(sweep, name, directory)
@@ -61,18 +57,13 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Left to another process: {name}: {error}")
         return NO_VALUE
     except search.PrunedError as error:
-        owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
-        config: Any = OmegaConf.to_container(cfg, resolve=True)
-        pruned = runs.failure_result(config, overrides, owner.get("identity"), error) | {"status": "pruned"}
-        runs.write_result(directory, pruned)
+        record_pruning(cfg, directory, overrides, error)
         console.say(f"Pruned: {name}: {error}")
         return NO_VALUE
     except Exception as error:
         console.warn(f"Failed: {name}: {one_sentence(error)}")
         record_failure(cfg, sweep, number, directory, overrides, error)
-        gc.collect()  # perhaps it failed for lack of memory
-        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
         return NO_VALUE
     if line := outcome(result, directory, started, plan.get("begun", started), launcher):
         console.say(f"{line}: {name}" + (f": {own}" if (own := progress.describe_score(result)) else ""))
@@ -80,6 +71,31 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(progress.describe(sweeps.own_jobs(sweep), at_once=1) + "\n")
     value = result["best"]["value"]
     return NO_VALUE if value is None else value
+
+
+def place(planned: list[list[str]], overrides: list[str], number: int) -> tuple[int, str, int]:
+    """Return the number of a job in its sweep, its name, and how many jobs there are; 0 if nobody has planned them.
+
+    The number is not always Hydra's: the folder may hold the jobs of other commands, too.
+    """
+    if not planned:
+        return number, " ".join(overrides), 0
+    number = planned.index(overrides)
+    return number, sweeps.names(planned)[number], len(planned)
+
+
+def force_once(cfg: DictConfig, directory: Path, plan: dict[str, Any]) -> None:
+    """Unset `force` if this command has discarded the earlier run already, before a worker was killed."""
+    owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
+    if cfg.get("force") and owner.get("since", 0) >= plan.get("begun", 0):
+        cfg.force = False
+
+
+def release_memory() -> None:
+    """Free what a failed run has left: perhaps it failed for lack of memory."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def outcome(result: dict[str, Any], directory: Path, started: float, sweep_started: float, launcher: str) -> str:
@@ -90,6 +106,13 @@ def outcome(result: dict[str, Any], directory: Path, started: float, sweep_start
     if not runs.worked_here(directory, started):
         return f"{status} in an ensemble of {result['machine']['ensemble_size']} runs"
     return f"{status} in {result['seconds']:.0f} s" if launcher != "basic" else ""
+
+
+def record_pruning(cfg: DictConfig, directory: Path, overrides: Sequence[str], error: Exception) -> None:
+    """Write the result of a run that a search has ended."""
+    identity = (runs.read_or_none(directory / runs.OWNER, "owner") or {}).get("identity")
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    runs.write_result(directory, runs.failure_result(config, overrides, identity, error) | {"status": "pruned"})
 
 
 def record_failure(

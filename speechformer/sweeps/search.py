@@ -29,10 +29,10 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
+from speechformer.runs.search import SEARCH, STUDY, import_optuna, journal
 from speechformer.sweeps import folder as sweeps
 
-SEARCH, JOURNAL, COMMANDS = "search.json", "search.journal", "commands"
-STUDY = "search"
+JOURNAL, COMMANDS = "search.journal", "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
 
 
@@ -226,16 +226,6 @@ def distribution(override: Override) -> Any:
         raise UserError(f"{override.input_line} is no search space: {error}") from error
 
 
-def import_optuna() -> Any:
-    """Import optuna, which is an optional dependency."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("optuna is not installed: pip install 'speechformer[search]'.") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
 def open_study(path: Path, classes: Any, direction: str | None = None) -> Any:
     """Open the study in a journal; create it if it is new, and a direction is known.
 
@@ -244,8 +234,7 @@ def open_study(path: Path, classes: Any, direction: str | None = None) -> Any:
             a search that goes on does not draw the same ones again.
     """
     optuna = import_optuna()
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-    options = {"study_name": STUDY, "storage": storage, "pruner": instance(optuna.pruners, classes, "pruner")}
+    options = {"study_name": STUDY, "storage": journal(path), "pruner": instance(optuna.pruners, classes, "pruner")}
     if direction is None:
         return optuna.load_study(**options)
     study = optuna.create_study(**options, direction=direction, load_if_exists=True)
