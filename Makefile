@@ -71,7 +71,7 @@ pages: $(STAMP)
 	rm -rf $(REPRODUCED)/archive
 	mkdir -p $(REPRODUCED)/archive
 	tar -xJf $(REFERENCE)/runs.tar.xz -C $(REPRODUCED)/archive
-	$(BIN)/python -m speechformer.report $(REPRODUCED)/archive --output $(REFERENCE) --pages $(PAGES) \
+	$(BIN)/python -m speechformer.report $(REPRODUCED)/archive --output $(REFERENCE) --pages $(PAGES) --formats png \
 		--title "Attention on presidential speeches: three course reports repeated"
 
 # The same for translation. It needs the TED pairs and takes hours on a CPU.

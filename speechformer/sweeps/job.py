@@ -31,8 +31,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     A job that runs beside others writes its output into `log.txt` in its folder, and prints one line.
     """
     sweep = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir
-    launcher = hydra_config.runtime.choices["hydra/launcher"]
-    plan = sweeps.plan(sweep)
+    launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
     number, name, count = place(plan.get("jobs") or [], list(overrides), hydra_config.job.num)
     console.LINE.shown = launcher not in progress.IN_PROCESS
     if launcher == "basic" and count > 1:
