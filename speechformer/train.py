@@ -88,7 +88,7 @@ def run(cfg: DictConfig) -> float | None:
 def main() -> None:
     """Run the command line; `speechformer-train` is the same."""
     if "--version" in sys.argv[1:]:  # Hydra would print its own
-        print(f"speechformer {speechformer.__version__}")
+        console.write(f"speechformer {speechformer.__version__}")
         return
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:

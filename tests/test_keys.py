@@ -29,7 +29,8 @@ def test_help_explains_every_key(group: str, choice: str) -> None:
     """A key without a comment is a group of keys."""
     cfg = composed(f"{group}={choice}")
     choices = {"task": "classify", "model": "sinusoidal", "pattern": "full", "recipe": "adam", "protocol": "paper"}
-    text = describe(OmegaConf.to_yaml(cfg), choices | {"corpus": "auto", "machine": "auto", group: choice})
+    choices |= {"corpus": "auto", "machine": "auto", "logger": "tensorboard", group: choice}
+    text = describe(OmegaConf.to_yaml(cfg), choices)
     for line, key, match in walk(text):
         value = match and OmegaConf.select(cfg, key)
         assert not match or "#" in line or OmegaConf.is_dict(value), line

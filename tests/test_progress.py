@@ -88,6 +88,7 @@ def test_the_line_is_replaced_in_a_terminal_and_logged_through_a_pipe(
     sweeps.register(tmp_path, 0, ["seed=0"], tmp_path / "a")
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(console.LINE, "shown", False)
+    monkeypatch.setattr(sweeps.COMMAND, "numbers", None)
     monkeypatch.setattr(progress, "EVERY_SECONDS", dict.fromkeys((True, False), 0.02))
     stderr = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr("sys.stderr", stderr)

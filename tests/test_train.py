@@ -104,7 +104,7 @@ def test_a_run_leaves_what_is_promised(task: list[str], protocol: str, tmp_path:
     # the same in TensorBoard and as CSV; test is touched along the way only under the reports' protocol
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     scalars = set(events.Tags()["scalars"])
-    assert {"train_loss", result["best"]["metric"]} <= scalars
+    assert {"training/train_loss", f"metrics/{result['best']['metric']}"} <= scalars
     constant = {key for key in metrics if key == "majority_accuracy" or "_unknown_rate" in key}  # of the corpus
     figures = {key for key, value in metrics.items() if value is not None} - constant
     assert {f"metrics_final/{key}" for key in figures} <= scalars and not {

@@ -76,7 +76,7 @@ class OptunaSweeper(Sweeper):
             self.repeat_lost_trials()
             while batch := self.ask():
                 returned.append(self.run(batch))
-        self.say_best()
+        say_best(self.study, len(self.seeds))
         return returned
 
     def check(self, overrides: Sequence[str]) -> str:
@@ -158,34 +158,40 @@ class OptunaSweeper(Sweeper):
         states = {job.number: job.state.status for job in sweeps.jobs_of(self.folder)}
         for k, trial in enumerate(batch):
             own = slice(k * len(self.seeds), (k + 1) * len(self.seeds))
-            self.tell(trial, [job.return_value for job in returned[own]], {states[number] for number in numbers[own]})
+            scores = [job.return_value for job in returned[own]]
+            tell(self.study, trial, scores, {states[number] for number in numbers[own]})
         return returned
 
     def words_of(self, trial: Any, seed: str | None) -> list[str]:
-        """Return the overrides of a job; numbers have three digits."""
-        chosen = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.params.items()}
-        words = [*self.fixed, *(f"{key}={value}" for key, value in chosen.items())]
+        """Return the overrides of a job."""
+        words = [*self.fixed, *chosen(trial)]
         return words if seed is None else [*words, f"seed={seed}"]
 
-    def tell(self, trial: Any, scores: Sequence[float], states: set[str]) -> None:
-        """Tell the study how a trial has ended."""
-        from optuna.trial import TrialState
 
-        if states == {"finished"} and all(map(math.isfinite, scores)):
-            self.study.tell(trial, statistics.mean(scores))
-        else:
-            self.study.tell(trial, state=TrialState.PRUNED if states == {"pruned"} else TrialState.FAIL)
+def tell(study: Any, trial: Any, scores: Sequence[float], states: set[str]) -> None:
+    """Tell a study how a trial has ended."""
+    from optuna.trial import TrialState
 
-    def say_best(self) -> None:
-        """Print the best trial."""
-        from optuna.trial import TrialState
+    if states == {"finished"} and all(map(math.isfinite, scores)):
+        study.tell(trial, statistics.mean(scores))
+    else:
+        study.tell(trial, state=TrialState.PRUNED if states == {"pruned"} else TrialState.FAIL)
 
-        complete = self.study.get_trials(states=[TrialState.COMPLETE])
-        if complete:
-            words = " ".join(word for word in self.words_of(self.study.best_trial, None) if word not in self.fixed)
-            over = f", the mean of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-            score = f"{self.study.best_value:.4g} on held-out sentences{over}"
-            console.say(f"Best of {len(complete)} complete trials: {words}: {score}.")
+
+def chosen(trial: Any) -> list[str]:
+    """Return the overrides that a trial has chosen; numbers have three digits."""
+    values = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.params.items()}
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def say_best(study: Any, seeds: int) -> None:
+    """Print the best trial."""
+    from optuna.trial import TrialState
+
+    if complete := study.get_trials(states=[TrialState.COMPLETE]):
+        over = f", the mean of {seeds} seeds" if seeds > 1 else ""
+        score = f"{study.best_value:.4g} on held-out sentences{over}"
+        console.say(f"Best of {len(complete)} complete trials: {' '.join(chosen(study.best_trial))}: {score}.")
 
 
 def split_overrides(overrides: Sequence[Override]) -> tuple[list[str], dict[str, Any], list[str | None]]:

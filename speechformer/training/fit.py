@@ -45,8 +45,7 @@ def fit(
     Args:
         config: the resolved config as plain data.
         folder: the run's folder, which this process owns.
-        launcher: of the sweep that this run belongs to, or None.
-        on_evaluation: as for `execute`.
+        launcher, on_evaluation: as for `execute`.
 
     Returns:
         The content of `result.json`.
