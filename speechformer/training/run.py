@@ -37,7 +37,7 @@ def execute(
 
     Args:
         cfg: the composed config; see `conf/config.yaml`.
-        directory: the run's folder; it is created, and must not hold another run.
+        directory: the run's folder, which must not hold another run.
         overrides: of the command line, for the result to name; None without one.
         launcher: of the sweep that this run belongs to, which does not wait for another process that works on it.
         environment: what surrounds the training: `runtime.process_set_up` in a command.
@@ -51,18 +51,16 @@ def execute(
         OccupiedError: another process works on this run of a sweep.
         ForeignError: the folder holds another run.
     """
-    start = time.perf_counter()
-    config = as_plain(cfg)
+    start, config = time.perf_counter(), as_plain(cfg)
     if launcher is not None:
         check_sweep(config)
     force, logger = config.pop("force"), config.pop("logger")
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    if int(os.environ.get("LOCAL_RANK", 0)):  # another process of a run on several devices: the first owns the folder
-        owned: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))
-    else:
-        owned = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
-    with owned as folder:
+    rank = int(os.environ.get("LOCAL_RANK", 0))  # of several processes of a run, the first owns the folder
+    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))
+    owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
+    with shared if rank else owned as folder:
         folder.logger = logger
         if folder.has_ended:
             folder.clean_up()  # the process may have been killed before it did
