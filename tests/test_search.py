@@ -24,7 +24,7 @@ SEARCH = [*LM, "protocol=clean", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep"
 
 
 def study(folder: Path) -> Any:
-    return search.open_study(folder / search.JOURNAL, {"pruner": "NopPruner"})
+    return search.open_study(folder, {"pruner": "NopPruner"})
 
 
 def parsed(*words: str) -> tuple:
@@ -155,5 +155,5 @@ def test_without_optuna_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_job_outside_a_search_reports_nothing(tmp_path: Path) -> None:
     assert search.reporter(tmp_path, 0, None) is None
-    runs.write_json(tmp_path / search.SEARCH, {"jobs": {"1": 0}, "seeds": 1, "storage": "x"})
+    runs.write_json(tmp_path / search.SEARCH, {"jobs": {"1": 0}, "seeds": 1})
     assert search.reporter(tmp_path, 0, OmegaConf.create({})) is None

@@ -64,8 +64,7 @@ def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
             below.sort()
             if search.SEARCH in files:
                 try:
-                    content = runs.read_json(Path(place) / search.SEARCH) or {}
-                    storage = search.journal(Path(content["storage"]))
+                    storage = search.journal(Path(place))
                     yield Path(place), search.import_optuna().load_study(study_name=search.STUDY, storage=storage)
                 except (UserError, KeyError, OSError):
                     continue

@@ -7,8 +7,8 @@ from typing import Any
 
 from speechformer.errors import UserError
 
-SEARCH = "search.json"  # in the sweep's folder: the study's place, and the trial of each job by its number
-STUDY = "search"
+SEARCH = "search.json"  # in the sweep's folder: the trial of each job, by the job's number
+JOURNAL, STUDY = "search.journal", "search"  # the file beside it, and the name in it
 
 
 def import_optuna() -> Any:
@@ -21,7 +21,7 @@ def import_optuna() -> Any:
     return optuna
 
 
-def journal(path: Path) -> Any:
-    """Return the storage of a study in a journal file, which several processes may write."""
+def journal(folder: Path) -> Any:
+    """Return the storage of the study in a sweep's folder, which several processes may write."""
     optuna = import_optuna()
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))

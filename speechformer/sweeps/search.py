@@ -1,7 +1,7 @@
 """`hydra/sweeper=optuna`: choose settings by the held-out score, through any launcher, over optuna's ask and tell.
 
 search.journal  optuna's study, which a later command continues and which several machines may share
-search.json     where the study is, and the trial of each job, by the job's number in `sweep.json`
+search.json     the trial of each job, by the job's number in `sweep.json`
 
 The stable Hydra plugin for optuna needs an optuna below version 3.
 """
@@ -29,10 +29,10 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
-from speechformer.runs.search import SEARCH, STUDY, import_optuna, journal
+from speechformer.runs.search import JOURNAL, SEARCH, STUDY, import_optuna, journal
 from speechformer.sweeps import folder as sweeps
 
-JOURNAL, COMMANDS = "search.journal", "commands"
+COMMANDS = "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
 
 
@@ -43,10 +43,8 @@ class PrunedError(Exception):
 class OptunaSweeper(Sweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/optuna.yaml`."""
 
-    def __init__(
-        self, trials: int, at_once: int | None = None, storage: str | None = None, params: Any = None, **classes: Any
-    ) -> None:
-        self.trials, self.at_once, self.storage, self.params = trials, at_once, storage, params or {}
+    def __init__(self, trials: int, at_once: int | None = None, params: Any = None, **classes: Any) -> None:
+        self.trials, self.at_once, self.params = trials, at_once, params or {}
         self.classes = classes
         self.token = secrets.token_hex(4)
 
@@ -64,12 +62,9 @@ class OptunaSweeper(Sweeper):
         words = [f"{key}={value}" for key, value in self.params.items()]
         parser = OverridesParser.create(config_loader=self.loader)
         self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
-        path = Path(self.storage or self.folder / JOURNAL)
         mode = self.check(self.fixed)
-        self.study = open_study(path, self.classes, "maximize" if mode == "max" else "minimize")
+        self.study = open_study(self.folder, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
-        place = {"storage": os.path.abspath(path), "seeds": len(self.seeds), "jobs": {}}
-        runs.write_json(self.folder / SEARCH, {**place, **(runs.read_json(self.folder / SEARCH) or {})})
         (self.folder / COMMANDS).mkdir(exist_ok=True)
         returned = []
         with FileLock(self.folder / COMMANDS / f"{self.token}.lock"):
@@ -93,14 +88,15 @@ class OptunaSweeper(Sweeper):
 
     def check_space(self) -> None:
         """Raise a `UserError` if the study is of another search."""
-        own = {"space": {key: repr(value) for key, value in self.space.items()}, "fixed": sorted(self.fixed)}
+        space = {key: repr(value) for key, value in self.space.items()}
+        own: dict[str, Any] = {"space": space, "fixed": sorted(self.fixed), "seeds": self.seeds}
         before = self.study.user_attrs.get("search")
         if before is None:
             self.study.set_user_attr("search", own)
         elif before != own:
             raise UserError(
-                f"{self.storage or self.folder / JOURNAL} holds the search over {before['space']} with "
-                f"{' '.join(before['fixed']) or 'the defaults'}. {sweeps.CHOOSE}"
+                f"{self.folder / JOURNAL} holds the search over {before['space']} with "
+                f"{' '.join(before['fixed']) or 'the defaults'}, and seeds {before['seeds']}. {sweeps.CHOOSE}"
             )
 
     def repeat_lost_trials(self) -> None:
@@ -151,9 +147,10 @@ class OptunaSweeper(Sweeper):
         planned = sweeps.plan(self.folder)["jobs"]
         numbers = [planned.index(job) for job in jobs]
         owners = [trial.number for trial in batch for _ in self.seeds]
-        content = runs.read_json(self.folder / SEARCH) or {}
-        content["jobs"] |= {str(number): owner for number, owner in zip(numbers, owners)}
-        runs.write_json(self.folder / SEARCH, content)
+        with FileLock(self.folder / sweeps.SWEEP_LOCK):  # another machine may have the same search
+            before = (runs.read_json(self.folder / SEARCH) or {}).get("jobs", {})
+            jobs_of_trials = before | {str(number): owner for number, owner in zip(numbers, owners)}
+            runs.write_json(self.folder / SEARCH, {"seeds": len(self.seeds), "jobs": jobs_of_trials})
         returned = self.launch(jobs, initial_job_idx=0)
         states = {job.number: job.state.status for job in sweeps.jobs_of(self.folder)}
         for k, trial in enumerate(batch):
@@ -232,15 +229,15 @@ def distribution(override: Override) -> Any:
         raise UserError(f"{override.input_line} is no search space: {error}") from error
 
 
-def open_study(path: Path, classes: Any, direction: str | None = None) -> Any:
-    """Open the study in a journal; create it if it is new, and a direction is known.
+def open_study(folder: Path, classes: Any, direction: str | None = None) -> Any:
+    """Open the study of a sweep; create it if it is new, and a direction is known.
 
     Args:
         classes: sampler and pruner with their options. The sampler's seed is raised by the number of trials, so that
             a search that goes on does not draw the same ones again.
     """
     optuna = import_optuna()
-    options = {"study_name": STUDY, "storage": journal(path), "pruner": instance(optuna.pruners, classes, "pruner")}
+    options = {"study_name": STUDY, "storage": journal(folder), "pruner": instance(optuna.pruners, classes, "pruner")}
     if direction is None:
         return optuna.load_study(**options)
     study = optuna.create_study(**options, direction=direction, load_if_exists=True)
@@ -274,7 +271,7 @@ def reporter(folder: Path, number: int, classes: Any) -> Callable[[int, dict[str
     if str(number) not in content.get("jobs", {}) or content["seeds"] > 1:  # the first seed alone would decide
         return None
     optuna = import_optuna()
-    study = open_study(Path(content["storage"]), classes)
+    study = open_study(folder, classes)
     number_of_trial = content["jobs"][str(number)]
     trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number_of_trial]._trial_id)
 

@@ -35,7 +35,7 @@ class Tracker(Logger):
     Attributes: `id` of the service's run; `about`, a line on it for the console; `is_open` between start and end.
     """
 
-    library: ClassVar[str]
+    module: ClassVar[str]
     version = ""
     id = about = ""
 
@@ -51,8 +51,8 @@ class Tracker(Logger):
         Raises:
             UserError: the library is missing, or the service rejects the run.
         """
-        if importlib.util.find_spec(self.library) is None:
-            raise UserError(f"logger={self.name} needs the library {self.library}: pip install {self.library}")
+        if importlib.util.find_spec(self.module) is None:
+            raise UserError(f"logger={self.name} needs the library {self.module}: pip install {self.module}")
         try:
             self.start()
         except Exception as error:
@@ -99,7 +99,7 @@ class Tracker(Logger):
 class Wandb(Tracker):
     """Weights & Biases. Options: `project`, `entity`, `offline`."""
 
-    name = library = "wandb"
+    name = module = "wandb"
 
     def start(self) -> None:
         import wandb
@@ -135,7 +135,7 @@ class Wandb(Tracker):
 class Mlflow(Tracker):
     """MLflow. Options: `experiment`, `tracking_uri`."""
 
-    name = library = "mlflow"
+    name = module = "mlflow"
 
     def start(self) -> None:
         from mlflow import MlflowClient
