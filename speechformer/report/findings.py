@@ -124,10 +124,11 @@ def agreement(tables: Sequence[Table]) -> str:
         whats = " and ".join(dict.fromkeys(entry["what"] for entry in chosen))
         text += (
             f" For {len(looked)} of them, an assumption of ours was chosen by looking at published results "
-            f"({whats}): {sum(looked)} inside. Of the other {len(values) - len(looked)}, {inside - sum(looked)}."
+            f"({whats}): {sum(looked)} of these are inside, and {inside - sum(looked)} of the other "
+            f"{len(values) - len(looked)}."
         )
     wide = sum(line.ours is not None and width(line.ours) > 0.1 * line.ours.mean for line in values)
-    return text + (f" {wide} of the intervals are wider than a tenth of the value." if wide else "")
+    return text + (f" Of all intervals, {wide} are wider than a tenth of the value." if wide else "")
 
 
 def width(summary: Summary) -> float:
