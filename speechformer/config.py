@@ -109,11 +109,11 @@ FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why
 
 
 def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
-    """Resolve `${by_model:{rnn:300,alibi:256}}` to the entry of the model, to match models in size."""
+    """Resolve `${by_model:{rnn:300,alibi:256,others:200}}` to the entry of the model, or else of `others`."""
     name = str(_root_.model.name)
-    if name not in table:
+    if name not in table and "others" not in table:
         raise UserError(f"this experiment has a size only for model={', '.join(map(str, table))}, not for {name}.")
-    return table[name]
+    return table.get(name, table.get("others"))
 
 
 def config_help(*, _root_: DictConfig) -> str:

@@ -27,6 +27,10 @@ def study(folder: Path) -> Any:
     return search.open_study(folder, {"pruner": "NopPruner"})
 
 
+def space_of(*choices: str) -> optuna.distributions.CategoricalDistribution:
+    return optuna.distributions.CategoricalDistribution([*choices])
+
+
 def parsed(*words: str) -> tuple:
     return search.split_overrides(OverridesParser.create().parse_overrides([*words]))
 
@@ -51,10 +55,12 @@ def test_search_spaces_have_hydras_syntax() -> None:
         "recipe.lr": of.FloatDistribution(1e-4, 1e-1, log=True),
         "layers": of.IntDistribution(1, 7, step=2),
         "ff": of.IntDistribution(8, 64, log=True),
-        "model": of.CategoricalDistribution(["alibi", "rope"]),
-        "recipe.warmup_steps": of.CategoricalDistribution(["0", "100"]),
+        "model": space_of("alibi", "rope"),
+        "recipe.warmup_steps": space_of("0", "100"),
     }
     assert parsed("dropout=0,0.1")[2] == [None]
+    of_experiment = ["model=rope,nope", "dropout=0,0.1"]  # the command line comes after it
+    assert parsed(*of_experiment, "model=rope")[:2] == (["model=rope"], {"dropout": space_of("0", "0.1")})
     for words, message in ((["seed=0,1"], "needs something to search"), (["ff=interval(9,1)"], "no search space")):
         with pytest.raises(UserError, match=message):
             parsed(*words)
@@ -81,6 +87,14 @@ def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: 
     assert code == 0 and len(trials) == len({trial.params["recipe.lr"] for trial in trials}) == 4
     code, _, _ = sweep(*SEARCH, SPACE, "hydra.sweeper.trials=4")
     assert "search.journal holds the search over {" in str(code)
+
+
+def test_the_space_of_recipes_is_searched(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """Oracle: the keys of `conf/recipe` that the file names."""
+    words = ["protocol=clean", "hydra/sweeper=optuna_recipe", "hydra.sweep.dir=sweep", "hydra.sweeper.trials=1"]
+    sweep(*LM, *words, "recipe.warmup_steps=0")
+    (trial,) = study(tmp_path / "sweep").trials
+    assert set(trial.params) == {f"recipe.{key}" for key in ("lr", "schedule", "init", "label_smoothing")}
 
 
 def test_the_score_of_several_seeds_is_their_mean(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811

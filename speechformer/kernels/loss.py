@@ -5,6 +5,7 @@ Shapes: R hidden states of width D, V tokens in the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CPU_ROWS, CPU_PART = 128, 64  # rows of logits in a product; rows of these that fit into a CPU's cache
+
+
+def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Replace logits z by e = exp(z + b - max) in place, part by part; yield e, log e of the targets, and sum e."""
+    for z, y in zip(logits.split(CPU_PART), targets.split(CPU_PART)):
+        if bias_V is not None:
+            z.add_(bias_V)
+        z.sub_(z.amax(dim=1, keepdim=True))
+        of_target = z.gather(1, y[:, None])[:, 0]
+        yield z.exp_(), of_target, z.sum(dim=1)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -32,13 +43,10 @@ class ChunkedLoss(torch.autograd.Function):
         for hidden, grad, targets, share in zip(*chunks):
             logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
             of_targets, sums = [], []
-            for z, y, s in zip(logits.split(CPU_PART), targets.split(CPU_PART), share.split(CPU_PART)):
-                if bias_V is not None:
-                    z.add_(bias_V)
-                z.sub_(z.amax(dim=1, keepdim=True))
-                of_targets.append(z.gather(1, y[:, None])[:, 0])
-                sums.append(z.exp_().sum(dim=1))
-                z.mul_((s / sums[-1])[:, None])
+            for (z, of_target, total), s in zip(exponentiate(logits, bias_V, targets), share.split(CPU_PART)):
+                of_targets.append(of_target)
+                sums.append(total)
+                z.mul_((s / total)[:, None])
             loss.add_(share.dot(torch.cat(of_targets))).sub_(share.dot(torch.cat(sums).log_()))
             if grad_bias is not None:
                 grad_bias.sub_(logits.sum(dim=0)).index_add_(0, targets, share)
@@ -56,6 +64,16 @@ class ChunkedLoss(torch.autograd.Function):
         return *gradients, None
 
 
+def inference_loss(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
+    """Return the loss of `ChunkedLoss` without gradients."""
+    loss, buffer = hidden_RD.new_zeros(()), hidden_RD.new_empty(min(len(hidden_RD), CPU_ROWS), len(weight_VD))
+    for hidden, targets in zip(hidden_RD.split(CPU_ROWS), targets_R.split(CPU_ROWS)):
+        logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
+        for _, of_target, total in exponentiate(logits, bias_V, targets):
+            loss.add_(total.log_().sub_(of_target).sum())
+    return loss / len(targets_R)
+
+
 def next_token_loss(
     weight_VD: Tensor, bias_V: Tensor | None, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0
 ) -> Tensor:
@@ -66,8 +84,9 @@ def next_token_loss(
     """
     on_cpu = hidden_RD.device.type == "cpu"
     plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    if on_cpu and plain and smoothing == 0 and torch.is_grad_enabled():
-        return ChunkedLoss.apply(hidden_RD, weight_VD, bias_V, targets_R)
+    if on_cpu and plain and smoothing == 0:
+        loss = ChunkedLoss.apply if torch.is_grad_enabled() else inference_loss
+        return loss(hidden_RD, weight_VD, bias_V, targets_R)
     losses, rows = [], CPU_ROWS if on_cpu else 16384
     for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
         logits = F.linear(hidden, weight_VD, bias_V).float()

@@ -198,8 +198,8 @@ def split_overrides(overrides: Sequence[Override]) -> tuple[list[str], dict[str,
         UserError: optuna is missing, a value is no search space, or there is none.
     """
     fixed, space, seeds = list[str](), dict[str, Any](), list[str | None]([None])
-    for override in overrides:
-        key = override.get_key_element()
+    last = {override.get_key_element(): override for override in overrides}  # after those of an experiment
+    for key, override in last.items():
         if not override.is_sweep_override():
             fixed.append(f"{key}={override.get_value_element_as_str()}" if override.value_type else key)
         elif key == "seed" and override.is_discrete_sweep():
