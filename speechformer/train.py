@@ -30,7 +30,7 @@ from speechformer.corpora.load import load
 from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
-from speechformer.sweeps import launcher, recovery, search
+from speechformer.sweeps import launcher, recovery, search, tuned
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
@@ -54,6 +54,7 @@ def run_name(*, _root_: DictConfig) -> str:
 
 launcher.register()
 search.register()
+tuned.register()
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)
 OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 

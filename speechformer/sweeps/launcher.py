@@ -105,7 +105,7 @@ def check_subdir(sweep: DictConfig) -> None:
 
 def expand(config: DictConfig) -> list[list[str]] | None:
     """Return the overrides of each job, in order; None for a sweeper that chooses them one by one."""
-    if str(config.hydra.sweeper._target_).endswith(".OptunaSweeper"):
+    if str(config.hydra.sweeper._target_).endswith((".OptunaSweeper", ".TunedSweeper")):
         return []  # it adds them
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return None

@@ -36,6 +36,20 @@ COMMANDS = "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
 
 
+def check_held_out(config: DictConfig, loader: Any, overrides: Sequence[str]) -> str:
+    """Return the direction of a job's metric, "max" or "min"; raise a `UserError` if nothing is held out."""
+    from speechformer.tasks.registry import TASKS
+
+    cfg = loader.load_sweep_config(config, list(overrides))
+    if cfg.task.data == "speeches" and not cfg.protocol.validation:
+        chosen = config.hydra.runtime.choices["hydra/sweeper"]
+        raise UserError(
+            f"hydra/sweeper={chosen} chooses by the score on held-out sentences, and protocol={cfg.protocol.name} "
+            "holds none out: it would choose on test. Add protocol=clean."
+        )
+    return TASKS[cfg.task.name].mode
+
+
 class PrunedError(Exception):
     """A run whose curve is so far below that of other trials that it is not continued."""
 
@@ -62,7 +76,7 @@ class OptunaSweeper(Sweeper):
         words = [f"{key}={value}" for key, value in self.params.items()]
         parser = OverridesParser.create(config_loader=self.loader)
         self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
-        mode = self.check(self.fixed)
+        mode = check_held_out(self.cfg, self.loader, self.fixed)
         self.study = open_study(self.folder, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
         (self.folder / COMMANDS).mkdir(exist_ok=True)
@@ -73,18 +87,6 @@ class OptunaSweeper(Sweeper):
                 returned.append(self.run(batch))
         say_best(self.study, len(self.seeds))
         return returned
-
-    def check(self, overrides: Sequence[str]) -> str:
-        """Return the direction of the task's metric, "max" or "min"; raise a `UserError` if nothing is held out."""
-        from speechformer.tasks.registry import TASKS
-
-        cfg = self.loader.load_sweep_config(self.cfg, list(overrides))
-        if cfg.task.data == "speeches" and not cfg.protocol.validation:
-            raise UserError(
-                f"hydra/sweeper=optuna chooses by the score on held-out sentences, and protocol={cfg.protocol.name} "
-                "holds none out: it would choose on test. Add protocol=clean."
-            )
-        return TASKS[cfg.task.name].mode
 
     def check_space(self) -> None:
         """Raise a `UserError` if the study is of another search."""
@@ -142,7 +144,7 @@ class OptunaSweeper(Sweeper):
         """Run the jobs of some trials, and tell their scores."""
         jobs = [self.words_of(trial, seed) for trial in batch for seed in self.seeds]
         for job in jobs:
-            self.check(job)
+            check_held_out(self.cfg, self.loader, job)
         sweeps.write_jobs(self.folder, sys.argv[1:], jobs, self.choices["hydra/launcher"])
         planned = sweeps.plan(self.folder)["jobs"]
         numbers = [planned.index(job) for job in jobs]

@@ -1,0 +1,84 @@
+"""`hydra/sweeper=tuned`: every row is tuned on the same grid, and fresh seeds run at its choice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
+
+from speechformer.report.tuning import at_edge, sections
+from speechformer.sweeps.tuned import choose
+
+TUNED = [*LM, "protocol=clean", "hydra/sweeper=tuned", "hydra.sweep.dir=sweep", "hydra/launcher=ensemble"]
+GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
+
+
+def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """Oracle: the results of the runs, by hand."""
+    words = [*TUNED, GRID, "model=alibi,nope", "seed=0,1"]
+    code, out, err = sweep(*words)
+    assert code == 0, err
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/result.json")]
+    tuning = [run for run in runs if run["config"]["study"] == "lm_tuning"]
+    final = [run for run in runs if run["config"]["study"] is None]
+    assert len(tuning) == 4 and {run["seed"] for run in tuning} == {100}
+    assert {run["seed"] for run in final} == {0, 1} and len(final) == 8
+    content = json.loads((tmp_path / "sweep" / "tuned.json").read_text())
+    assert content["points"] == [["recipe.lr=0.0001"], ["recipe.lr=0.01"]] and content["tuning_seeds"] == [100]
+    for row in content["rows"]:
+        model = row["row"].removeprefix("model=")
+        own = {
+            run["config"]["recipe"]["lr"]: run["best"]["value"]
+            for run in tuning
+            if run["config"]["model"]["name"] == model
+        }
+        assert row["scores"] == [own[1e-4], own[1e-2]]
+        best = min(own, key=lambda lr: own[lr])
+        assert row["choice"] == [f"recipe.lr={best}"]
+        rates = {run["config"]["recipe"]["lr"] for run in final if run["config"]["model"]["name"] == model}
+        assert rates == {best, 1e-3}  # its choice, and untuned
+    page = (tmp_path / "sweep" / "report" / "report.md").read_text()
+    assert "## Tuning of sweep" in page and "Each row had the same 2 runs on seeds 100." in page
+    code, out, _ = sweep(*words)
+    assert code == 0 and "Sweep of 12 runs: 12 finished." in out
+    assert len([*(tmp_path / "sweep").glob("*/result.json")]) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=alibi,nope"], "hydra/sweeper=tuned needs something to tune, such as 'recipe.lr=tag("),
+        ([GRID, "seed=0,100"], "seed=100 is in hydra.sweeper.tuning_seeds, too; tune with other seeds."),
+        ([GRID, "protocol=paper"], "protocol=paper holds none out: it would choose on test. Add protocol=clean."),
+        ([GRID, "hydra.sweeper.tuning_seeds=[]"], "and hydra.sweeper.tuning_seeds."),
+    ],
+)
+def test_invalid_studies_are_one_sentence(words: list[str], message: str, sweep: Sweep) -> None:  # noqa: F811
+    code, _, err = sweep(*TUNED, *words)
+    assert message in f"{code}{err}" and "Traceback" not in err
+
+
+def test_the_best_finite_score_is_chosen() -> None:
+    nan = float("nan")
+    assert choose({("a=1",): 2.0, ("a=2",): nan, ("a=3",): 3.0}, "max") == ("a=3",)
+    assert choose({("a=1",): 2.0, ("a=2",): nan, ("a=3",): 3.0}, "min") == ("a=1",)
+    assert choose({("a=1",): nan}, "min") is None
+
+
+def test_a_choice_at_the_edge_is_named() -> None:
+    points = [["lr=1", "init=a"], ["lr=2", "init=b"], ["lr=3", "init=a"]]
+    assert [at_edge({"choice": point}, points) for point in points] == [True, False, True]
+    assert not at_edge({"choice": None}, points)
+
+
+def test_a_study_without_scores_has_a_section(tmp_path: Path) -> None:
+    content = {
+        "points": [["a=1"]],
+        "tuning_seeds": [7],
+        "rows": [{"row": "model=*", "choice": None, "scores": [None]}],
+    }
+    (tmp_path / "tuned.json").write_text(json.dumps(content))
+    (name, text), *_, (table_name, table) = sections([tmp_path])
+    assert (name, table_name) == ("", "tuning") and "model=&#42;" in table and "–" in table and "Tuning of" in text
