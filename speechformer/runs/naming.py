@@ -52,7 +52,9 @@ def differences(config: Mapping[str, Any]) -> list[str]:
     """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
     task = choice("task", name_of(config.get("task")))
     changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
-    expected = merged(choice(".", "config"), task) | {"recipe": choice("recipe", *changed or ["adam"])}
+    recipe = OmegaConf.create({"model": config.get("model"), "recipe": choice("recipe", *changed or ["adam"])})
+    OmegaConf.resolve(recipe)  # it may depend on the model; `config` has the resolver
+    expected = merged(choice(".", "config"), task) | {"recipe": OmegaConf.to_container(recipe)["recipe"]}  # type: ignore[index, call-overload]
     expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
     unnamed = ("seed", "hydra", "protocol", "corpus", "study")
     keys = [key for key in (*FIRST, *(key for key in expected if key not in FIRST)) if key not in unnamed]
