@@ -80,7 +80,8 @@ def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: 
     best = min(trials, key=lambda trial: trial.value)
     assert study(tmp_path / "sweep").direction.name == "MINIMIZE"
     assert (
-        f"Best of 3 complete trials: recipe.lr={best.params['recipe.lr']:.3g} model={best.params['model']}: " in out
+        f"Best of 3 complete trials: recipe.lr={best.params['recipe.lr']:.3g} model={best.params['model']}: "
+        f"validation perplexity {best.value:.1f}." in out
     )
     code, out, _ = sweep(*SEARCH, SPACE, "model=alibi,nope", "hydra.sweeper.trials=4")
     trials = study(tmp_path / "sweep").trials

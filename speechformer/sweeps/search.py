@@ -31,6 +31,7 @@ from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs.search import JOURNAL, SEARCH, STUDY, import_optuna, journal
 from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import progress
 
 COMMANDS = "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
@@ -85,7 +86,7 @@ class OptunaSweeper(Sweeper):
             self.repeat_lost_trials()
             while batch := self.ask():
                 returned.append(self.run(batch))
-        say_best(self.study, len(self.seeds))
+        say_best(self.study, sweeps.jobs_of(self.folder), len(self.seeds))
         return returned
 
     def check_space(self) -> None:
@@ -183,14 +184,16 @@ def chosen(trial: Any) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
 
 
-def say_best(study: Any, seeds: int) -> None:
+def say_best(study: Any, jobs: Sequence[sweeps.Job], seeds: int) -> None:
     """Print the best trial."""
     from optuna.trial import TrialState
 
+    scores = (progress.score(job.state.result or {}) for job in jobs if job.state.status == "finished")
+    metric = next((own[0] for own in scores if own), "")
     if complete := study.get_trials(states=[TrialState.COMPLETE]):
         over = f", the mean of {seeds} seeds" if seeds > 1 else ""
-        score = f"{study.best_value:.4g} on held-out sentences{over}"
-        console.say(f"Best of {len(complete)} complete trials: {' '.join(chosen(study.best_trial))}: {score}.")
+        score = f"{metric.replace('_', ' ')} {console.format_metric(metric, study.best_value)}"
+        console.say(f"Best of {len(complete)} complete trials: {' '.join(chosen(study.best_trial))}: {score}{over}.")
 
 
 def split_overrides(overrides: Sequence[Override]) -> tuple[list[str], dict[str, Any], list[str | None]]:
