@@ -30,7 +30,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (1, 2**20, "batch_size vocab_size? task.vocab_size task.batch_tokens?"),
     (1, 2**20, "pattern.window pattern.block pattern.stride pattern.dilation"),
     (0, 2**20, "pattern.tokens"),
-    (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths"),
+    (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths model.hidden"),
     (2, 2**16, "model.buckets model.max_distance"),
     (1, 500, "heads layers threads? task.average_checkpoints"),
     (1, 100, "task.beam"),
@@ -43,6 +43,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (0.0, 1e9, "trainer.gradient_clip_val?"),
     (-1e6, 1e6, "model.scale model.slopes"),
     (1e-6, 1e12, "model.base"),
+    (1e-6, 1e6, "model.fraction model.factor model.gamma model.scale_base model.threshold?"),
 ]
 RANGES = {key.rstrip("?"): (least, most, key.endswith("?")) for least, most, keys in _RANGES for key in keys.split()}
 RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the value must be

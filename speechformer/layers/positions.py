@@ -3,8 +3,8 @@
 An encoding acts in up to three places:
 
     embed(x_BTD)            adds to the embeddings, before the first block     sinusoidal, learned
-    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE
-    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's relative bias
+    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE, xPos
+    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's bias, KERPLE, FIRE
 
 The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build
+from speechformer.errors import UserError, build, pick
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -47,6 +47,7 @@ class Positions(nn.Module):
     """
 
     max_length: int | None = None  # largest number of positions; None for no limit
+    can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -100,9 +101,18 @@ class Sinusoidal(Positions):
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
     """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]; see `Sinusoidal`."""
+    return sines_and_cosines(length, width, wavelengths(width, base))
+
+
+def wavelengths(width: int, base: float) -> Tensor:
+    """Return base^(2d/width) for each pair d, in float64: its wavelength over 2 pi."""
+    return base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def sines_and_cosines(length: int, width: int, wavelengths: Tensor) -> Tensor:
+    """Return sine and cosine of i / wavelength for each pair, interleaved, [length, width]."""
     # float32 angles would be off by 1e-4 after a few hundred positions
-    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / base**exponent
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
@@ -187,39 +197,140 @@ class ALiBi(Positions):
 
 
 class RoPE(Positions):
-    """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
+    """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/R).
 
-    Su et al. 2021, "RoFormer", equations 14-16 and 34. Scores depend on i - j alone. No parameters; any length.
+    Su et al. 2021, "RoFormer", equations 14-16 and 34, where R is the width H of a head. Scores depend on i - j
+    alone. No parameters; any length.
+
+    Args:
+        base: of the angles.
+        fraction: R / H. The last H - R numbers of a head are not rotated (Black et al. 2022, "GPT-NeoX-20B").
+        scaling: what evaluation does with a text, or a batch with one, that is longer than the training's `length`:
+            "none": nothing.
+            "linear": divide all positions by the factor (Chen et al. 2023, "Extending Context Window of LLMs via
+                Positional Interpolation").
+            "ntk": multiply the base by factor^(R / (R - 2)), so that the slowest pair is divided by the factor and
+                the fastest keeps its angle (bloc97 2023; Peng et al. 2023, "YaRN", section 3.1).
+            "yarn": divide the pairs that turn less than once in `length` by the factor, keep those that turn more
+                than 32 times, interpolate between them, and multiply queries and keys by 0.1 ln(factor) + 1 (Peng et
+                al. 2023, section 3.4).
+        factor: how many times longer the longest test text is; fixed, whatever the length of the text.
+
+    With a scaling, all keys of a text turn when it grows beyond `length`. So they are not cached (`can_cache`).
     """
 
-    table_TH: Tensor
+    table_TR: Tensor
+    scaled_table_TR: Tensor
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool, base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        scaling: str = "none",
+        factor: float = 4.0,
+    ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         if base <= 0:
             raise UserError(f"model.base must be above 0, not {base}.")
-        head_width = width // heads
-        if head_width % 2:
+        if factor <= 1:
+            raise UserError(f"model.factor must be above 1, not {factor}.")
+        pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
+        share = fraction * width / heads
+        rotated = round(share)
+        if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
+            names, numbers = ("", "") if fraction == 1 else ("model.fraction * ", f"{fraction:g} * ")
             raise UserError(
-                f"model=rope rotates pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
+                f"RoPE rotates pairs, so {names}width / heads must be even and at least 2, and a fraction at most 1, "
+                f"not {numbers}{width} / {heads} = {share:g}."
             )
-        self.base = base
-        self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
+        if scaling == "ntk" and rotated == 2:
+            raise UserError("model.scaling=ntk changes all pairs but the fastest, so it needs at least two of them.")
+        self.base, self.scaling, self.factor, self.length = base, scaling, factor, length
+        self.can_cache = scaling == "none"
+        self.register_buffer("table_TR", sinusoid(length, rotated, base), persistent=False)
+        self.register_buffer("scaled_table_TR", self.table_TR[:0], persistent=False)
 
     def extend_to(self, length: int) -> None:
-        if length > self.table_TH.shape[0]:
-            self.table_TH = sinusoid(length, self.table_TH.shape[1], self.base).to(self.table_TH)
+        if length > self.table_TR.shape[0]:
+            self.table_TR = sinusoid(length, self.table_TR.shape[1], self.base).to(self.table_TR)
+        if self.scaling != "none" and length > self.length:
+            self.scaled_table_TR = self.scaled_table(length).to(self.table_TR)
+
+    def scaled_table(self, length: int) -> Tensor:
+        """Return the table of longer texts, [length, R]; see `scaling`."""
+        R = self.table_TR.shape[1]
+        own = wavelengths(R, self.base)
+        if self.scaling == "linear":
+            return sines_and_cosines(length, R, own * self.factor)
+        if self.scaling == "ntk":
+            return sinusoid(length, R, self.base * self.factor ** (R / (R - 2)))
+        turns = self.length / (2 * math.pi * own)
+        unscaled = ((turns - 1) / (32 - 1)).clamp(0, 1)
+        mixed = 1 / ((1 - unscaled) / (own * self.factor) + unscaled / own)
+        return sines_and_cosines(length, R, mixed) * (0.1 * math.log(self.factor) + 1)
+
+    def table(self, offset: int, T: int) -> Tensor:
+        """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
+        end = offset + T
+        is_scaled = self.scaling != "none" and not self.training and end > self.length
+        if end > (self.scaled_table_TR if is_scaled else self.table_TR).shape[0]:
+            self.extend_to(end)
+        return (self.scaled_table_TR if is_scaled else self.table_TR)[offset:end]
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        end = offset + q_BNTH.shape[2]
-        self.extend_to(end)
-        sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
+        table_TR = self.table(offset, q_BNTH.shape[2])
+        R, sin, cos = table_TR.shape[1], table_TR[:, 0::2], table_TR[:, 1::2]
 
         def rotated(x_BNTH: Tensor) -> Tensor:
-            even, odd = x_BNTH[..., 0::2], x_BNTH[..., 1::2]
-            return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+            even, odd = x_BNTH[..., 0:R:2], x_BNTH[..., 1:R:2]
+            turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+            return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), dim=-1)
 
         return rotated(q_BNTH), rotated(k_BNTH)
+
+
+class XPos(RoPE):
+    """RoPE with decay: queries times z_d^(i/scale_base) and keys times z_d^(-j/scale_base), for each pair d.
+
+        z_d = (2d/H + gamma) / (1 + gamma)
+
+    A score shrinks with i - j, fastest in the pairs that turn fastest. Sun et al. 2022, "A Length-Extrapolatable
+    Transformer", section 2. The paper has decoders; in an encoder, scores grow towards later keys.
+
+    Args:
+        gamma: the larger, the slower the decay.
+        scale_base: distance after which a pair has decayed to z_d.
+    """
+
+    log_decay_H: Tensor
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        base: float = 10000.0,
+        gamma: float = 0.4,
+        scale_base: float = 512.0,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal, base=base)
+        if gamma <= 0 or scale_base <= 0:
+            raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
+        z = (torch.arange(0, width // heads, 2) / (width // heads) + gamma) / (1 + gamma)
+        self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        q, k = super().rotate(q_BNTH, k_BNTH, offset)
+        i = torch.arange(offset, offset + q.shape[2], device=q.device)
+        scale_TH = (i[:, None] * self.log_decay_H).exp()
+        return q * scale_TH, k / scale_TH
 
 
 class Relative(Positions):
@@ -267,6 +378,60 @@ class Relative(Positions):
         return lambda score, b, n, i, j: score + table[buckets[(i - j).clamp(-m, m) + m], n]
 
 
+class Kerple(Positions):
+    """Bias -a_n log(1 + b_n |i - j|), with a_n and b_n above 0 trained for each head n, shared by all layers.
+
+    Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", the logarithmic
+    variant. As in their code, a starts from uniform(0, 2) and b from uniform(0, 1), at 0.01 at least. The parameters
+    are the logarithms. Any length.
+    """
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        self.log_a = nn.Parameter((2 * torch.rand(heads)).clamp(min=0.01).log())
+        self.log_b = nn.Parameter(torch.rand(heads).clamp(min=0.01).log())
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = query_and_key_indices(T, S, self.log_a.device)
+        a, b = self.log_a.exp()[:, None, None], self.log_b.exp()[:, None, None]
+        return -a * torch.log1p(b * (i - j).abs())
+
+    def score_mod(self) -> ScoreMod:
+        a, b = self.log_a.exp(), self.log_b.exp()
+        return lambda score, _, n, i, j: score - a[n] * torch.log1p(b[n] * (i - j).abs())
+
+
+class FIRE(Positions):
+    """Bias f(log(1 + c |i - j|) / log(1 + c max(t, i, j))), with an MLP f that has one output for each head.
+
+    Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context Transformers", equation 3.
+    The argument of f lies between 0 and 1 at any length. The trained c and t stay above 0, because the parameters are
+    their logarithms. All layers share f, the paper's "FIRE-S", so a pass computes the biases once. The paper has
+    decoders, where max(i, j) is i.
+
+    Args:
+        hidden: width of the MLP: linear, ReLU, linear.
+        threshold: start of t; texts that are shorter than t are not interpolated. None: a quarter of `length`.
+    """
+
+    def __init__(
+        self, *, width: int, heads: int, length: int, causal: bool, hidden: int = 32, threshold: float | None = None
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        start = max(1.0, length / 4) if threshold is None else threshold
+        if hidden < 1 or start <= 0:
+            raise UserError(f"model.hidden must be at least 1 and model.threshold above 0, not {hidden} and {start}.")
+        self.log_c = nn.Parameter(torch.tensor(math.log(0.1)))
+        self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
+        self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = query_and_key_indices(T, S, self.log_c.device)
+        c, longest = self.log_c.exp(), torch.maximum(self.log_threshold.exp(), torch.maximum(i, j))
+        share_TS = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
+        return self.mlp(share_TS[..., None]).permute(2, 0, 1)
+
+
 POSITIONS: dict[str, type[Positions]] = {
     "nope": Positions,
     "sinusoidal": Sinusoidal,
@@ -274,6 +439,9 @@ POSITIONS: dict[str, type[Positions]] = {
     "alibi": ALiBi,
     "rope": RoPE,
     "relative": Relative,
+    "xpos": XPos,
+    "kerple": Kerple,
+    "fire": FIRE,
 }
 
 

@@ -13,6 +13,7 @@ Shapes: K members, B rows of each, T tokens, D width, V rows of an embedding tab
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,7 +108,8 @@ class EnsemblePositions(Positions):
         nn.Module.__init__(self)
         self.max_length = members[0].max_length
         self.members = nn.ModuleList(copy.deepcopy(member) for member in members)
-        self.stacked = nn.ParameterDict({name.replace(".", "_"): parameter for name, parameter in stacked.items()})
+        own = OrderedDict((name.replace(".", "_"), parameter) for name, parameter in stacked.items())
+        self.stacked = nn.ParameterDict(own)  # which would sort a dict, unlike the order of the parameters
         self.paths = [name.rpartition(".") for name in stacked]
         for member in self.members:
             for owner, _, name in self.paths:

@@ -104,8 +104,15 @@ class Stack(StackKernels):
         Args:
             token_mask_BT: False on padding, whose states are undefined.
             memory: for each block, the keys, values and bias for `CrossAttention`.
-            cache: keys and values of S - T earlier tokens, extended in place; start with `new_cache()`.
+            cache: keys and values of S - T earlier tokens, extended in place; start with `new_cache()`. Without a
+                token mask. Positions that move when the text grows (`Positions.can_cache`) cache the ids alone.
         """
+        if cache is not None and not self.positions.can_cache:
+            T, ids_BT = ids_BT.shape[1], torch.cat([*cache[0].values(), ids_BT], dim=1)
+            cache[0]["ids"] = ids_BT
+            x_BTD, *weights_of = self.forward(ids_BT, None, with_weights, memory)
+            own, cross = ([weights[:, :, -T:] for weights in layers] for layers in weights_of)
+            return x_BTD[:, -T:], own, cross
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
         offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
         unpadder = self.plan_pass(x_BTD, token_mask_BT) if memory is None and cache is None else None
