@@ -272,6 +272,14 @@ def test_rope_scales_longer_texts_in_evaluation_alone(scaling: str, length: int)
             assert longer[0, 1, i, 2 * pair : 2 * pair + 2].tolist() == pytest.approx([x.real, x.imag], abs=1e-5)
 
 
+def test_relative_starts_as_in_the_code_of_t5() -> None:
+    """Oracle: normal(0, width^-1/2), as the T5 of Hugging Face draws it, with the numbers of torch."""
+    torch.manual_seed(0)
+    table = make(Relative, width=64).table.weight
+    torch.manual_seed(0)
+    assert torch.equal(table, torch.nn.Embedding(32, 2).weight / 8)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 def test_relative_is_one_number_for_each_head_and_bucket(causal: bool, buckets: int, max_distance: int) -> None:

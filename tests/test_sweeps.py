@@ -454,6 +454,8 @@ def test_a_run_has_the_fingerprint_of_its_numbers(task: str, protocol: str) -> N
         ("model=rope", True),
         ("model=rope model.scaling=yarn", False),
         ("model=rope model.fraction=0.5", False),
+        ("model=relative", False),  # starts otherwise
+        ("model=relative recipe=xavier", True),
     ],
 )
 def test_options_that_are_new_change_no_fingerprint_by_their_defaults(overrides: str, is_kept: bool) -> None:

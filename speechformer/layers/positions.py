@@ -338,8 +338,8 @@ class Relative(Positions):
 
     Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
     distance each, the other half grow logarithmically up to `max_distance`, and all larger distances share the last.
-    An encoder uses half of the buckets for each side. The table starts like every embedding, by `recipe.init`, so
-    with `torch` from normal(0, 1). T5's code draws from normal(0, 1 / sqrt(width)).
+    An encoder uses half of the buckets for each side. With `recipe.init=torch` the table starts from
+    normal(0, 1 / sqrt(width)), as in Hugging Face's T5. Other initialisations draw it like every embedding.
     """
 
     buckets: Tensor
@@ -356,6 +356,8 @@ class Relative(Positions):
             )
         self.max_distance = max_distance
         self.table = nn.Embedding(buckets, heads)
+        with torch.no_grad():
+            self.table.weight.mul_(width**-0.5)
         distance = torch.arange(-max_distance, max_distance + 1)
         first = torch.zeros_like(distance) if causal else (distance < 0).long() * one_side
         distance = distance.clamp(min=0) if causal else distance.abs()

@@ -55,7 +55,8 @@ def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: 
     corpus = [corpus_sha256, corpus_settings]
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
-    numerics = NUMERICS_VERSION + clean_pairs
+    t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
+    numerics = NUMERICS_VERSION + clean_pairs + 2 * t5_start
     content = {"config": identity_settings(config), "corpus": corpus, "numerics": numerics}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
