@@ -11,6 +11,9 @@ The base class does nothing in any of them, which is NoPE. To add an encoding, o
 Shapes: see `speechformer.layers.attention`.
 
 With a key-value cache the queries of `bias` are the last T of S positions; `embed` and `rotate` start at `offset`.
+
+Two encodings are made of others: `ByLayer` of one for each layer, `Randomised` of one at random positions. To work
+there, an encoding takes the positions of its tokens from `rows` or `indices`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build, pick
+from speechformer.layers.by_layer import entries, is_entry
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -47,6 +51,7 @@ class Positions(nn.Module):
     """
 
     max_length: int | None = None  # largest number of positions; None for no limit
+    drawn: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
     can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
@@ -55,6 +60,27 @@ class Positions(nn.Module):
     def overrides(self, method: str) -> bool:
         """Return whether this encoding does anything in `method`, for example "rotate"."""
         return getattr(type(self), method) is not getattr(Positions, method)
+
+    @property
+    def has_fixed_bias(self) -> bool:
+        """Whether the numbers of queries and keys alone decide `bias`."""
+        return not self.overrides("bias") or not any(True for _ in self.parameters())
+
+    def at_layer(self, k: int) -> Positions:
+        """Return the encoding of layer k, which rotates and biases there."""
+        return self
+
+    def begin(self, T: int, device: torch.device) -> None:
+        """Prepare a pass over T tokens, cached ones included."""
+
+    def rows(self, offset: int, T: int) -> slice | Tensor:
+        """Return the positions of the T tokens from `offset` on, as an index of a table."""
+        return slice(offset, offset + T) if self.drawn is None else self.drawn
+
+    def indices(self, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the position i of each query, [T, 1], and j of each key, [1, S]; queries are the last T tokens."""
+        i, j = query_and_key_indices(T, S, device)
+        return (i, j) if self.drawn is None else (self.drawn[i], self.drawn[j])
 
     def extend_to(self, length: int) -> None:
         """Grow precomputed tables to `length` positions. `embed` and `rotate` do so by themselves."""
@@ -96,7 +122,7 @@ class Sinusoidal(Positions):
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
         self.extend_to(end)
-        return x_BTD + self.table_TD[offset:end]
+        return x_BTD + self.table_TD[self.rows(offset, x_BTD.shape[1])]
 
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
@@ -137,7 +163,7 @@ class Learned(Positions):
                 f"model=learned has no vector for position {end - 1}: it was trained on {self.max_length} positions. "
                 "Use a shorter text, or train with a larger block_size or another model."
             )
-        return x_BTD + self.table.weight[offset:end]
+        return x_BTD + self.table.weight[self.rows(offset, x_BTD.shape[1])]
 
 
 def geometric_slopes(heads: int) -> list[float]:
@@ -188,7 +214,7 @@ class ALiBi(Positions):
         return self.scale * slopes
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.fixed_slopes.device)
+        i, j = self.indices(T, S, self.fixed_slopes.device)
         return -self.slopes()[:, None, None] * (i - j).abs()
 
     def score_mod(self) -> ScoreMod:
@@ -280,7 +306,7 @@ class RoPE(Positions):
         is_scaled = self.scaling != "none" and not self.training and end > self.length
         if end > (self.scaled_table_TR if is_scaled else self.table_TR).shape[0]:
             self.extend_to(end)
-        return (self.scaled_table_TR if is_scaled else self.table_TR)[offset:end]
+        return (self.scaled_table_TR if is_scaled else self.table_TR)[self.rows(offset, T)]
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         table_TR = self.table(offset, q_BNTH.shape[2])
@@ -328,7 +354,7 @@ class XPos(RoPE):
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         q, k = super().rotate(q_BNTH, k_BNTH, offset)
-        i = torch.arange(offset, offset + q.shape[2], device=q.device)
+        i = torch.arange(offset, offset + q.shape[2], device=q.device) if self.drawn is None else self.drawn
         scale_TH = (i[:, None] * self.log_decay_H).exp()
         return q * scale_TH, k / scale_TH
 
@@ -372,7 +398,7 @@ class Relative(Positions):
         return self.buckets[distance.clamp(-m, m) + m]
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.table.weight.device)
+        i, j = self.indices(T, S, self.table.weight.device)
         return self.table(self.bucket(i - j)).permute(2, 0, 1)
 
     def score_mod(self) -> ScoreMod:
@@ -394,7 +420,7 @@ class Kerple(Positions):
         self.log_b = nn.Parameter(torch.rand(heads).clamp(min=0.01).log())
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.log_a.device)
+        i, j = self.indices(T, S, self.log_a.device)
         a, b = self.log_a.exp()[:, None, None], self.log_b.exp()[:, None, None]
         return -a * torch.log1p(b * (i - j).abs())
 
@@ -428,7 +454,7 @@ class FIRE(Positions):
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.log_c.device)
+        i, j = self.indices(T, S, self.log_c.device)
         c, longest = self.log_c.exp(), torch.maximum(self.log_threshold.exp(), torch.maximum(i, j))
         share_TS = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
         return self.mlp(share_TS[..., None]).permute(2, 0, 1)
@@ -447,6 +473,100 @@ POSITIONS: dict[str, type[Positions]] = {
 }
 
 
+class ByLayer(Positions):
+    """Another encoding in each layer, such as RoPE in most and none in the others. See `layers.by_layer`.
+
+    Yang et al. 2025, "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy". An encoding that acts on the
+    embeddings has no layer.
+    """
+
+    def __init__(
+        self, *, width: int, heads: int, length: int, causal: bool, layers: Sequence[str | dict] = ("rope", "nope")
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        specs = entries({"name": "by_layer", "layers": list(layers)}, "model")
+        distinct = [own for k, own in enumerate(specs) if specs.index(own) == k]
+        self.order = [distinct.index(own) for own in specs]
+        sizes = {"width": width, "heads": heads, "length": length, "causal": causal}
+        self.members = nn.ModuleList(build_positions(own, **sizes) for own in distinct)  # type: ignore[arg-type]
+        for member, own in zip(self.members, distinct):
+            if member.overrides("embed"):  # type: ignore[operator]
+                raise UserError(
+                    f"model.layers: {own['name']} acts on the embeddings, before the first layer, so it cannot be "
+                    "the encoding of a layer."
+                )
+        self.can_cache = all(member.can_cache for member in self.members)
+
+    def begin(self, T: int, device: torch.device) -> None:
+        for member in self.members:
+            member.begin(T, device)  # type: ignore[operator]
+
+    def at_layer(self, k: int) -> Positions:
+        return self.members[self.order[k % len(self.order)]]  # type: ignore[return-value]
+
+
+class Randomised(Positions):
+    """Another encoding, whose T tokens are at a sorted random sample of the positions 0 to max_positions - 1.
+
+    Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers", section 3: texts
+    of any length meet the positions of long ones in training. As in their code, all texts of a batch share a sample,
+    of its padded length, and evaluation draws, too. Training draws from torch's generator, as dropout does.
+    Evaluation takes the same sample for the same number of tokens, so results repeat. A sample fits one length, so
+    keys are not cached.
+
+    Args:
+        encoding: a choice of `model`, or one with options such as {name: rope, base: 500}; not nope.
+        max_positions: the paper's L, also the largest number of tokens. The encoding is built for that length.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        encoding: str | dict = "rope",
+        max_positions: int = 2048,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        if not is_entry(encoding):
+            raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")
+        spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
+        if spec["name"] in ("nope", "randomised"):
+            raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
+        if max_positions < length:
+            raise UserError(
+                f"model.max_positions must be at least the {length} positions of training, not {max_positions}."
+            )
+        self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
+        self.max_length, self.can_cache = max_positions, False
+
+    def overrides(self, method: str) -> bool:
+        return method != "score_mod" and self.encoding.overrides(method)  # which would count the tokens
+
+    @property
+    def has_fixed_bias(self) -> bool:
+        return not self.overrides("bias")
+
+    def begin(self, T: int, device: torch.device) -> None:
+        if self.max_length < T:  # type: ignore[operator]
+            raise UserError(f"model.max_positions={self.max_length} is less than the {T} tokens of a text.")
+        generator = None if self.training else torch.Generator().manual_seed(T)
+        drawn = torch.randperm(self.max_length, generator=generator)[:T]  # type: ignore[arg-type]
+        self.encoding.drawn = drawn.sort().values.to(device)
+
+    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+        return self.encoding.embed(x_BTD, offset)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        return self.encoding.rotate(q_BNTH, k_BNTH, offset)
+
+    def bias(self, T: int, S: int) -> Tensor | None:
+        return self.encoding.bias(T, S)
+
+
 def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
     """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
-    return build(POSITIONS, spec, "model", width=width, heads=heads, length=length, causal=causal)
+    kinds = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
+    return build(kinds, spec, "model", width=width, heads=heads, length=length, causal=causal)
