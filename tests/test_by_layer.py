@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from speechformer.analysis.attention_maps import check_maps, maps_of
 from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.errors import UserError
-from speechformer.export import as_safetensors, load_safetensors
+from speechformer.export import as_program, as_safetensors, load_safetensors
 from speechformer.generation.sampling import sample
 from speechformer.layers.attention import attention_bias, attention_mask
 from speechformer.layers.patterns import build_pattern
@@ -114,7 +115,12 @@ def test_a_run_by_layer_trains_and_is_exported(tmp_path: Path) -> None:
     result = execute(compose(*TINY, *own, *entries), tmp_path / "run")
     assert result["status"] == "finished"
     run = load(tmp_path / "run")
-    assert "base" in run.label and "window" in run.label
+    assert run.label == "[relative, {name: rope, base: 500}], [{name: window, window: 3}, full]"
     (tmp_path / "file").write_bytes(as_safetensors(run))
     ids = torch.randint(4, len(run.tokenizer), (2, 9))
     torch.testing.assert_close(load_safetensors(tmp_path / "file").model(ids), run.model(ids))
+    program = torch.export.load(io.BytesIO(as_program(run))).module()
+    torch.testing.assert_close(program(ids), run.model(ids))
+    run.model.decoder.positions.can_cache = False  # as of model=randomised
+    with pytest.raises(UserError, match="torch.export cannot export positions that depend on the length"):
+        as_program(run)

@@ -160,7 +160,7 @@ class TrainedRun:
 def label(architecture: dict[str, Any]) -> str:
     """Return the model of an architecture with its options and, unless attention is full, the pattern."""
     groups = architecture["model"], architecture["pattern"]
-    model, pattern = (str(group.get("layers", group["name"])) for group in groups)
+    model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
     words = [model]
     for name, value in architecture["model"].items():
         if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):

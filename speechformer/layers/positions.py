@@ -246,7 +246,7 @@ class RoPE(Positions):
     """
 
     table_TR: Tensor
-    scaled_table_TR: Tensor
+    scaled_table_TR: Tensor | None
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class RoPE(Positions):
         self.base, self.scaling, self.factor, self.length = base, scaling, factor, length
         self.can_cache = scaling == "none"
         self.register_buffer("table_TR", sinusoid(length, rotated, base), persistent=False)
-        self.register_buffer("scaled_table_TR", self.table_TR[:0], persistent=False)
+        self.register_buffer("scaled_table_TR", None, persistent=False)  # until a text is longer
 
     def extend_to(self, length: int) -> None:
         if length > self.table_TR.shape[0]:
@@ -304,9 +304,10 @@ class RoPE(Positions):
         """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
         end = offset + T
         is_scaled = self.scaling != "none" and not self.training and end > self.length
-        if end > (self.scaled_table_TR if is_scaled else self.table_TR).shape[0]:
+        name = "scaled_table_TR" if is_scaled else "table_TR"
+        if getattr(self, name) is None or end > getattr(self, name).shape[0]:
             self.extend_to(end)
-        return (self.scaled_table_TR if is_scaled else self.table_TR)[self.rows(offset, T)]
+        return getattr(self, name)[self.rows(offset, T)]
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         table_TR = self.table(offset, q_BNTH.shape[2])
