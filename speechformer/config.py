@@ -17,7 +17,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer.errors import UserError, one_sentence, unknown
+from speechformer.errors import UserError, is_choice, one_sentence, unknown
 from speechformer.keys import CONF, corrected, describe, suggest
 from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 
@@ -77,7 +77,14 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
             and len(set(value)) == len(value)
         ),
     ),
-    "model.encoding": ("a choice of model", lambda value: type(value) in (str, dict)),  # `Randomised` validates it
+    "model.encoding": ("a choice of model, such as rope", is_choice),
+    **dict.fromkeys(
+        ("model.layers", "pattern.layers"),
+        (
+            "a list of choices, such as [NAME,NAME] or [{name:NAME,OPTION:VALUE},NAME]",
+            lambda value: type(value) is list and len(value) > 0 and all(map(is_choice, value)),
+        ),
+    ),
     "model.slopes": ("a word or a list", lambda value: type(value) in (str, list)),  # ALiBi validates it
 }
 TYPES: dict[type, tuple[str, tuple[type, ...]]] = {

@@ -96,7 +96,7 @@ def test_the_cache_the_maps_and_later_tokens(positions: list[Any], patterns: lis
         ("pattern=by_layer pattern.layers=[]", r"pattern.layers must be a list of choices.*, not \[\]"),
         ("model=by_layer model.layers=[by_layer]", "model.layers must be a list of choices"),
         ("model=by_layer model.layers=[3]", "model.layers must be a list of choices"),
-        ("model=by_layer model.layers=rope", "model.layers must be a list, not 'rope'"),
+        ("model=by_layer model.layers=rope", "model.layers must be a list of choices.* not 'rope'"),
         ("model=by_layer model.layers=[ropes,nope]", "model.name has no choice 'ropes'.*Did you mean rope"),
         ("pattern=by_layer pattern.layers=[{name:window,width:3},full]", "pattern=window has no option 'width'"),
         ("pattern=by_layer pattern.layers=[{name:window,window:0},full]", r"pattern.layers\[0\].window must be .*1"),

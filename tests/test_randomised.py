@@ -102,7 +102,7 @@ def by_layer_of(encoding: Any) -> Any:
         ("model.encoding=nope", "model.encoding=nope has no positions of its own"),
         ("model.encoding=by_layer", "model.encoding must be a choice of model, such as rope, not 'by_layer'"),
         ("model.encoding=ropes", "model.name has no choice 'ropes'.*Did you mean rope"),
-        ("model.encoding=[rope]", "model.encoding must be a choice of model, not"),
+        ("model.encoding=[rope]", "model.encoding must be a choice of model, such as rope, not"),
         ("model.encoding={name:rope,base:big}", "model.encoding.base must be a number"),
         ("model.encoding={base:3}", "model.encoding must be a choice of model"),
         ("model.max_positions=12", "model.max_positions must be at least the 20 positions of training, not 12"),

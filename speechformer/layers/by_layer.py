@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speechformer.errors import UserError
+from speechformer.errors import UserError, is_choice
 
 EXAMPLES = {
     "model": "[rope,nope] or [{name:rope,base:500},nope]",
@@ -34,7 +34,7 @@ def entries(spec: Mapping[str, Any], group: str, layers: int | None = None) -> l
     if spec["name"] != "by_layer":
         return [dict(spec)] * (layers or 1)
     listed = spec.get("layers")
-    if not isinstance(listed, list | tuple) or not listed or not all(map(is_entry, listed)):
+    if not isinstance(listed, list | tuple) or not listed or not all(map(is_choice, listed)):
         raise UserError(f"{group}.layers must be a list of choices, such as {EXAMPLES[group]}, not {listed}.")
     own = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in listed]
     if layers is not None and layers % len(own):
@@ -43,9 +43,3 @@ def entries(spec: Mapping[str, Any], group: str, layers: int | None = None) -> l
             f"{len(own)}, not {layers}."
         )
     return own if layers is None else own * (layers // len(own))
-
-
-def is_entry(entry: Any) -> bool:
-    """Return whether an entry names a choice, with options or without."""
-    name = entry.get("name") if isinstance(entry, Mapping) else entry
-    return isinstance(name, str) and name != "by_layer"

@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, pick
-from speechformer.layers.by_layer import entries, is_entry
+from speechformer.errors import UserError, build, is_choice, pick
+from speechformer.layers.by_layer import entries
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -531,7 +531,7 @@ class Randomised(Positions):
         max_positions: int = 2048,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
-        if not is_entry(encoding):
+        if not is_choice(encoding):
             raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")
         spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
         if spec["name"] in ("nope", "randomised"):
