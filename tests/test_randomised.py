@@ -47,11 +47,11 @@ def test_every_encoding_takes_the_positions_that_are_drawn(name: str, training: 
         for i, n in itertools.product(range(12), range(2)) if method in formulas else ():
             if method == "bias":
                 values = [formulas[method](inner, n, drawn[i], drawn[j]) for j in range(i + 1)]
-                assert output[n, i, : i + 1].tolist() == pytest.approx(values, abs=1e-5)
+                assert output[n, i, : i + 1].tolist() == pytest.approx(values, abs=1e-5, rel=1e-5)
             else:
                 own, result = (x[0, i], output[0, i]) if method == "embed" else (q[0, n, i], output[0, n, i])
                 values = [formulas[method](inner, own.tolist(), drawn[i], d) for d in range(len(own))]
-                assert result.tolist() == pytest.approx(values, abs=1e-5)
+                assert result.tolist() == pytest.approx(values, abs=1e-5, rel=1e-5)
 
 
 def test_each_position_is_as_likely_as_the_others() -> None:
