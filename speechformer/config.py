@@ -17,7 +17,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from speechformer.errors import UserError, one_sentence, unknown
+from speechformer.errors import UserError, is_choice, one_sentence, unknown
 from speechformer.keys import CONF, corrected, describe, suggest
 from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 
@@ -30,8 +30,8 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (1, 2**20, "batch_size vocab_size? task.vocab_size task.batch_tokens?"),
     (1, 2**20, "pattern.window pattern.block pattern.stride pattern.dilation"),
     (0, 2**20, "pattern.tokens"),
-    (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths"),
-    (2, 2**16, "model.buckets model.max_distance"),
+    (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths model.hidden"),
+    (2, 2**16, "model.buckets model.max_distance model.max_positions"),
     (1, 500, "heads layers threads? task.average_checkpoints"),
     (1, 100, "task.beam"),
     (0, 100, "pattern.links"),
@@ -43,6 +43,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (0.0, 1e9, "trainer.gradient_clip_val?"),
     (-1e6, 1e6, "model.scale model.slopes"),
     (1e-6, 1e12, "model.base"),
+    (1e-6, 1e6, "model.fraction model.factor model.gamma model.scale_base model.threshold?"),
 ]
 RANGES = {key.rstrip("?"): (least, most, key.endswith("?")) for least, most, keys in _RANGES for key in keys.split()}
 RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the value must be
@@ -74,6 +75,14 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
             type(value) is list
             and all(type(name) is str and name.strip() and name.isprintable() for name in value)
             and len(set(value)) == len(value)
+        ),
+    ),
+    "model.encoding": ("a choice of model, such as rope", is_choice),
+    **dict.fromkeys(
+        ("model.layers", "pattern.layers"),
+        (
+            "a list of choices, such as [NAME,NAME] or [{name:NAME,OPTION:VALUE},NAME]",
+            lambda value: type(value) is list and len(value) > 0 and all(map(is_choice, value)),
         ),
     ),
     "model.slopes": ("a word or a list", lambda value: type(value) in (str, list)),  # ALiBi validates it
@@ -138,6 +147,8 @@ def check_config(config: dict[str, Any]) -> None:
     default = defaults(config)
     check_value(config, default, "")
     check_finite(config, "")
+    for group in ("model", "pattern"):
+        check_inner_choices(config[group], group)
     if "task" in default and config["task"]["data"] != default["task"]["data"]:
         raise UserError("task.data is fixed by the task; remove it.")
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
@@ -149,6 +160,20 @@ def check_config(config: dict[str, Any]) -> None:
             "sentences from train: protocol=paper protocol.remove_test_sentences=true."
         )
     check_trainer_arguments(config["trainer"])
+
+
+def check_inner_choices(entry: Any, key: str) -> None:
+    """Validate the options of the choices within a choice, of `by_layer` and `randomised`, like those of a choice."""
+    inner = {f"{key}.layers[{k}]": own for k, own in enumerate(entry.get("layers", []))}
+    inner |= {f"{key}.encoding": entry[name] for name in ("encoding",) if name in entry}
+    for path, own in inner.items():
+        name = own.get("name") if isinstance(own, dict) else None
+        file = CONF / key.partition(".")[0] / f"{name}.yaml"
+        if isinstance(name, str) and name.isidentifier() and file.exists():
+            default = load_plain(file)
+            for option in own.keys() & default.keys():
+                check_value(own[option], default[option], f"{path}.{option}")
+            check_inner_choices(own, path)
 
 
 def defaults(config: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +208,7 @@ def check_value(value: Any, default: Any, key: str) -> None:
     A default of null stands for a word; one that is an interpolation, and a key without default, for anything.
     """
     own = re.sub(r"^corpus\.(speeches|ted|sample)\.", "corpus.", key)  # the parts of corpus=auto
+    own = re.sub(r"\.(layers\[\d+\]|encoding)(?=\.)", "", own)  # choices within by_layer and randomised
     if isinstance(default, dict):
         if not isinstance(value, dict):
             raise UserError(f"{key} is a group of keys ({', '.join(default)}), not {value!r}.")

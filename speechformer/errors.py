@@ -95,6 +95,12 @@ def pick(kinds: Mapping[str, T], name: str, key: str) -> T:
     return kinds[name]
 
 
+def is_choice(entry: object) -> bool:
+    """Return whether an entry of `by_layer` or `randomised` names a choice, with options or without."""
+    name = entry.get("name") if isinstance(entry, Mapping) else entry
+    return isinstance(name, str) and name != "by_layer"
+
+
 def build(kinds: Mapping[str, Callable[..., T]], spec: Mapping[str, Any], group: str, **common: Any) -> T:
     """Call `kinds[spec["name"]]` with the other entries of `spec` and with `common`.
 

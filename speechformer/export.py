@@ -79,15 +79,18 @@ def load_safetensors(path: Path) -> Task:
     return task.eval()
 
 
-def is_recurrent(run: TrainedRun) -> bool:
-    """Return whether the model is an RNN, whose computation torch cannot export."""
-    return any(isinstance(module, nn.RNNBase) for module in run.model.modules())
+def not_exportable(run: TrainedRun) -> str:
+    """Return what of the model torch.export cannot export, or ""."""
+    modules = list(run.model.modules())
+    if any(isinstance(module, Positions) and not module.can_cache for module in modules):
+        return "positions that depend on the length of the text"
+    return "an RNN" if any(isinstance(module, nn.RNNBase) for module in modules) else ""
 
 
 def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
-    if is_recurrent(run):
-        raise UserError(f"torch.export cannot export an RNN (model={run.label}); use --format safetensors.")
+    if reason := not_exportable(run):
+        raise UserError(f"torch.export cannot export {reason} (model={run.label}); use --format safetensors.")
     limit = run.max_length or MAX_TOKENS
     for module in run.model.modules():
         if isinstance(module, Positions):
@@ -159,14 +162,16 @@ def describe(run: TrainedRun, formats: Sequence[str], folder: Path) -> None:
 def main() -> None:
     """Run the command line."""
     parser = run_parser("export", "Export a trained model with its tokenizer.")
-    parser.add_argument("--format", choices=list(FILES), help="file format (default: both; safetensors of an RNN)")
+    parser.add_argument(
+        "--format", choices=list(FILES), help="file format (default: both, if torch can export the model)"
+    )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
     arguments = parser.parse_args()
 
     def command() -> None:
         run = load_run(arguments.run, arguments.checkpoint)
         folder = arguments.output or arguments.run / "export"
-        formats = [arguments.format] if arguments.format else ["safetensors"] if is_recurrent(run) else list(FILES)
+        formats = [arguments.format] if arguments.format else ["safetensors"] if not_exportable(run) else list(FILES)
         for format in formats:
             path, difference = export(run, format, folder)
             megabytes = path.stat().st_size / 2**20

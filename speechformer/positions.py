@@ -5,7 +5,7 @@
     alibi.png        the bias on the attention scores, by head
     rope.png         the rotation of a query's pairs, and its effect on the product with a key
     patterns.png     every pattern in an encoder and in a decoder
-    learned.png      with --run: the learned positions of that run (learned, relative, ALiBi with learned slopes)
+    learned.png      with --run: the learned positions of that run (learned, relative, kerple, fire, learned slopes)
 
 The panels show the output of the classes that the models use, for 32 tokens and 2 heads unless they say otherwise.
 """
@@ -48,7 +48,13 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
             without_future(encoding("alibi").bias(T, T)[0]),
         ),
         "relative": ("learned, added to scores\nbucket of each distance", without_future(buckets)),
+        "kerple": (
+            "learned, added to scores\nhere: initial values",
+            without_future(encoding("kerple").bias(T, T)[0]),
+        ),
+        "fire": ("an MLP, added to scores\nhere: initial values", without_future(encoding("fire").bias(T, T)[0])),
         "rope": ("rotates queries and keys\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH)[:, 0::2]),
+        "xpos": ("rotates, queries shrink\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH, "xpos")[:, 0::2]),
         "nope": ("no position encoding", None),
     }
 
@@ -63,11 +69,11 @@ def without_future(values_TT: Tensor) -> Tensor:
     return values_TT.masked_fill(torch.ones_like(values_TT).triu(1) == 1, float("nan"))
 
 
-def rotated_pairs(heads: int, length: int, width: int) -> Tensor:
-    """Rotate vectors of pairs (1, 0) with RoPE, to (cos, sin) of each pair's angle, [length, width / heads]."""
+def rotated_pairs(heads: int, length: int, width: int, name: str = "rope") -> Tensor:
+    """Rotate queries of pairs (1, 0) with RoPE, to (cos, sin) of each pair's angle, [length, width / heads]."""
     unit = torch.zeros(1, heads, length, width // heads)
     unit[..., 0::2] = 1
-    return encoding("rope", width, heads, length).rotate(unit, unit)[0][0, 0]
+    return encoding(name, width, heads, length).rotate(unit, unit)[0][0, 0]
 
 
 def new_figure(columns: int, rows: int = 1, size: tuple[float, float] = (13, 4.2)) -> tuple[Any, Any]:
@@ -112,7 +118,8 @@ def remove_frame(axis: Any) -> None:
 def draw_overview() -> Any:
     """Draw one row with the encodings and one with the patterns in a decoder."""
     encodings = position_panels()
-    figure, axes = new_figure(max(len(encodings), len(PATTERNS)), 2, (13, 4.9))
+    columns = max(len(encodings), len(PATTERNS))
+    figure, axes = new_figure(columns, 2, (1.86 * columns, 4.9))
     for axis in axes.flat:
         remove_frame(axis)
     for axis, (name, (caption, table)) in zip(axes[0], encodings.items()):
@@ -197,7 +204,7 @@ def draw_rope(width: int = 32, length: int = 64) -> Any:
 
 def draw_patterns() -> Any:
     """Draw every pattern in an encoder and in a decoder."""
-    figure, axes = new_figure(len(PATTERNS), 2, (13, 4.6))
+    figure, axes = new_figure(len(PATTERNS), 2, (1.86 * len(PATTERNS), 4.6))
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
             remove_frame(axis)
@@ -217,7 +224,7 @@ def draw_run(folder: Path) -> Any:
     if not stacks:
         raise UserError(
             f"{folder} is a run of model={run.label}, which has no learned positions. Name a run of model=learned, "
-            "model=relative, or model=alibi with model.slopes=learned."
+            "relative, kerple or fire, or model=alibi with model.slopes=learned."
         )
     figure, axes = new_figure(2, len(stacks), (11, 3.9 * len(stacks)))
     for (left, right), (name, positions) in zip(axes, stacks):

@@ -23,8 +23,9 @@ from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus, speech_files
 
 RECURRENT = ["rnn", "rnn_attention"]
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem not in RECURRENT)  # that attend
-PATTERNS = sorted(path.stem for path in (CONF / "pattern").glob("*.yaml"))
+COMPOSED = ["by_layer", "randomised"]  # of other choices: test_by_layer.py, test_randomised.py
+MODELS = sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - {*RECURRENT, *COMPOSED})  # that attend
+PATTERNS = sorted({path.stem for path in (CONF / "pattern").glob("*.yaml")} - {*COMPOSED})
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 # A run of a second: everything is there, small.
 TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu"]

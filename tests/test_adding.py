@@ -90,8 +90,8 @@ def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("heading", "message"),
     [
-        ("Adding a position", r"no formula: add FORMULAS\['kerple'\]"),
-        ("Adding a pattern", r"no definition: add DEFINITIONS\['sinks'\]"),
+        ("Adding a position", r"no formula: add FORMULAS\['kerple_power'\]"),
+        ("Adding a pattern", r"no definition: add DEFINITIONS\['chunk'\]"),
     ],
 )
 def test_a_missing_formula_is_named(heading: str, message: str, tmp_path: Path) -> None:
@@ -101,6 +101,6 @@ def test_a_missing_formula_is_named(heading: str, message: str, tmp_path: Path) 
     for block in targets:
         if block != formula:
             apply(block, tmp_path)
-    name = "kerple" if "kerple" in message else "sinks"
+    name = "kerple_power" if "kerple" in message else "chunk"
     done = run([sys.executable, "-m", "pytest", formula.target or "", "-k", f"is_its and {name}"], tmp_path)
     assert done.returncode == 1 and re.search(message, done.stdout), done.stdout[-3000:]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from conftest import EXPERIMENTS, MODELS, PATTERNS, RECURRENT, compose, group
+from conftest import COMPOSED, EXPERIMENTS, MODELS, PATTERNS, RECURRENT, compose, group
 from omegaconf import OmegaConf
 
 from speechformer.config import CONF, check_config
@@ -29,7 +29,11 @@ DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 @pytest.mark.parametrize(
     ("folder", "kinds"),
-    [("model", [*POSITIONS, *RECURRENT]), ("pattern", PATTERN_FUNCTIONS), ("task", TASKS)],
+    [
+        ("model", [*POSITIONS, *RECURRENT, *COMPOSED]),
+        ("pattern", [*PATTERN_FUNCTIONS, "by_layer"]),
+        ("task", TASKS),
+    ],
 )
 def test_each_file_has_its_class_and_each_class_its_file(folder: str, kinds: Iterable[str]) -> None:
     assert {path.stem for path in (CONF / folder).glob("*.yaml")} == set(kinds)

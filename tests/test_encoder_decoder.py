@@ -186,7 +186,7 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     """Permuting the encoder's states, and nothing else, changes no output: all that the decoder draws from them is
     weighted by what they are. Even under a window of one token each of them has a weight."""
     model = translator(model, "full")
-    model.encoder.pattern = model.decoder.pattern = lambda i, j: i == j
+    model.encoder.patterns = model.decoder.patterns = [lambda i, j: i == j] * 2
     source, target = pairs(1)
     memory = model.encode(source)
     order = torch.randperm(S, generator=torch.Generator().manual_seed(3))

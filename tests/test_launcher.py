@@ -64,6 +64,8 @@ def test_all_other_settings_must_be_equal(setting: str) -> None:
     [
         ("task=translate", "batches of translation"),
         ("model=rnn", "recurrent layers"),
+        ("model=by_layer", "differ by layer"),
+        ("model=randomised", "are random"),
         ("force=true", "discards each run"),
         ("width=0", "width must be a whole number"),
         ("trainer.devices=2", "in a sweep"),

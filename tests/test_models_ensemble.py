@@ -17,6 +17,7 @@ from speechformer.models.ensemble import DropoutGenerators, stack_models, stacke
 K, B, T, V = 3, 4, 10, 12
 SIZES = {"vocab_size": V, "width": 8, "heads": 2, "layers": 2, "ff": 12, "dropout": 0.3}
 MIXED = [("alibi", "full"), ("rope", "window"), ("nope", "bigbird")]
+BY_LAYER = [("alibi", "by_layer"), ("rope", "full"), ("nope", "strided")]
 SAME = [[(model, pattern)] * K for model in MODELS for pattern in ("full", "strided")]
 
 
@@ -53,7 +54,7 @@ def compare(models: list[nn.Module], padding: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "members", [MIXED, *SAME], ids=lambda members: "_".join(map("-".join, dict.fromkeys(members)))
+    "members", [MIXED, BY_LAYER, *SAME], ids=lambda members: "_".join(map("-".join, dict.fromkeys(members)))
 )
 @pytest.mark.parametrize("kind", ["lm", "classify"])
 def test_an_ensemble_is_its_members_one_by_one(kind: str, members: list[tuple[str, str]]) -> None:
@@ -129,3 +130,7 @@ def test_a_model_that_cannot_be_stacked_is_an_error() -> None:
     models = [build_translator(model=group("model", "rnn"), **arguments) for _ in range(2)]
     with pytest.raises(ValueError, match="a GRU cannot be stacked"):
         stack_models(models, DropoutGenerators([torch.Generator() for _ in range(2)]))
+    for model, kind in (("by_layer", "ByLayer"), ("randomised", "Randomised")):
+        models = [build("lm", model, "full") for _ in range(2)]
+        with pytest.raises(ValueError, match=f"a {kind} cannot be stacked"):
+            stack_models(models, DropoutGenerators([torch.Generator() for _ in range(2)]))

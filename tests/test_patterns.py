@@ -42,6 +42,7 @@ DEFINITIONS: dict[str, tuple[dict, Callable[[int, int], bool]]] = {
     "strided": ({"stride": 5}, lambda i, j: abs(i - j) < 5 or abs(i - j) % 5 == 0),
     "dilated": ({"window": 3, "dilation": 4}, lambda i, j: abs(i - j) in (0, 4, 8)),
     "global": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or i in (0, 1) or j in (0, 1)),
+    "sinks": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or j < 2),
     "bigbird": ({"window": 3, "tokens": 2, "links": 2, "seed": 9}, bigbird),
 }
 
@@ -102,6 +103,13 @@ def test_one_as_long_as_the_sequence_equals_full(name: str, causal: bool) -> Non
     assert torch.equal(wide, attention_mask(build_pattern({"name": "full"}), 32, 32, causal))
 
 
+def test_sinks_are_global_tokens_in_a_decoder() -> None:
+    options = {"window": 3, "tokens": 4}
+    sinks, tokens = (build_pattern({"name": name, **options}) for name in ("sinks", "global"))
+    assert torch.equal(attention_mask(sinks, 12, 12, True), attention_mask(tokens, 12, 12, True))
+    assert not torch.equal(attention_mask(sinks, 12, 12, False), attention_mask(tokens, 12, 12, False))
+
+
 def test_causality_and_padding_join_the_pattern() -> None:
     token_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     mask = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, token_mask)
@@ -121,6 +129,7 @@ def test_causality_and_padding_join_the_pattern() -> None:
         {"name": "dilated", "dilation": 0},
         {"name": "global", "tokens": -1},
         {"name": "bigbird", "links": "many"},
+        {"name": "sinks", "tokens": -1},
     ],
 )
 def test_an_invalid_size_is_an_error(spec: dict) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from speechformer.errors import UserError
 from speechformer.layers.positions import (
+    FIRE,
     POSITIONS,
     ALiBi,
     Learned,
@@ -21,6 +22,7 @@ from speechformer.layers.positions import (
     Relative,
     RoPE,
     Sinusoidal,
+    XPos,
     build_positions,
     geometric_slopes,
     sinusoid,
@@ -67,6 +69,27 @@ def relative_bias(positions: Positions, n: int, i: int, j: int) -> float:
     return positions.table.weight[t5_bucket(i - j, positions.causal, 32, 128), n].item()
 
 
+def kerple(positions: Positions, n: int, i: int, j: int) -> float:
+    """Chi et al. 2022: -r1 log(1 + r2 |i - j|)."""
+    a, b = math.exp(positions.log_a[n].item()), math.exp(positions.log_b[n].item())
+    return -a * math.log(1 + b * abs(i - j))
+
+
+def fire(positions: Positions, n: int, i: int, j: int) -> float:
+    """Li et al. 2023, equation 3, with the MLP as two loops."""
+    c, t = math.exp(positions.log_c.item()), math.exp(positions.log_threshold.item())
+    share = math.log(c * abs(i - j) + 1) / math.log(c * max(t, i, j) + 1)
+    first, _, second = positions.mlp
+    hidden = [max(0.0, w[0] * share + b) for w, b in zip(first.weight.tolist(), first.bias.tolist())]
+    return sum(w * h for w, h in zip(second.weight[n].tolist(), hidden)) + second.bias[n].item()
+
+
+def decayed(positions: Positions, x: list[float], i: int, d: int) -> float:
+    """Sun et al. 2022, algorithm 1, of a query: the pair d // 2 of `rotated`, times z^(i / 512)."""
+    z = (2 * (d // 2) / len(x) + 0.4) / 1.4
+    return rotated(positions, x, i, d) * z ** (i / 512)
+
+
 # What each encoding computes, one number at a time, from its paper. A place without a formula must do nothing.
 #   embed(positions, x, i, d)   column d of the vector x at position i
 #   rotate(positions, x, i, d)  column d of the query or key x at position i
@@ -78,6 +101,9 @@ FORMULAS: dict[str, dict[str, Callable]] = {
     "alibi": {"bias": lambda positions, n, i, j: -[2**-4, 2**-8][n] * abs(i - j)},
     "rope": {"rotate": rotated},
     "relative": {"bias": relative_bias},
+    "xpos": {"rotate": decayed},
+    "kerple": {"bias": kerple},
+    "fire": {"bias": fire},
 }
 
 
@@ -195,6 +221,65 @@ def test_rope_scores_depend_on_the_distance_alone() -> None:
     assert scores[0, 5].item() != pytest.approx(scores[5, 0].item())  # and on its sign
 
 
+def test_xpos_scores_are_those_of_rope_times_the_decay_of_the_distance() -> None:
+    """Oracle: Sun et al. 2022, equation 12, pair by pair: keys shrink where queries grow."""
+    xpos, rope = make(XPos, scale_base=3.0), make(RoPE)
+    q, k = torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
+    (q_x, k_x), (q_r, k_r) = xpos.rotate(q, k), rope.rotate(q, k)
+    for pair in range(4):
+        z, own = (2 * pair / 8 + 0.4) / 1.4, slice(2 * pair, 2 * pair + 2)
+        for i in range(12):
+            for j in range(12):
+                expected = (q_r[0, 0, i, own] @ k_r[0, 0, j, own]).item() * z ** ((i - j) / 3)
+                assert (q_x[0, 0, i, own] @ k_x[0, 0, j, own]).item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_a_fraction_of_rope_leaves_the_rest_of_each_head_alone() -> None:
+    """Oracle: RoPE of a head as wide as that fraction."""
+    half, narrow = make(RoPE, fraction=0.5), make(RoPE, width=8)
+    q, k = torch.randn(1, 2, 12, 8), torch.randn(1, 2, 12, 8)
+    for ours, x, theirs in zip(half.rotate(q, k), (q, k), narrow.rotate(q[..., :4], k[..., :4])):
+        assert torch.equal(ours, torch.cat((theirs, x[..., 4:]), dim=-1))
+
+
+def scaled_angle(scaling: str, pair: int, factor: float, length: int, H: int) -> tuple[float, float]:
+    """Peng et al. 2023, sections 3.1 to 3.4: a pair's angle at position 1, and the factor of queries and keys."""
+    angle = 10000 ** (-2 * pair / H)
+    if scaling == "linear":
+        return angle / factor, 1.0
+    if scaling == "ntk":
+        return (10000 * factor ** (H / (H - 2))) ** (-2 * pair / H), 1.0
+    turns = length * angle / (2 * math.pi)
+    share = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / 31
+    return (1 - share) * angle / factor + share * angle, 0.1 * math.log(factor) + 1
+
+
+@pytest.mark.parametrize("length", [12, 400])
+@pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])
+def test_rope_scales_longer_texts_in_evaluation_alone(scaling: str, length: int) -> None:
+    scaled, plain = make(RoPE, scaling=scaling, factor=4.0, length=length), make(RoPE, length=length)
+    q = torch.randn(1, 2, length + 5, 8)
+    shorter = q[:, :, :length]
+    assert torch.equal(scaled.rotate(q, q)[0], plain.rotate(q, q)[0])  # in training mode
+    scaled.eval()
+    assert torch.equal(scaled.rotate(shorter, shorter)[0], plain.rotate(shorter, shorter)[0])
+    longer = scaled.rotate(q, q)[0]
+    for i in range(0, length + 5, 7):
+        for pair in range(4):
+            angle, factor = scaled_angle(scaling, pair, 4.0, length, 8)
+            x = complex(*q[0, 1, i, 2 * pair : 2 * pair + 2].tolist()) * factor
+            x *= complex(math.cos(i * angle), math.sin(i * angle))
+            assert longer[0, 1, i, 2 * pair : 2 * pair + 2].tolist() == pytest.approx([x.real, x.imag], abs=1e-5)
+
+
+def test_relative_starts_as_in_the_code_of_t5() -> None:
+    """Oracle: normal(0, width^-1/2), as the T5 of Hugging Face draws it, with the numbers of torch."""
+    torch.manual_seed(0)
+    table = make(Relative, width=64).table.weight
+    torch.manual_seed(0)
+    assert torch.equal(table, torch.nn.Embedding(32, 2).weight / 8)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 def test_relative_is_one_number_for_each_head_and_bucket(causal: bool, buckets: int, max_distance: int) -> None:
@@ -240,6 +325,20 @@ def test_the_places_where_an_encoding_does_not_act(model: str) -> None:
 def test_invalid_options() -> None:
     with pytest.raises(UserError, match="must be even"):
         make(RoPE, width=6)
+    with pytest.raises(UserError, match=r"model.fraction \* width / heads must be even.* 0.3 \* 16 / 2 = 2.4"):
+        make(RoPE, fraction=0.3)
+    with pytest.raises(UserError, match="model.fraction"):
+        make(RoPE, fraction=1e-8)
+    with pytest.raises(UserError, match="at least two of them"):
+        make(RoPE, fraction=0.25, scaling="ntk")
+    with pytest.raises(UserError, match="model.scaling has no choice 'yarm'.*Did you mean yarn"):
+        make(RoPE, scaling="yarm")
+    with pytest.raises(UserError, match="model.factor must be above 1"):
+        make(RoPE, factor=1.0)
+    with pytest.raises(UserError, match="model.gamma and model.scale_base must be above 0"):
+        make(XPos, gamma=0.0)
+    with pytest.raises(UserError, match="model.threshold above 0"):
+        make(FIRE, threshold=0.0)
     with pytest.raises(UserError, match="even number of at least 4 buckets"):
         make(Relative, causal=False, buckets=2)
     with pytest.raises(UserError, match="sinusoidal, learned, alibi.*Did you mean alibi"):
@@ -252,7 +351,7 @@ def test_the_pictures_show_what_the_classes_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     panels = position_panels()
-    assert set(panels) == {"sinusoidal", "learned", "alibi", "relative", "rope", "nope"}
+    assert set(panels) == set(POSITIONS)
     for i in range(32):
         for pair in range(16):  # 64 wide, 2 heads: 16 pairs
             assert panels["rope"][1][i, pair].item() == pytest.approx(math.cos(i * 10000 ** (-pair / 16)), abs=1e-6)
@@ -281,6 +380,8 @@ def test_the_mean_cosine_of_two_positions() -> None:
     [
         (["model=relative"], True),
         (["model=learned"], True),
+        (["model=kerple"], True),
+        (["model=fire"], True),
         (["model=alibi", "model.slopes=learned"], True),
         (["model=alibi"], False),
         (["model=rnn"], False),

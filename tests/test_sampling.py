@@ -86,6 +86,17 @@ def test_with_a_cache_the_same_is_drawn_as_without(model: str, pattern: str) -> 
     assert texts[0] == texts[1] and len(texts[0]) == length
 
 
+@pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])
+def test_with_a_cache_a_scaled_text_is_read_as_without(scaling: str) -> None:
+    """Oracle: one pass over each prefix, through the length at which all keys turn."""
+    model = decoder(model={**group("model", "rope"), "scaling": scaling})
+    ids, past = torch.randint(0, 40, (2, 26)), model.decoder.new_cache()
+    assert model.decoder.positions.length == 20
+    for begin, end in ((0, 3), (3, 4), (4, 20), (20, 21), (21, 26)):
+        cached = model.hidden(ids[:, begin:end], past)
+        torch.testing.assert_close(cached, model.hidden(ids[:, :end])[:, begin:end])
+
+
 def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
     model = decoder()
     model.output.bias.data[:3] += 100

@@ -448,6 +448,25 @@ def test_a_run_has_the_fingerprint_of_its_numbers(task: str, protocol: str) -> N
     assert (identity.fingerprint(config, "0", []) == before) == ((task, protocol) != ("translate", "clean"))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "is_kept"),
+    [
+        ("model=rope", True),
+        ("model=rope model.scaling=yarn", False),
+        ("model=rope model.fraction=0.5", False),
+        ("model=relative", False),  # starts otherwise
+        ("model=relative recipe=xavier", True),
+    ],
+)
+def test_options_that_are_new_change_no_fingerprint_by_their_defaults(overrides: str, is_kept: bool) -> None:
+    """Oracle: the hash of version 0.2, whose RoPE had one option."""
+    config: Any = OmegaConf.to_container(compose(*overrides.split()), resolve=True)
+    plain = {**config, "model": {"name": "rope", "base": 10000.0}} if "rope" in overrides else config
+    content = {"config": identity.identity_settings(plain), "corpus": ["0", []], "numerics": 1}
+    before = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    assert (identity.fingerprint(config, "0", []) == before) == is_kept
+
+
 def deadly(folder: Path, code: str) -> dict[str, str]:
     """Return an environment in which `code` runs once `run`, the module that executes runs, is imported."""
     (folder / "sitecustomize.py").write_text(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODELS, RECURRENT, TINY, compose
+from conftest import COMPOSED, MODELS, RECURRENT, TINY, compose
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -457,7 +457,7 @@ def test_the_console_script_completes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == [f"model={name}" for name in sorted([*MODELS, *RECURRENT])]
+    assert done.stdout.split() == [f"model={name}" for name in sorted([*MODELS, *RECURRENT, *COMPOSED])]
 
 
 @pytest.mark.cuda

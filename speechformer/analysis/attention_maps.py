@@ -46,7 +46,7 @@ class AttentionMap:
         queries: the T query tokens as text.
         keys: the S key tokens as text.
         weights: [L, N, T, S], on the CPU; each row sums to 1.
-        mask: [T, S], True where the query may attend to the key.
+        mask: [T, S], True where the query may attend to the key, in some layer at least.
         heading: title of the panel in the picture; None: its layer and head.
     """
 
@@ -85,7 +85,8 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             queries, keys, mask = tokens[2], tokens[0], torch.ones(T, S, dtype=torch.bool)
         else:
             stack: Any = getattr(model, name)
-            mask = attention_mask(stack.pattern, T, S, stack.causal)[0, 0]
+            masks = [attention_mask(pattern, T, S, stack.causal)[0, 0] for pattern in set(stack.patterns)]
+            mask = torch.stack(masks).any(dim=0)
             own = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
             queries = keys = ([CLS] if stack.first_token is not None else []) + list(own)
         maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))

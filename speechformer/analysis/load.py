@@ -159,11 +159,12 @@ class TrainedRun:
 
 def label(architecture: dict[str, Any]) -> str:
     """Return the model of an architecture with its options and, unless attention is full, the pattern."""
-    words = [architecture["model"]["name"]]
+    groups = architecture["model"], architecture["pattern"]
+    model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
+    words = [model]
     for name, value in architecture["model"].items():
         if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-    pattern = architecture["pattern"]["name"]
     return ", ".join(words if pattern == "full" else [*words, pattern])
 
 

@@ -21,7 +21,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
-| bias of the last pass reused             | same length, no padding, no cached keys, no trained bias               |
+| biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
@@ -183,11 +183,12 @@ class StackKernels(nn.Module):
 
     embedding: nn.Embedding
     positions: Positions
-    pattern: Pattern
+    patterns: list[Pattern]  # of each layer
+    kinds: list[int]  # for each layer, the first one with the same encoding and pattern
     causal: bool
     dropout: FastDropout
     blocks: Any  # nn.ModuleList of `FastBlock`s
-    last_bias: tuple[tuple, AttentionBias] | None = None
+    last_bias: tuple[tuple, list[Bias]] | None = None
 
     @property
     def can_unpad(self) -> bool:
@@ -203,24 +204,28 @@ class StackKernels(nn.Module):
             draw_ahead([(self.dropout, x_BTD.shape), *uses], x_BTD.dtype, unpadder)
         return unpadder
 
-    def attention_bias(
+    def attention_biases(
         self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
-    ) -> Bias:
-        """Return the bias of a pass; that of the last pass again if only the length decides it."""
+    ) -> list[Bias]:
+        """Return the bias of each layer in a pass; those of the last pass again if only the length decides them."""
         (_, T, _), device = x_BTD.shape, x_BTD.device
         eager = device.type == "cpu" and not torch.compiler.is_compiling()  # where reading the mask costs nothing
         if token_mask_BS is not None and eager and not self.training and token_mask_BS.all():
             token_mask_BS = None
-        bias = AttentionBias(self.positions, self.pattern, T, S, self.causal, token_mask_BS, device, unpadder)
-        trained = self.positions.overrides("bias") and any(True for _ in self.positions.parameters())
-        if token_mask_BS is None and T == S and not trained:
+        own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
+        built = {
+            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder) for k, pair in own.items()
+        }
+        biases: list[Bias] = [built[k] for k in self.kinds]
+        if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
             # autograd cannot save tensors made in inference mode
             key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
             if self.last_bias is None or self.last_bias[0] != key:
-                self.last_bias = (key, bias)
-            bias = self.last_bias[1]
-        bias.prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)
-        return bias
+                self.last_bias = (key, biases)
+            biases = self.last_bias[1]
+        for k in own:
+            biases[k].prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)  # type: ignore[union-attr]
+        return biases
 
 
 def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from speechformer.errors import UserError, build
+from speechformer.layers.by_layer import entries
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
@@ -89,6 +90,16 @@ def global_(window: int = 5, tokens: int = 2) -> Pattern:
     return lambda i, j: ((i - j).abs() < window) | (i < tokens) | (j < tokens)
 
 
+def sinks(window: int = 5, tokens: int = 4) -> Pattern:
+    """Sliding window plus attention sinks: all attend to the first `tokens` positions. In a decoder it is `global`.
+
+    Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2.
+    """
+    at_least(1, window=window)
+    at_least(0, tokens=tokens)
+    return lambda i, j: ((i - j).abs() < window) | (j < tokens)
+
+
 def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> Pattern:
     """Sliding window, global tokens and random links.
 
@@ -135,6 +146,7 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
     "strided": strided,
     "dilated": dilated,
     "global": global_,
+    "sinks": sinks,
     "bigbird": bigbird,
 }
 
@@ -142,3 +154,10 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 def build_pattern(spec: dict) -> Pattern:
     """Build the pattern of a config group such as `{"name": "window", "window": 5}`."""
     return build(PATTERNS, spec, "pattern")
+
+
+def build_patterns(spec: dict, layers: int) -> list[Pattern]:
+    """Build the pattern of each layer; layers with equal entries share it. See `layers.by_layer`."""
+    specs = entries(spec, "pattern", layers)
+    built = [build_pattern(own) if specs.index(own) == k else None for k, own in enumerate(specs)]
+    return [built[specs.index(own)] for own in specs]  # type: ignore[misc]

@@ -3,14 +3,17 @@
 An encoding acts in up to three places:
 
     embed(x_BTD)            adds to the embeddings, before the first block     sinusoidal, learned
-    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE
-    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's relative bias
+    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE, xPos
+    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's bias, KERPLE, FIRE
 
 The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
 
 Shapes: see `speechformer.layers.attention`.
 
 With a key-value cache the queries of `bias` are the last T of S positions; `embed` and `rotate` start at `offset`.
+
+Two encodings are made of others: `ByLayer` of one for each layer, `Randomised` of one at random positions. To work
+there, an encoding takes the positions of its tokens from `rows` or `indices`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build
+from speechformer.errors import UserError, build, is_choice, pick
+from speechformer.layers.by_layer import entries
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -47,6 +51,8 @@ class Positions(nn.Module):
     """
 
     max_length: int | None = None  # largest number of positions; None for no limit
+    drawn: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
+    can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -54,6 +60,27 @@ class Positions(nn.Module):
     def overrides(self, method: str) -> bool:
         """Return whether this encoding does anything in `method`, for example "rotate"."""
         return getattr(type(self), method) is not getattr(Positions, method)
+
+    @property
+    def has_fixed_bias(self) -> bool:
+        """Whether the numbers of queries and keys alone decide `bias`."""
+        return not self.overrides("bias") or not any(True for _ in self.parameters())
+
+    def at_layer(self, k: int) -> Positions:
+        """Return the encoding of layer k, which rotates and biases there."""
+        return self
+
+    def begin(self, T: int, device: torch.device) -> None:
+        """Prepare a pass over T tokens, cached ones included."""
+
+    def rows(self, offset: int, T: int) -> slice | Tensor:
+        """Return the positions of the T tokens from `offset` on, as an index of a table."""
+        return slice(offset, offset + T) if self.drawn is None else self.drawn
+
+    def indices(self, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the position i of each query, [T, 1], and j of each key, [1, S]; queries are the last T tokens."""
+        i, j = query_and_key_indices(T, S, device)
+        return (i, j) if self.drawn is None else (self.drawn[i], self.drawn[j])
 
     def extend_to(self, length: int) -> None:
         """Grow precomputed tables to `length` positions. `embed` and `rotate` do so by themselves."""
@@ -95,14 +122,23 @@ class Sinusoidal(Positions):
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
         self.extend_to(end)
-        return x_BTD + self.table_TD[offset:end]
+        return x_BTD + self.table_TD[self.rows(offset, x_BTD.shape[1])]
 
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
     """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]; see `Sinusoidal`."""
+    return sines_and_cosines(length, width, wavelengths(width, base))
+
+
+def wavelengths(width: int, base: float) -> Tensor:
+    """Return base^(2d/width) for each pair d, in float64: its wavelength over 2 pi."""
+    return base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def sines_and_cosines(length: int, width: int, wavelengths: Tensor) -> Tensor:
+    """Return sine and cosine of i / wavelength for each pair, interleaved, [length, width]."""
     # float32 angles would be off by 1e-4 after a few hundred positions
-    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / base**exponent
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
@@ -127,7 +163,7 @@ class Learned(Positions):
                 f"model=learned has no vector for position {end - 1}: it was trained on {self.max_length} positions. "
                 "Use a shorter text, or train with a larger block_size or another model."
             )
-        return x_BTD + self.table.weight[offset:end]
+        return x_BTD + self.table.weight[self.rows(offset, x_BTD.shape[1])]
 
 
 def geometric_slopes(heads: int) -> list[float]:
@@ -178,7 +214,7 @@ class ALiBi(Positions):
         return self.scale * slopes
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.fixed_slopes.device)
+        i, j = self.indices(T, S, self.fixed_slopes.device)
         return -self.slopes()[:, None, None] * (i - j).abs()
 
     def score_mod(self) -> ScoreMod:
@@ -187,39 +223,141 @@ class ALiBi(Positions):
 
 
 class RoPE(Positions):
-    """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/H).
+    """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/R).
 
-    Su et al. 2021, "RoFormer", equations 14-16 and 34. Scores depend on i - j alone. No parameters; any length.
+    Su et al. 2021, "RoFormer", equations 14-16 and 34, where R is the width H of a head. Scores depend on i - j
+    alone. No parameters; any length.
+
+    Args:
+        base: of the angles.
+        fraction: R / H. The last H - R numbers of a head are not rotated (Black et al. 2022, "GPT-NeoX-20B").
+        scaling: what evaluation does with a text, or a batch with one, that is longer than the training's `length`:
+            "none": nothing.
+            "linear": divide all positions by the factor (Chen et al. 2023, "Extending Context Window of LLMs via
+                Positional Interpolation").
+            "ntk": multiply the base by factor^(R / (R - 2)), so that the slowest pair is divided by the factor and
+                the fastest keeps its angle (bloc97 2023; Peng et al. 2023, "YaRN", section 3.1).
+            "yarn": divide the pairs that turn less than once in `length` by the factor, keep those that turn more
+                than 32 times, interpolate between them, and multiply queries and keys by 0.1 ln(factor) + 1 (Peng et
+                al. 2023, section 3.4).
+        factor: how many times longer the longest test text is; fixed, whatever the length of the text.
+
+    With a scaling, all keys of a text turn when it grows beyond `length`. So they are not cached (`can_cache`).
     """
 
-    table_TH: Tensor
+    table_TR: Tensor
+    scaled_table_TR: Tensor | None
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool, base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        scaling: str = "none",
+        factor: float = 4.0,
+    ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         if base <= 0:
             raise UserError(f"model.base must be above 0, not {base}.")
-        head_width = width // heads
-        if head_width % 2:
+        if factor <= 1:
+            raise UserError(f"model.factor must be above 1, not {factor}.")
+        pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
+        share = fraction * width / heads
+        rotated = round(share)
+        if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
+            names, numbers = ("", "") if fraction == 1 else ("model.fraction * ", f"{fraction:g} * ")
             raise UserError(
-                f"model=rope rotates pairs, so width / heads must be even, not {width} / {heads} = {head_width}."
+                f"RoPE rotates pairs, so {names}width / heads must be even and at least 2, and a fraction at most 1, "
+                f"not {numbers}{width} / {heads} = {share:g}."
             )
-        self.base = base
-        self.register_buffer("table_TH", sinusoid(length, head_width, base), persistent=False)
+        if scaling == "ntk" and rotated == 2:
+            raise UserError("model.scaling=ntk changes all pairs but the fastest, so it needs at least two of them.")
+        self.base, self.scaling, self.factor, self.length = base, scaling, factor, length
+        self.can_cache = scaling == "none"
+        self.register_buffer("table_TR", sinusoid(length, rotated, base), persistent=False)
+        self.register_buffer("scaled_table_TR", None, persistent=False)  # until a text is longer
 
     def extend_to(self, length: int) -> None:
-        if length > self.table_TH.shape[0]:
-            self.table_TH = sinusoid(length, self.table_TH.shape[1], self.base).to(self.table_TH)
+        if length > self.table_TR.shape[0]:
+            self.table_TR = sinusoid(length, self.table_TR.shape[1], self.base).to(self.table_TR)
+        if self.scaling != "none" and length > self.length:
+            self.scaled_table_TR = self.scaled_table(length).to(self.table_TR)
+
+    def scaled_table(self, length: int) -> Tensor:
+        """Return the table of longer texts, [length, R]; see `scaling`."""
+        R = self.table_TR.shape[1]
+        own = wavelengths(R, self.base)
+        if self.scaling == "linear":
+            return sines_and_cosines(length, R, own * self.factor)
+        if self.scaling == "ntk":
+            return sinusoid(length, R, self.base * self.factor ** (R / (R - 2)))
+        turns = self.length / (2 * math.pi * own)
+        unscaled = ((turns - 1) / (32 - 1)).clamp(0, 1)
+        mixed = 1 / ((1 - unscaled) / (own * self.factor) + unscaled / own)
+        return sines_and_cosines(length, R, mixed) * (0.1 * math.log(self.factor) + 1)
+
+    def table(self, offset: int, T: int) -> Tensor:
+        """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
+        end = offset + T
+        is_scaled = self.scaling != "none" and not self.training and end > self.length
+        name = "scaled_table_TR" if is_scaled else "table_TR"
+        if getattr(self, name) is None or end > getattr(self, name).shape[0]:
+            self.extend_to(end)
+        return getattr(self, name)[self.rows(offset, T)]
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        end = offset + q_BNTH.shape[2]
-        self.extend_to(end)
-        sin, cos = self.table_TH[offset:end, 0::2], self.table_TH[offset:end, 1::2]
+        table_TR = self.table(offset, q_BNTH.shape[2])
+        R, sin, cos = table_TR.shape[1], table_TR[:, 0::2], table_TR[:, 1::2]
 
         def rotated(x_BNTH: Tensor) -> Tensor:
-            even, odd = x_BNTH[..., 0::2], x_BNTH[..., 1::2]
-            return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+            even, odd = x_BNTH[..., 0:R:2], x_BNTH[..., 1:R:2]
+            turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+            return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), dim=-1)
 
         return rotated(q_BNTH), rotated(k_BNTH)
+
+
+class XPos(RoPE):
+    """RoPE with decay: queries times z_d^(i/scale_base) and keys times z_d^(-j/scale_base), for each pair d.
+
+        z_d = (2d/H + gamma) / (1 + gamma)
+
+    A score shrinks with i - j, fastest in the pairs that turn fastest. Sun et al. 2022, "A Length-Extrapolatable
+    Transformer", section 2. The paper has decoders; in an encoder, scores grow towards later keys.
+
+    Args:
+        gamma: the larger, the slower the decay.
+        scale_base: distance after which a pair has decayed to z_d.
+    """
+
+    log_decay_H: Tensor
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        base: float = 10000.0,
+        gamma: float = 0.4,
+        scale_base: float = 512.0,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal, base=base)
+        if gamma <= 0 or scale_base <= 0:
+            raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
+        z = (torch.arange(0, width // heads, 2) / (width // heads) + gamma) / (1 + gamma)
+        self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        q, k = super().rotate(q_BNTH, k_BNTH, offset)
+        i = torch.arange(offset, offset + q.shape[2], device=q.device) if self.drawn is None else self.drawn
+        scale_TH = (i[:, None] * self.log_decay_H).exp()
+        return q * scale_TH, k / scale_TH
 
 
 class Relative(Positions):
@@ -227,8 +365,8 @@ class Relative(Positions):
 
     Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1. Half of the buckets hold one
     distance each, the other half grow logarithmically up to `max_distance`, and all larger distances share the last.
-    An encoder uses half of the buckets for each side. The table starts like every embedding, by `recipe.init`, so
-    with `torch` from normal(0, 1). T5's code draws from normal(0, 1 / sqrt(width)).
+    An encoder uses half of the buckets for each side. With `recipe.init=torch` the table starts from
+    normal(0, 1 / sqrt(width)), as in Hugging Face's T5. Other initialisations draw it like every embedding.
     """
 
     buckets: Tensor
@@ -245,6 +383,8 @@ class Relative(Positions):
             )
         self.max_distance = max_distance
         self.table = nn.Embedding(buckets, heads)
+        with torch.no_grad():
+            self.table.weight.mul_(width**-0.5)
         distance = torch.arange(-max_distance, max_distance + 1)
         first = torch.zeros_like(distance) if causal else (distance < 0).long() * one_side
         distance = distance.clamp(min=0) if causal else distance.abs()
@@ -259,12 +399,66 @@ class Relative(Positions):
         return self.buckets[distance.clamp(-m, m) + m]
 
     def bias(self, T: int, S: int) -> Tensor:
-        i, j = query_and_key_indices(T, S, self.table.weight.device)
+        i, j = self.indices(T, S, self.table.weight.device)
         return self.table(self.bucket(i - j)).permute(2, 0, 1)
 
     def score_mod(self) -> ScoreMod:
         buckets, table, m = self.buckets, self.table.weight, self.max_distance
         return lambda score, b, n, i, j: score + table[buckets[(i - j).clamp(-m, m) + m], n]
+
+
+class Kerple(Positions):
+    """Bias -a_n log(1 + b_n |i - j|), with a_n and b_n above 0 trained for each head n, shared by all layers.
+
+    Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", the logarithmic
+    variant. As in their code, a starts from uniform(0, 2) and b from uniform(0, 1), at 0.01 at least. The parameters
+    are the logarithms. Any length.
+    """
+
+    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        self.log_a = nn.Parameter((2 * torch.rand(heads)).clamp(min=0.01).log())
+        self.log_b = nn.Parameter(torch.rand(heads).clamp(min=0.01).log())
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = self.indices(T, S, self.log_a.device)
+        a, b = self.log_a.exp()[:, None, None], self.log_b.exp()[:, None, None]
+        return -a * torch.log1p(b * (i - j).abs())
+
+    def score_mod(self) -> ScoreMod:
+        a, b = self.log_a.exp(), self.log_b.exp()
+        return lambda score, _, n, i, j: score - a[n] * torch.log1p(b[n] * (i - j).abs())
+
+
+class FIRE(Positions):
+    """Bias f(log(1 + c |i - j|) / log(1 + c max(t, i, j))), with an MLP f that has one output for each head.
+
+    Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context Transformers", equation 3.
+    The argument of f lies between 0 and 1 at any length. The trained c and t stay above 0, because the parameters are
+    their logarithms. All layers share f, the paper's "FIRE-S", so a pass computes the biases once. The paper has
+    decoders, where max(i, j) is i.
+
+    Args:
+        hidden: width of the MLP: linear, ReLU, linear.
+        threshold: start of t; texts that are shorter than t are not interpolated. None: a quarter of `length`.
+    """
+
+    def __init__(
+        self, *, width: int, heads: int, length: int, causal: bool, hidden: int = 32, threshold: float | None = None
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        start = max(1.0, length / 4) if threshold is None else threshold
+        if hidden < 1 or start <= 0:
+            raise UserError(f"model.hidden must be at least 1 and model.threshold above 0, not {hidden} and {start}.")
+        self.log_c = nn.Parameter(torch.tensor(math.log(0.1)))
+        self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
+        self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
+
+    def bias(self, T: int, S: int) -> Tensor:
+        i, j = self.indices(T, S, self.log_c.device)
+        c, longest = self.log_c.exp(), torch.maximum(self.log_threshold.exp(), torch.maximum(i, j))
+        share_TS = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
+        return self.mlp(share_TS[..., None]).permute(2, 0, 1)
 
 
 POSITIONS: dict[str, type[Positions]] = {
@@ -274,9 +468,106 @@ POSITIONS: dict[str, type[Positions]] = {
     "alibi": ALiBi,
     "rope": RoPE,
     "relative": Relative,
+    "xpos": XPos,
+    "kerple": Kerple,
+    "fire": FIRE,
 }
+
+
+class ByLayer(Positions):
+    """Another encoding in each layer, such as RoPE in most and none in the others. See `layers.by_layer`.
+
+    Yang et al. 2025, "RoPE to NoPE and Back Again: A New Hybrid Attention Strategy". An encoding that acts on the
+    embeddings has no layer.
+    """
+
+    def __init__(
+        self, *, width: int, heads: int, length: int, causal: bool, layers: Sequence[str | dict] = ("rope", "nope")
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        specs = entries({"name": "by_layer", "layers": list(layers)}, "model")
+        distinct = [own for k, own in enumerate(specs) if specs.index(own) == k]
+        self.order = [distinct.index(own) for own in specs]
+        sizes = {"width": width, "heads": heads, "length": length, "causal": causal}
+        self.members = nn.ModuleList(build_positions(own, **sizes) for own in distinct)  # type: ignore[arg-type]
+        for member, own in zip(self.members, distinct):
+            if member.overrides("embed"):  # type: ignore[operator]
+                raise UserError(
+                    f"model.layers: {own['name']} acts on the embeddings, before the first layer, so it cannot be "
+                    "the encoding of a layer."
+                )
+        self.can_cache = all(member.can_cache for member in self.members)
+
+    def begin(self, T: int, device: torch.device) -> None:
+        for member in self.members:
+            member.begin(T, device)  # type: ignore[operator]
+
+    def at_layer(self, k: int) -> Positions:
+        return self.members[self.order[k % len(self.order)]]  # type: ignore[return-value]
+
+
+class Randomised(Positions):
+    """Another encoding, whose T tokens are at a sorted random sample of the positions 0 to max_positions - 1.
+
+    Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers", section 3: texts
+    of any length meet the positions of long ones in training. As in their code, all texts of a batch share a sample,
+    of its padded length, and evaluation draws, too. Training draws from torch's generator, as dropout does.
+    Evaluation takes the same sample for the same number of tokens, so results repeat. A sample fits one length, so
+    keys are not cached.
+
+    Args:
+        encoding: a choice of `model`, or one with options such as {name: rope, base: 500}; not nope.
+        max_positions: the paper's L, also the largest number of tokens. The encoding is built for that length.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        encoding: str | dict = "rope",
+        max_positions: int = 2048,
+    ) -> None:
+        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        if not is_choice(encoding):
+            raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")
+        spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
+        if spec["name"] in ("nope", "randomised"):
+            raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
+        if max_positions < length:
+            raise UserError(
+                f"model.max_positions must be at least the {length} positions of training, not {max_positions}."
+            )
+        self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
+        self.max_length, self.can_cache = max_positions, False
+
+    def overrides(self, method: str) -> bool:
+        return method != "score_mod" and self.encoding.overrides(method)  # which would count the tokens
+
+    @property
+    def has_fixed_bias(self) -> bool:
+        return not self.overrides("bias")
+
+    def begin(self, T: int, device: torch.device) -> None:
+        if self.max_length < T:  # type: ignore[operator]
+            raise UserError(f"model.max_positions={self.max_length} is less than the {T} tokens of a text.")
+        generator = None if self.training else torch.Generator().manual_seed(T)
+        drawn = torch.randperm(self.max_length, generator=generator)[:T]  # type: ignore[arg-type]
+        self.encoding.drawn = drawn.sort().values.to(device)
+
+    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+        return self.encoding.embed(x_BTD, offset)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        return self.encoding.rotate(q_BNTH, k_BNTH, offset)
+
+    def bias(self, T: int, S: int) -> Tensor | None:
+        return self.encoding.bias(T, S)
 
 
 def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
     """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
-    return build(POSITIONS, spec, "model", width=width, heads=heads, length=length, causal=causal)
+    kinds = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
+    return build(kinds, spec, "model", width=width, heads=heads, length=length, causal=causal)

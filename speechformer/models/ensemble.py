@@ -13,19 +13,21 @@ Shapes: K members, B rows of each, T tokens, D width, V rows of an embedding tab
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechformer.kernels.dispatch import Bias
 from speechformer.kernels.dropout import FastDropout, dropout_masks
 from speechformer.kernels.padding import Unpadder
 from speechformer.layers.attention import attention_bias, attention_mask
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
-from speechformer.layers.positions import Positions
+from speechformer.layers.positions import ByLayer, Positions, Randomised
 from speechformer.models.stack import Stack
 
 
@@ -107,7 +109,8 @@ class EnsemblePositions(Positions):
         nn.Module.__init__(self)
         self.max_length = members[0].max_length
         self.members = nn.ModuleList(copy.deepcopy(member) for member in members)
-        self.stacked = nn.ParameterDict({name.replace(".", "_"): parameter for name, parameter in stacked.items()})
+        own = OrderedDict((name.replace(".", "_"), parameter) for name, parameter in stacked.items())
+        self.stacked = nn.ParameterDict(own)  # which would sort a dict, unlike the order of the parameters
         self.paths = [name.rpartition(".") for name in stacked]
         for member in self.members:
             for owner, _, name in self.paths:
@@ -137,20 +140,25 @@ class EnsembleStack(Stack):
     """A `Stack` whose members have different biases and numbers of tokens."""
 
     can_unpad = False
-    patterns: list[Pattern]  # as many as `positions` has members
+    member_patterns: list[tuple[Pattern, ...]]  # of each layer, as many as `positions` has members
 
-    def attention_bias(
+    def attention_biases(
         self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
-    ) -> Tensor:
-        (B, T, _), n = x_BTD.shape, len(self.patterns)
-        members: Any = self.positions
+    ) -> list[Bias]:
+        (B, T, _), members = x_BTD.shape, cast(EnsemblePositions, self.positions).unstack()
+        n = len(members)
         token_masks = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
-        biases = [
-            attention_bias(positions, attention_mask(pattern, T, S, self.causal, token_mask, x_BTD.device))
-            for positions, pattern, token_mask in zip(members.unstack(), self.patterns, token_masks)
-        ]
-        N = max(bias.shape[1] for bias in biases)
-        return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
+
+        def of_layer(patterns: tuple[Pattern, ...]) -> Tensor:
+            biases = [
+                attention_bias(positions, attention_mask(pattern, T, S, self.causal, token_mask, x_BTD.device))
+                for positions, pattern, token_mask in zip(members, patterns, token_masks)
+            ]
+            N = max(bias.shape[1] for bias in biases)
+            return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
+
+        built = {k: of_layer(self.member_patterns[k]) for k in set(self.kinds)}
+        return [built[k] for k in self.kinds]
 
 
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -205,9 +213,12 @@ def stacked_leaf(
 
 def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn.Parameter]) -> None:
     """Give an ensemble's `Stack` the positions and patterns of its members' stacks."""
+    if any(isinstance(member.positions, ByLayer | Randomised) for member in members):
+        raise ValueError(f"a {type(members[0].positions).__name__} cannot be stacked into an ensemble")
     parameters = {name: stacked[id(parameter)] for name, parameter in members[0].positions.named_parameters()}
     if not parameters and all(member.config == members[0].config for member in members):
         members = members[:1]  # all have the same bias
     ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
-    ensemble.patterns = [member.pattern for member in members]
+    ensemble.member_patterns = list(zip(*(member.patterns for member in members)))
+    ensemble.kinds = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
     ensemble.__class__ = EnsembleStack  # keeps everything else of the copied stack

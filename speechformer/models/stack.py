@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from speechformer.errors import UserError, build, pick
 from speechformer.kernels.dispatch import FastBlock, StackKernels
 from speechformer.kernels.dropout import FastDropout
-from speechformer.layers.patterns import build_pattern, with_first_token
+from speechformer.layers.by_layer import entries
+from speechformer.layers.patterns import build_patterns, with_first_token
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
 
@@ -69,9 +70,14 @@ class Stack(StackKernels):
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
+        entries(model, "model", layers)  # which they must divide
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.max_length = self.positions.max_length  # tokens; None for no limit
-        self.pattern = with_first_token(build_pattern(pattern)) if first_token else build_pattern(pattern)
+        patterns = build_patterns(pattern, layers)
+        with_cls = {own: with_first_token(own) if first_token else own for own in patterns}
+        self.patterns = [with_cls[own] for own in patterns]
+        pairs = [(self.positions.at_layer(k), own) for k, own in enumerate(self.patterns)]
+        self.kinds = [pairs.index(pair) for pair in pairs]
         self.dropout = FastDropout(dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
         self.blocks: Iterable[Any] = nn.ModuleList(FastBlock(**block) for _ in range(layers))
@@ -104,20 +110,27 @@ class Stack(StackKernels):
         Args:
             token_mask_BT: False on padding, whose states are undefined.
             memory: for each block, the keys, values and bias for `CrossAttention`.
-            cache: keys and values of S - T earlier tokens, extended in place; start with `new_cache()`.
+            cache: keys and values of S - T earlier tokens, extended in place; start with `new_cache()`. Without a
+                token mask. Positions that move when the text grows (`Positions.can_cache`) cache the ids alone.
         """
+        if cache is not None and not self.positions.can_cache:
+            T, ids_BT = ids_BT.shape[1], torch.cat([*cache[0].values(), ids_BT], dim=1)
+            cache[0]["ids"] = ids_BT
+            x_BTD, *weights_of = self.forward(ids_BT, None, with_weights, memory)
+            own, cross = ([weights[:, :, -T:] for weights in layers] for layers in weights_of)
+            return x_BTD[:, -T:], own, cross
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
         offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        self.positions.begin(offset + x_BTD.shape[1], x_BTD.device)
         unpadder = self.plan_pass(x_BTD, token_mask_BT) if memory is None and cache is None else None
         x_BTD = self.positions.embed(x_BTD, offset)
-        bias = self.attention_bias(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder, with_weights)
+        biases = self.attention_biases(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder, with_weights)
         x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
-            x_BTD, own, cross = run(
-                x_BTD, self.positions, bias, with_weights, memory and memory[k], None if cache is None else cache[k]
-            )
+            of_layer = (self.positions.at_layer(k), biases[k], with_weights)
+            x_BTD, own, cross = run(x_BTD, *of_layer, memory and memory[k], None if cache is None else cache[k])
             weights += [] if own is None else [own]
             cross_weights += [] if cross is None else [cross]
         x_BTD = self.final_norm(x_BTD)

@@ -25,6 +25,8 @@ NOT_IDENTITY = (
     *("logger.experiment", "logger.tracking_uri"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
 )
+# Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
+ADDED = {"model.fraction": 1, "model.scaling": "none", "model.factor": 4}
 
 
 def plain_number(value: Any, key: str) -> Any:
@@ -41,7 +43,8 @@ def identity_settings(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
         own = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
-        return {name: identity_settings(value[name], path) for name, path in own.items()}
+        settings = {path: (name, identity_settings(value[name], path)) for name, path in own.items()}
+        return dict(pair for path, pair in settings.items() if path not in ADDED or pair[1] != ADDED[path])
     if isinstance(value, list | tuple):
         return [identity_settings(item, key) for item in value]
     return plain_number(value, key)
@@ -50,9 +53,11 @@ def identity_settings(value: Any, key: str = "") -> Any:
 def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any) -> str:
     """Return a run's fingerprint, 12 digits of a sha256; `corpus_settings` says how the files are read."""
     corpus = [corpus_sha256, corpus_settings]
-    clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
-    content = {"config": identity_settings(config), "corpus": corpus, "numerics": NUMERICS_VERSION + clean_pairs}
+    clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
+    t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
+    numerics = NUMERICS_VERSION + clean_pairs + 2 * t5_start
+    content = {"config": identity_settings(config), "corpus": corpus, "numerics": numerics}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -1,0 +1,45 @@
+"""Different positions or patterns in the layers of a model: `model=by_layer` and `pattern=by_layer` in the config.
+
+    model=by_layer 'model.layers=[rope,rope,nope]'
+    pattern=by_layer 'pattern.layers=[{name:window,window:3},full]'
+
+An entry is the name of a choice, with its default options, or the choice with its options. The list repeats until all
+layers have one, from the first layer on. Layers with equal entries share an encoding, as all layers do otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from speechformer.errors import UserError, is_choice
+
+EXAMPLES = {
+    "model": "[rope,nope] or [{name:rope,base:500},nope]",
+    "pattern": "[window,full] or [{name:window,window:3},full]",
+}
+
+
+def entries(spec: Mapping[str, Any], group: str, layers: int | None = None) -> list[dict[str, Any]]:
+    """Return the config group of each layer.
+
+    Args:
+        spec: the config group "model" or "pattern".
+        group: its name.
+        layers: number of layers; None: those of the list, once.
+
+    Raises:
+        UserError: the list is not one of choices, or does not divide the layers.
+    """
+    if spec["name"] != "by_layer":
+        return [dict(spec)] * (layers or 1)
+    listed = spec.get("layers")
+    if not isinstance(listed, list | tuple) or not listed or not all(map(is_choice, listed)):
+        raise UserError(f"{group}.layers must be a list of choices, such as {EXAMPLES[group]}, not {listed}.")
+    own = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in listed]
+    if layers is not None and layers % len(own):
+        raise UserError(
+            f"{group}.layers has {len(own)} entries, which repeat over the layers, so layers must be a multiple of "
+            f"{len(own)}, not {layers}."
+        )
+    return own if layers is None else own * (layers // len(own))

@@ -1,0 +1,126 @@
+"""Another encoding or pattern in each layer. Oracle: each block of the model alone, with its own bias."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, compose, group
+from test_models import decoder, sentences
+
+from speechformer.analysis.attention_maps import check_maps, maps_of
+from speechformer.analysis.load import load
+from speechformer.config import as_plain
+from speechformer.errors import UserError
+from speechformer.export import as_program, as_safetensors, load_safetensors
+from speechformer.generation.sampling import sample
+from speechformer.layers.attention import attention_bias, attention_mask
+from speechformer.layers.patterns import build_pattern
+from speechformer.layers.positions import build_positions
+from speechformer.training.run import execute
+
+WINDOW = {"name": "window", "window": 3}
+KINDS: list[tuple[list[Any], list[Any]]] = [
+    (["rope", "rope", "nope"], ["full"]),
+    (["alibi"], [WINDOW, "window", "full"]),
+    (["relative", "rope", {"name": "relative"}], ["sinks", "full", "full"]),
+    (["kerple", {"name": "rope", "base": 500.0}, "fire"], [WINDOW, WINDOW, "bigbird"]),
+]
+
+
+def by_layer(positions: list[Any], patterns: list[Any], **own: Any) -> Any:
+    both = {"model": {"name": "by_layer", "layers": positions}, "pattern": {"name": "by_layer", "layers": patterns}}
+    return decoder(**both, layers=3, **own)
+
+
+@pytest.mark.parametrize(("positions", "patterns"), KINDS, ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_each_layer_has_its_own_encoding_and_pattern(
+    positions: list[Any], patterns: list[Any], training: bool
+) -> None:
+    model = by_layer(positions, patterns, dropout=0.3).double().train(training)
+    ids, stack = sentences(), model.decoder
+    torch.manual_seed(2)
+    x = stack.dropout(stack.embedding(ids))
+    T, members = ids.shape[1], {}
+    for k, block in enumerate(stack.blocks):
+        entry, pattern = positions[k % len(positions)], patterns[k % len(patterns)]
+        name = entry if isinstance(entry, str) else entry["name"]
+        options = {} if isinstance(entry, str) else entry
+        torch_state = torch.get_rng_state()
+        own = build_positions({**group("model", name), **options}, width=16, heads=2, length=T, causal=True).double()
+        torch.set_rng_state(torch_state)  # which starting values have used
+        own.train(training).load_state_dict(stack.positions.at_layer(k).state_dict())
+        assert members.setdefault(name, stack.positions.at_layer(k)) is stack.positions.at_layer(k)  # shared
+        spec = group("pattern", pattern) if isinstance(pattern, str) else pattern
+        bias = attention_bias(own, attention_mask(build_pattern(spec), T, T, True))
+        x, *_ = block(x, own, bias)
+    expected = model.output(stack.final_norm(x))
+    torch.manual_seed(2)
+    torch.testing.assert_close(model(ids), expected)
+
+
+@pytest.mark.parametrize(("positions", "patterns"), KINDS, ids=str)
+def test_the_cache_the_maps_and_later_tokens(positions: list[Any], patterns: list[Any]) -> None:
+    """Oracles: a pass without a cache; the weights of the pass; a text whose end differs."""
+    model = by_layer(positions, patterns)
+    texts = [
+        list(itertools.islice(sample(model, [3, 7], cache=cache, generator=torch.Generator().manual_seed(1)), 12))
+        for cache in (True, False)
+    ]
+    assert texts[0] == texts[1]
+    ids = sentences()[:1]
+    maps = maps_of(model, [ids[0]], [["a"] * ids.shape[1]])
+    assert all(check.passed for check in check_maps(model, [ids[0]], maps))
+    for k, weights in enumerate(maps[0].weights):
+        spec = patterns[k % len(patterns)]
+        pattern = build_pattern(group("pattern", spec) if isinstance(spec, str) else spec)
+        assert (weights[:, ~attention_mask(pattern, ids.shape[1], ids.shape[1], True)[0, 0]] == 0).all()
+    other = ids.clone()
+    other[0, 5:] = 2
+    torch.testing.assert_close(model(ids)[:, :5], model(other)[:, :5])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            "model=by_layer model.layers=[sinusoidal,nope]",
+            "sinusoidal acts on the embeddings, before the first layer",
+        ),
+        ("model=by_layer model.layers=[rope,rope,nope]", "layers must be a multiple of 3, not 2"),
+        ("pattern=by_layer pattern.layers=[]", r"pattern.layers must be a list of choices.*, not \[\]"),
+        ("model=by_layer model.layers=[by_layer]", "model.layers must be a list of choices"),
+        ("model=by_layer model.layers=[3]", "model.layers must be a list of choices"),
+        ("model=by_layer model.layers=rope", "model.layers must be a list of choices.* not 'rope'"),
+        ("model=by_layer model.layers=[ropes,nope]", "model.name has no choice 'ropes'.*Did you mean rope"),
+        ("pattern=by_layer pattern.layers=[{name:window,width:3},full]", "pattern=window has no option 'width'"),
+        ("pattern=by_layer pattern.layers=[{name:window,window:0},full]", r"pattern.layers\[0\].window must be .*1"),
+        ("model=by_layer model.layers=[nope,{name:rope,base:big}]", r"model.layers\[1\].base must be a number"),
+    ],
+)
+def test_an_invalid_list_is_an_error(overrides: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config = as_plain(compose(*overrides.split()))
+        decoder(model=config["model"], pattern=config["pattern"], layers=2)
+
+
+def test_a_run_by_layer_trains_and_is_exported(tmp_path: Path) -> None:
+    own = ["task=lm", "trainer.max_steps=2", "layers=2", "model=by_layer", "pattern=by_layer"]
+    entries = ["model.layers=[relative,{name:rope,base:500}]", "pattern.layers=[{name:window,window:3},full]"]
+    result = execute(compose(*TINY, *own, *entries), tmp_path / "run")
+    assert result["status"] == "finished"
+    run = load(tmp_path / "run")
+    assert run.label == "[relative, {name: rope, base: 500}], [{name: window, window: 3}, full]"
+    (tmp_path / "file").write_bytes(as_safetensors(run))
+    ids = torch.randint(4, len(run.tokenizer), (2, 9))
+    torch.testing.assert_close(load_safetensors(tmp_path / "file").model(ids), run.model(ids))
+    program = torch.export.load(io.BytesIO(as_program(run))).module()
+    torch.testing.assert_close(program(ids), run.model(ids))
+    run.model.decoder.positions.can_cache = False  # as of model=randomised
+    with pytest.raises(UserError, match="torch.export cannot export positions that depend on the length"):
+        as_program(run)
