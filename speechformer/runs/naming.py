@@ -13,7 +13,7 @@ from speechformer.keys import CONF
 from speechformer.runs.identity import identity_settings
 
 MOST_CHARACTERS = 60  # of a folder's name before seed and fingerprint
-CHOICES = ("task", "model", "pattern", "protocol", "corpus")
+CHOICES = ("task", "probe", "model", "pattern", "protocol", "corpus")
 FIRST = (*CHOICES, "recipe", "dropout", "width", "layers", "heads")  # an experiment sets the others
 USUAL = {"full", "paper", "auto", "None"}
 
@@ -52,7 +52,8 @@ def differences(config: Mapping[str, Any]) -> list[str]:
     """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
     task = choice("task", name_of(config.get("task")))
     changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
-    expected = merged(choice(".", "config"), task) | {"recipe": choice("recipe", *changed or ["adam"])}
+    expected = choice(".", "config") | {"recipe": choice("recipe", *changed or ["adam"])}
+    expected = merged(merged(expected, choice("probe", name_of(config.get("probe")))), task)
     expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
     unnamed = ("seed", "hydra", "protocol", "corpus", "study")
     keys = [key for key in (*FIRST, *(key for key in expected if key not in FIRST)) if key not in unnamed]

@@ -1,0 +1,54 @@
+"""probe=recall: find the value of a key, in several pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import require
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, doubling, doubling_group, join
+
+
+class Recall(Probe):
+    """Find the values of keys; the dots mark what a model predicts.
+
+        ^ k3 v7 k0 v2 k9 v7 | k9 v7 k3 v7
+                                 .     .
+
+    Multi-query associative recall: Arora et al. 2023, "Zoology", section 4; all pairs stand before the queries. A
+    perfect solution joins each value with the key before it, then attends to the pair of the query's key: two layers,
+    order only between neighbours. The state of a recurrent network must hold all pairs. Accuracy is also measured by
+    the gap from a query back to its key.
+
+    Args:
+        keys, values: different keys and values; those of a row are independent of each other.
+        queries: in a row, of different keys.
+        lengths: pairs in a row; see `Probe`.
+    """
+
+    groups = doubling("gap")
+
+    def __init__(self, *, keys: int, values: int, queries: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        longest = max(self.max_length, *self.test_lengths, 0)
+        require(keys >= longest, "probe.keys", f"at least {longest}, the number of pairs, which differ in key", keys)
+        least = min(self.min_length, *self.test_lengths, self.min_length)
+        require(queries <= least, "probe.queries", f"at most {least}, the number of pairs", queries)
+        self.keys, self.values, self.queries = keys, values, queries
+        self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(keys)), *(f"v{k}" for k in range(values))]
+
+    def symbols_of(self, length: int) -> int:
+        return 2 * length + 2 * self.queries + 2
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, pairs, N = len(length), int(length.max()), self.queries
+        keys = 2 + draws.orders(self.keys, self.keys)[:, :pairs]
+        values = 2 + self.keys + draws.integers(self.values, pairs)
+        asked = draws.orders(length[:, None], pairs)[:, :N]
+        answers = [np.take_along_axis(own, asked, axis=1) for own in (keys, values)]
+        gap = 2 * length[:, None] + 1 + 2 * np.arange(N) - 2 * asked
+        groups = np.stack([np.zeros_like(gap), doubling_group(gap)], axis=2).reshape(B, 2 * N)
+        context = Piece(np.stack([keys, values], axis=2).reshape(B, 2 * pairs), 2 * length)
+        queries = Piece(np.stack(answers, axis=2).reshape(B, 2 * N), None, np.tile([0, self.values], N), groups)
+        return join(length, self.piece(BEGIN, B), context, self.piece(ASK, B), queries)
