@@ -1,9 +1,9 @@
 """The data of task=probe: rows that are generated when a batch needs them, and evaluation rows generated once.
 
-    ids        the symbols of a row but the last, padded with 0, [B, T]
-    targets    of each, the symbol that follows it if it must be predicted; else -100, [B, T]
-    choices    how many symbols could be the target, [B, T]; of evaluation rows alone
-    groups     the index of the target's group in `Probe.groups`, [B, T]; of evaluation rows alone
+ids        the symbols of a row but the last, padded with 0, [B, T]
+targets    of each, the symbol that follows it if it must be predicted; else -100, [B, T]
+choices    how many symbols could be the target, [B, T]; of evaluation rows alone
+groups     the index of the target's group in `Probe.groups`, [B, T]; of evaluation rows alone
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FIRST = 2  # id of a vocabulary's first symbol, after <pad> and <unk>
 
 def as_tensors(rows: Symbols) -> Rows:
     """Return rows of a probe as the inputs and targets of a decoder."""
-    choices = torch.from_numpy(rows.choices[:, 1:])
+    choices, groups = torch.from_numpy(rows.choices[:, 1:]), torch.from_numpy(rows.groups[:, 1:])
     ids = torch.from_numpy(rows.symbols + FIRST)
     ids = ids.where(ids >= FIRST, PAD)
     targets = ids[:, 1:].where(choices > 0, IGNORE)
-    return {"ids": ids[:, :-1], "targets": targets, "choices": choices, "groups": torch.from_numpy(rows.groups[:, 1:])}
+    return {"ids": ids[:, :-1], "targets": targets, "choices": choices, "groups": groups}
 
 
 class ProbeBatches(SeededBatches):
@@ -84,7 +84,7 @@ class ProbeData(TaskData):
         rows = self.probe.rows(np.arange(self.task["test_rows"]), self.row_seed, part, length=length)
         _, first = np.unique(rows.symbols, axis=0, return_index=True)
         first.sort()
-        return as_tensors(Symbols(rows.symbols[first], rows.choices[first], rows.groups[first], rows.length[first]))
+        return as_tensors(Symbols(rows.symbols[first], rows.choices[first], rows.groups[first]))
 
     def count(self) -> dict[str, Any]:
         tests = {name: {"rows": len(rows["ids"])} for (_, name), rows in self.tested.items() if name}
@@ -138,7 +138,7 @@ class ProbeData(TaskData):
         return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in rows]
 
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return the accuracies of guesses, each symbol with the same probability among those that could stand there."""
+        """Return the accuracies of chance: of guesses among the symbols that could stand there, all alike."""
         metrics: dict[str, float | None] = {}
         for (_, name), rows in self.tested.items():
             scored, end = rows["targets"] != IGNORE, f"_{name}" if name else ""

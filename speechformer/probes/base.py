@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,19 @@ class Rows:
         symbols: indices into the vocabulary, -1 after the end of a row, [B, T].
         choices: of each symbol that must be predicted, how many symbols can stand there; 0 for the others, [B, T].
         groups: of each symbol that must be predicted, the index of its group in `Probe.groups`, [B, T].
-        length: of each row, as `Probe` defines it, [B].
     """
 
     symbols: Ints
     choices: Ints
     groups: Ints
-    length: Ints
+
+
+CONTENT = ("symbols", "choices", "groups")
+
+
+def empty_rows(B: int, T: int) -> Rows:
+    """Return rows without a symbol."""
+    return Rows(np.full((B, T), -1), np.zeros((B, T), np.int64), np.zeros((B, T), np.int64))
 
 
 @dataclass
@@ -81,7 +87,7 @@ class Draws:
         self.calls += 1
         start = mix(self.keys ^ np.uint64(self.calls))
         bits = mix(start[:, None] + np.arange(1, columns + 1, dtype=np.uint64) * GOLDEN)
-        return (bits >> np.uint64(11)) * 2.0**-53
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, high: Ints | int, columns: int) -> Ints:
         """Return integers from 0 to `high` - 1, one number or [B, 1], as [B, columns]."""
@@ -94,17 +100,27 @@ class Draws:
 
 def join(length: Ints, *pieces: Piece) -> Rows:
     """Return rows that consist of these pieces, one after another."""
-    ends = [np.full(len(length), piece.symbols.shape[1]) if piece.length is None else piece.length for piece in pieces]
-    shape = (len(length), int(np.sum(ends, axis=0).max()))
-    rows = Rows(np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64), length)
+    widths = [piece.symbols.shape[1] for piece in pieces]
+    ends = [np.full(len(length), W) if piece.length is None else piece.length for piece, W in zip(pieces, widths)]
+    rows = empty_rows(len(length), int(np.sum(ends, axis=0).max()))
     start = np.zeros(len(length), np.int64)
-    for piece, end in zip(pieces, ends):
-        row, column = np.nonzero(np.arange(piece.symbols.shape[1]) < end[:, None])
-        place = start[row] + column
-        for whole, part in ((rows.symbols, piece.symbols), (rows.choices, piece.choices), (rows.groups, piece.groups)):
-            whole[row, place] = np.broadcast_to(part, piece.symbols.shape)[row, column]
+    for piece, end, W in zip(pieces, ends, widths):
+        row, column = np.nonzero(np.arange(W) < end[:, None])
+        for name in CONTENT:
+            part = np.broadcast_to(getattr(piece, name), piece.symbols.shape)
+            getattr(rows, name)[row, start[row] + column] = part[row, column]
         start = start + end
     return rows
+
+
+def pairs(first: Ints, second: Ints, length: Ints | None = None, choices: Ints | int = 0, groups: Any = 0) -> Piece:
+    """Return a piece of pairs, [B, N] each; `choices` and `groups` are those of the second of each pair."""
+
+    def joined(first: Any, second: Any) -> Ints:
+        return np.stack([np.broadcast_to(own, shape) for own in (first, second)], axis=2).reshape(shape[0], -1)
+
+    shape = second.shape
+    return Piece(joined(first, second), None if length is None else 2 * length, joined(0, choices), joined(0, groups))
 
 
 class Probe:
@@ -116,6 +132,7 @@ class Probe:
 
     Attributes:
         vocabulary: the symbols in words.
+        shortest, longest: the limits of all lengths, also those of tests.
         groups: names of the groups of answers that are also measured alone, such as distances.
     """
 
@@ -128,6 +145,7 @@ class Probe:
         valid = len(set(test_lengths)) == len(test_lengths)
         require(valid, "probe.test_lengths", "a list of different lengths", list(test_lengths))
         self.min_length, self.max_length, self.test_lengths = min_length, max_length, list(test_lengths)
+        self.shortest, self.longest = min([min_length, *test_lengths]), max([max_length, *test_lengths])
 
     def symbols_of(self, length: int) -> int:
         """Return the number of symbols of the longest row of a length."""
@@ -141,7 +159,7 @@ class Probe:
         """Return one symbol as a piece of every row."""
         return Piece(np.full((rows, 1), self.vocabulary.index(word)))
 
-    def rows(self, index: Ints, seed: int, part: str, epoch: int = 0, length: int | None = None) -> Rows:
+    def rows(self, index: Ints, seed: object, part: str, epoch: int = 0, length: int | None = None) -> Rows:
         """Return the rows of a part of the data with these indices.
 
         Args:
@@ -153,8 +171,7 @@ class Probe:
             UserError: there is no such row.
         """
         symbols = self.symbols_of(self.max_length if length is None else length)
-        shape, (first, end) = (len(index), symbols), PARTS[part]
-        chosen = Rows(np.full(shape, -1), *np.zeros((2, *shape), np.int64), np.zeros(len(index), np.int64))
+        chosen, (first, end) = empty_rows(len(index), symbols), PARTS[part]
         open_rows = np.arange(len(index))
         for attempt in range(MOST_DRAWS):
             draws = Draws(index[open_rows], seed, part, epoch, length, attempt)
@@ -165,9 +182,8 @@ class Probe:
             share = content_hash(rows.symbols) >> np.uint64(60)
             own = (share >= first) & (share < end)
             place, width = open_rows[own], rows.symbols.shape[1]
-            for name in ("symbols", "choices", "groups"):
+            for name in CONTENT:
                 getattr(chosen, name)[place, :width] = getattr(rows, name)[own]
-            chosen.length[place] = lengths[own]
             open_rows = open_rows[~own]
             if not len(open_rows):
                 return chosen

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, Rows, doubling, doubling_group, join
+from speechformer.probes.base import BEGIN, Draws, Ints, Probe, Rows, doubling, doubling_group, join, pairs
 
 WRITE, IGNORE, READ = 2, 3, 4
 
@@ -31,7 +31,7 @@ class FlipFlop(Probe):
 
     def __init__(self, *, ignore: float, **lengths: Any) -> None:
         super().__init__(**lengths)
-        require(min(self.min_length, *self.test_lengths, 10**9) >= 2, "probe.min_length", "at least 2", self.min_length)
+        require(self.shortest >= 2, "probe.min_length and probe.test_lengths", "at least 2", self.shortest)
         self.ignore, self.vocabulary = ignore, ["0", "1", "w", "i", "r", BEGIN]
 
     def symbols_of(self, length: int) -> int:
@@ -45,7 +45,5 @@ class FlipFlop(Probe):
         written = np.maximum.accumulate(np.where(kinds == WRITE, place, 0), axis=1)
         bits, reads = draws.integers(2, N), kinds == READ
         bits = np.where(reads, np.take_along_axis(bits, written, axis=1), bits)
-        zero = np.zeros_like(bits)
-        pairs = (kinds, bits), (zero, 2 * reads), (zero, doubling_group(place - written))
-        symbols, choices, groups = (np.stack(own, axis=2).reshape(B, 2 * N) for own in pairs)
-        return join(length, self.piece(BEGIN, B), Piece(symbols, 2 * length, choices, groups))
+        instructions = pairs(kinds, bits, length, 2 * reads, doubling_group(place - written))
+        return join(length, self.piece(BEGIN, B), instructions)

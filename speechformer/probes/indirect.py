@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import pick, require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, doubling, doubling_group, join, letters
+from speechformer.probes.base import (
+    ASK,
+    BEGIN,
+    Draws,
+    Ints,
+    Piece,
+    Probe,
+    Rows,
+    doubling,
+    doubling_group,
+    join,
+    letters,
+    pairs,
+)
 
 
 class Indirect(Probe):
@@ -32,11 +45,12 @@ class Indirect(Probe):
     def __init__(self, *, by: str, symbols: int, queries: int, **lengths: Any) -> None:
         super().__init__(**lengths)
         pick(dict.fromkeys(("position", "content")), by, "probe.by")
-        least, valid = min(self.min_length, *self.test_lengths, 10**9), max(self.test_lengths, default=0)
-        rule = f"at most probe.max_length={self.max_length}: training names no other places"
-        require(valid <= self.max_length, "probe.test_lengths", rule, self.test_lengths)
-        require(symbols >= self.max_length, "probe.symbols", f"at least probe.max_length={self.max_length}", symbols)
-        require(queries <= least, "probe.queries", f"at most {least}, the length of the shortest string", queries)
+        rule = f"at most probe.max_length={self.max_length}, as training names no place beyond it"
+        require(self.longest <= self.max_length, "probe.test_lengths", rule, self.test_lengths)
+        rule = f"at least {self.longest}, as those of a string differ"
+        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        rule = f"at most {self.shortest}, the length of the shortest string"
+        require(queries <= self.shortest, "probe.queries", rule, queries)
         self.by, self.symbols, self.queries = by, symbols, queries
         self.vocabulary = [BEGIN, ASK, *letters(symbols), *map(str, range(1, self.max_length + 1))]
 
@@ -44,13 +58,12 @@ class Indirect(Probe):
         return length + 2 * self.queries + 2
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, longest, N = len(length), int(length.max()), self.queries
-        string = 2 + draws.orders(self.symbols, self.symbols)[:, :longest]
-        places = draws.orders(length[:, None], longest)[:, :N]
-        pair, choices = [2 + self.symbols + places, np.take_along_axis(string, places, axis=1)], self.symbols + 0 * places
-        if self.by == "content":
-            pair, choices = pair[::-1], np.repeat(length[:, None], N, axis=1)
-        doubled = [np.zeros_like(places), choices], [np.zeros_like(places), doubling_group(places + 1)]
-        queries, choices, groups = (np.stack(own, axis=2).reshape(B, 2 * N) for own in (pair, *doubled))
-        context = (self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B))
-        return join(length, *context, Piece(queries, None, choices, groups))
+        B, N = len(length), int(length.max())
+        string = 2 + draws.orders(self.symbols, self.symbols)[:, :N]
+        places = draws.orders(length[:, None], N)[:, : self.queries]
+        names, symbols = 2 + self.symbols + places, np.take_along_axis(string, places, axis=1)
+        if self.by == "position":
+            queries = pairs(names, symbols, None, self.symbols, doubling_group(places + 1))
+        else:
+            queries = pairs(symbols, names, None, length[:, None], doubling_group(places + 1))
+        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, doubling, doubling_group, join, letters
+from speechformer.probes.base import (
+    ASK,
+    BEGIN,
+    Draws,
+    Ints,
+    Piece,
+    Probe,
+    Rows,
+    doubling,
+    doubling_group,
+    join,
+    letters,
+)
 
 
 class Induction(Probe):
@@ -31,9 +43,10 @@ class Induction(Probe):
 
     def __init__(self, *, symbols: int, answers: int, **lengths: Any) -> None:
         super().__init__(**lengths)
-        longest, least = max(self.max_length, *self.test_lengths, 0), min(self.min_length, *self.test_lengths, 10**9)
-        require(symbols >= longest, "probe.symbols", f"at least {longest}, as a string has different ones", symbols)
-        require(answers < least, "probe.answers", f"below {least}, the length of the shortest string", answers)
+        rule = f"at least {self.longest}, as those of a string differ"
+        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        rule = f"below {self.shortest}, the length of the shortest string"
+        require(answers < self.shortest, "probe.answers", rule, answers)
         self.symbols, self.answers, self.vocabulary = symbols, answers, [BEGIN, ASK, *letters(symbols)]
 
     def symbols_of(self, length: int) -> int:

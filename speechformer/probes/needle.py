@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
 
 
 class Needle(Probe):
@@ -16,9 +16,9 @@ class Needle(Probe):
         ^ d a k1 f a c b k0 d e | k0 d k1 f
                                      .    .
 
-    Kamradt 2023, "Needle in a Haystack"; passkeys of Mohtashami and Jaggi 2023, "Landmark Attention", section 4.2. A
-    perfect solution attends to the symbol behind the mark, wherever it stands. Accuracy is also measured by depth, the
-    share of the string before the mark, in quarters.
+    Kamradt 2023, "Needle in a Haystack"; passkeys of Mohtashami and Jaggi 2023, "Landmark Attention", section 4.2.
+    A perfect solution attends to the symbol behind the mark, wherever it stands. Accuracy is also measured by depth,
+    the share of the string before the mark, in quarters.
 
     Args:
         symbols: different symbols of the string.
@@ -30,8 +30,8 @@ class Needle(Probe):
 
     def __init__(self, *, symbols: int, needles: int, **lengths: Any) -> None:
         super().__init__(**lengths)
-        most = min(self.min_length, *self.test_lengths, 10**9) // 2
-        require(needles <= most, "probe.needles", f"at most {most}, half of the length of the shortest string", needles)
+        most = self.shortest // 2
+        require(needles <= most, "probe.needles", f"at most {most}, half of the shortest string", needles)
         self.symbols, self.needles = symbols, needles
         self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"k{k}" for k in range(needles))]
 
@@ -45,8 +45,6 @@ class Needle(Probe):
         np.put_along_axis(string, places, 2 + self.symbols + marks, axis=1)
         asked = draws.orders(K, K)
         marks, places = (np.take_along_axis(own, asked, axis=1) for own in (marks, places))
-        answers, zero = np.take_along_axis(string, places + 1, axis=1), np.zeros_like(places)
-        pairs = (2 + self.symbols + marks, answers), (zero, zero + self.symbols), (zero, 4 * places // size)
-        symbols, choices, groups = (np.stack(own, axis=2).reshape(B, 2 * K) for own in pairs)
-        context = (self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B))
-        return join(length, *context, Piece(symbols, None, choices, groups))
+        answers = np.take_along_axis(string, places + 1, axis=1)
+        queries = pairs(2 + self.symbols + marks, answers, None, self.symbols, 4 * places // size)
+        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)

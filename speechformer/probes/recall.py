@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, doubling, doubling_group, join
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Probe, Rows, doubling, doubling_group, join, pairs
 
 
 class Recall(Probe):
@@ -31,10 +31,8 @@ class Recall(Probe):
 
     def __init__(self, *, keys: int, values: int, queries: int, **lengths: Any) -> None:
         super().__init__(**lengths)
-        longest = max(self.max_length, *self.test_lengths, 0)
-        require(keys >= longest, "probe.keys", f"at least {longest}, the number of pairs, which differ in key", keys)
-        least = min(self.min_length, *self.test_lengths, self.min_length)
-        require(queries <= least, "probe.queries", f"at most {least}, the number of pairs", queries)
+        require(keys >= self.longest, "probe.keys", f"at least {self.longest}, as the keys of a row differ", keys)
+        require(queries <= self.shortest, "probe.queries", f"at most {self.shortest}, the number of pairs", queries)
         self.keys, self.values, self.queries = keys, values, queries
         self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(keys)), *(f"v{k}" for k in range(values))]
 
@@ -42,13 +40,11 @@ class Recall(Probe):
         return 2 * length + 2 * self.queries + 2
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, pairs, N = len(length), int(length.max()), self.queries
-        keys = 2 + draws.orders(self.keys, self.keys)[:, :pairs]
-        values = 2 + self.keys + draws.integers(self.values, pairs)
-        asked = draws.orders(length[:, None], pairs)[:, :N]
-        answers = [np.take_along_axis(own, asked, axis=1) for own in (keys, values)]
-        gap = 2 * length[:, None] + 1 + 2 * np.arange(N) - 2 * asked
-        groups = np.stack([np.zeros_like(gap), doubling_group(gap)], axis=2).reshape(B, 2 * N)
-        context = Piece(np.stack([keys, values], axis=2).reshape(B, 2 * pairs), 2 * length)
-        queries = Piece(np.stack(answers, axis=2).reshape(B, 2 * N), None, np.tile([0, self.values], N), groups)
-        return join(length, self.piece(BEGIN, B), context, self.piece(ASK, B), queries)
+        B, N, size = len(length), int(length.max()), length[:, None]
+        keys = 2 + draws.orders(self.keys, self.keys)[:, :N]
+        values = 2 + self.keys + draws.integers(self.values, N)
+        asked = draws.orders(size, N)[:, : self.queries]
+        gaps = 2 * size + 1 + 2 * np.arange(self.queries) - 2 * asked
+        asked_keys, answers = (np.take_along_axis(own, asked, axis=1) for own in (keys, values))
+        queries = pairs(asked_keys, answers, None, self.values, doubling_group(gaps))
+        return join(length, self.piece(BEGIN, B), pairs(keys, values, length), self.piece(ASK, B), queries)

@@ -18,9 +18,9 @@ class SelectiveCopy(Probe):
         ^ _ d _ _ a f _ | d a f
                           . . .
 
-    Gu and Dao 2023, "Mamba", section 4.1.1, after Jing et al. 2019. A perfect solution attends to the next symbol that
-    is no blank, so it must count symbols and not places: distances vary within a row. An RNN must choose what to
-    remember.
+    Gu and Dao 2023, "Mamba", section 4.1.1, after Jing et al. 2019. A perfect solution attends to the next symbol
+    that is no blank, so it must count symbols and not places: distances vary within a row. An RNN must choose what
+    to remember.
 
     Args:
         symbols: different symbols besides the blank.
@@ -30,8 +30,8 @@ class SelectiveCopy(Probe):
 
     def __init__(self, *, symbols: int, tokens: int, **lengths: Any) -> None:
         super().__init__(**lengths)
-        least = min(self.min_length, *self.test_lengths, 10**9)
-        require(tokens <= least, "probe.tokens", f"at most {least}, the length of the shortest string", tokens)
+        rule = f"at most {self.shortest}, the length of the shortest string"
+        require(tokens <= self.shortest, "probe.tokens", rule, tokens)
         self.symbols, self.tokens, self.vocabulary = symbols, tokens, [BEGIN, ASK, BLANK, *letters(symbols)]
 
     def symbols_of(self, length: int) -> int:

@@ -70,7 +70,8 @@ class ProbeTask(Task):
         hidden, targets = self.model.hidden(batch["ids"]).flatten(0, 1)[scored], batch["targets"].flatten()[scored]
         output, smoothing = self.model.output, self.recipe["label_smoothing"]
         self.tokens += (batch["ids"] != PAD).sum()
-        return self.track_loss(next_token_loss(output.weight, output.bias, hidden, targets, smoothing), batch, batch_idx)
+        loss = next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
+        return self.track_loss(loss, batch, batch_idx)
 
     def new_metric(self) -> Metric:
         return MeanMetric(sync_on_compute=False).to(self.device)
@@ -84,7 +85,8 @@ class ProbeTask(Task):
         self.measured[f"{split}_accuracy{end}"].update(right[scored].float())
         self.measured[f"{split}_exact{end}"].update((right | ~scored).all(dim=1).float())
         if not name:
-            self.measured[f"{split}_loss"].update(F.cross_entropy(logits_BTV[scored].float(), targets[scored]), scored.sum())
+            loss = F.cross_entropy(logits_BTV[scored].float(), targets[scored])
+            self.measured[f"{split}_loss"].update(loss, scored.sum())
         if split == "test" and self.groups:
             groups = batch["groups"][scored]
             for group in groups.unique().tolist():
