@@ -23,7 +23,7 @@ class Recall(Probe):
 
     Args:
         keys, values: different keys and values; those of a row are independent of each other.
-        queries: in a row, of different keys.
+        queries: in a row, of different keys; in rows of fewer pairs, all of them.
         lengths: pairs in a row; see `Probe`.
     """
 
@@ -32,19 +32,18 @@ class Recall(Probe):
     def __init__(self, *, keys: int, values: int, queries: int, **lengths: Any) -> None:
         super().__init__(**lengths)
         require(keys >= self.longest, "probe.keys", f"at least {self.longest}, as the keys of a row differ", keys)
-        require(queries <= self.shortest, "probe.queries", f"at most {self.shortest}, the number of pairs", queries)
         self.keys, self.values, self.queries = keys, values, queries
         self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(keys)), *(f"v{k}" for k in range(values))]
 
     def symbols_of(self, length: int) -> int:
-        return 2 * length + 2 * self.queries + 2
+        return 2 * length + 2 * min(length, self.queries) + 2
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
         B, N, size = len(length), int(length.max()), length[:, None]
         keys = 2 + draws.orders(self.keys, self.keys)[:, :N]
         values = 2 + self.keys + draws.integers(self.values, N)
         asked = draws.orders(size, N)[:, : self.queries]
-        gaps = 2 * size + 1 + 2 * np.arange(self.queries) - 2 * asked
+        gaps = 2 * size + 1 + 2 * np.arange(asked.shape[1]) - 2 * asked
         asked_keys, answers = (np.take_along_axis(own, asked, axis=1) for own in (keys, values))
-        queries = pairs(asked_keys, answers, None, self.values, doubling_group(gaps))
+        queries = pairs(asked_keys, answers, length.clip(max=self.queries), self.values, doubling_group(gaps))
         return join(length, self.piece(BEGIN, B), pairs(keys, values, length), self.piece(ASK, B), queries)
