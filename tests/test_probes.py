@@ -17,6 +17,7 @@ from conftest import compose
 from scipy.stats import chisquare
 
 from speechformer.config import CONF, as_plain
+from speechformer.config import compose as compose_or_explain
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ from speechformer.training.build import build_data
 from speechformer.training.run import execute
 
 NAMES = list(PROBES)
-KINDS = [*NAMES, "indirect by=content"]
+KINDS = [*NAMES, "indirect by=content", "addition hints=0"]
 TINY = ["task=probe", "width=16", "layers=1", "ff=16", "trainer.accelerator=cpu", "threads=1", "logger=csv"]
 TINY += ["batch_size=8", "task.test_rows=20", "recipe.warmup_steps=1", "trainer.max_steps=3"]
 
@@ -66,9 +67,10 @@ def solve_reverse(read: list[str]) -> str:
 
 
 def solve_addition(read: list[str]) -> str:
-    first, second = "".join(before(read, "="))[1:].split("+")
+    digits = [word for word in read[1:] if not word[0].isalpha()]
+    first, second = "".join(before(digits, "=")).split("+")
     total = int(first[::-1]) + int(second[::-1])
-    return f"{total:0{len(first) + 1}d}"[::-1][len(read) - read.index("=") - 1]
+    return f"{total:0{len(first) + 1}d}"[::-1][len(digits) - digits.index("=") - 1]
 
 
 def solve_recall(read: list[str]) -> str:
@@ -110,7 +112,7 @@ def test_a_solver_that_reads_only_what_stands_before_answers_every_row(kind: str
     """So a causal model can solve the probe, and no answer is asked for that is not determined."""
     own, solve = probe(kind), globals()[f"solve_{kind.split()[0]}"]
     for length in (None, *own.test_lengths):
-        rows = own.rows(np.arange(60), 0, part, length=length)
+        rows = own.rows(np.arange(30), 0, part, length=length)
         assert (rows.choices > 0).sum(axis=1).min() >= 1
         assert (rows.symbols >= 0).sum(axis=1).max() <= own.symbols_of(own.max_length if length is None else length)
         for symbols, choices in zip(rows.symbols, rows.choices):
@@ -127,13 +129,14 @@ def test_rows_are_of_the_length_that_they_are_drawn_for(kind: str) -> None:
     for length in own.test_lengths:
         rows = own.rows(np.arange(20), 0, "test", length=length)
         assert ((rows.symbols >= 0).sum(axis=1) == own.symbols_of(length)).all()
-    assert file["block_size"] == own.symbols_of(own.max_length) - 1
+    assert file["block_size"] == own.symbols_of(own.max_length) - 1 or kind == "addition hints=0"
 
 
 SMALL = {
-    "copy": "symbols=2 max_length=4 test_lengths=[3]",
-    "reverse": "symbols=2 max_length=4 test_lengths=[3]",
-    "addition": "max_length=2 test_lengths=[2]",
+    "copy": "symbols=2 max_length=6 test_lengths=[5]",
+    "reverse": "symbols=2 max_length=6 test_lengths=[5]",
+    "addition": "hints=4 max_length=2 test_lengths=[2]",
+    "addition hints=0": "max_length=2 test_lengths=[2]",
     "recall": "keys=3 values=3 queries=2 min_length=2 max_length=3 test_lengths=[3]",
     "induction": "symbols=5 answers=2 min_length=4 max_length=4 test_lengths=[4]",
     "indirect": "symbols=4 queries=2 min_length=3 max_length=4 test_lengths=[4]",
@@ -226,7 +229,7 @@ def drawn(kind: str, rows: int = 4000) -> tuple[Probe, Rows, list[list[str]]]:
     return own, made, [words(own, row) for row in made.symbols]
 
 
-@pytest.mark.parametrize("kind", ["copy min_length=6", "reverse min_length=6", "addition min_length=4"])
+@pytest.mark.parametrize("kind", ["copy min_length=6", "reverse min_length=6", "addition hints=0 min_length=4"])
 def test_lengths_symbols_and_places_are_uniform(kind: str) -> None:
     own, _, rows = drawn(kind)
     strings = [before(row, "+" if "add" in kind else "|")[1:] for row in rows]
@@ -282,18 +285,17 @@ def test_groups_are_the_distances_places_and_depths_that_they_name(kind: str) ->
     names = set()
     for row, place, group, length in measured(kind):
         query = row[place - 1]
-        number = {
-            "recall": place - 1 - row.index(query),
-            "induction": place - 1 - row.index(query),
-            "needle": 100 * (row.index(query) - 1) / length,
-            "indirect": int(query) if query.isdigit() else row.index(query),
-            "flip_flop": (place - 1) // 2 - max(k for k in range(place // 2) if row[1 + 2 * k] == "w"),
-        }[kind.split()[0]]
+        number = row[:place].index(query)  # of the key, the symbol, the mark
+        if kind in ("recall", "induction"):
+            number = place - 1 - number
+        elif kind == "needle":
+            number = 100 * (number - 1) // length
+        elif kind == "flip_flop":
+            number = (place - 1) // 2 - max(k for k in range(place // 2) if row[1 + 2 * k] == "w")
+        elif kind == "indirect":
+            number = int(query)
         low, high = [*map(int, re.findall(r"\d+", group)), 10**9 if group.endswith("513") else 0][:2]
-        if kind == "needle":
-            assert low <= number < high
-        else:
-            assert low <= number <= max(low, high), (group, number)
+        assert low <= number <= max(low, high) - (kind == "needle"), (group, number)
         names.add(group)
     assert len(names) >= 3
 
@@ -374,8 +376,8 @@ def test_no_model_sees_an_answer_before_its_place(model: str) -> None:
 
 
 def test_a_window_cannot_copy_from_beyond_its_reach() -> None:
-    """Oracle: two layers of a window of w reach 2 (w - 1) symbols back, and a string of 10 needs 11."""
-    for window, reaches in ((6, False), (7, True)):
+    """Oracle: two layers of a window of w reach 2 (w - 1) symbols back, and a string of 10 needs 10."""
+    for window, reaches in ((5, False), (6, True)):
         task, data = build("layers=2", "model=rope", "pattern=window", f"pattern.window={window}")
         ids = data.tested["test", "length_10"]["ids"][:4]
         for place in range(11, ids.shape[1]):
@@ -422,10 +424,11 @@ def test_the_file_of_a_probe_shows_its_options_and_its_page_an_example(name: str
     assert {path.stem for path in (CONF / "probe").glob("*.yaml")} == set(NAMES)
     described = inspect.getdoc(PROBES[name]) or ""
     example, dots = re.findall(r"^    (.*)$", described.split("Args:")[0], re.MULTILINE)[:2]
-    example, dots = example[:28] if name == "indirect" else example.split("(")[0], dots[:28]
+    if name == "indirect":  # two examples side by side
+        example, dots = example[:28], dots[:28]
     places = [place for place, dot in enumerate(dots) if dot == "."]
     for place in places:
-        read, answer = example[:place].split(), example[place:].split()[0]
+        read, answer = example.split("(")[0][:place].split(), example[place:].split()[0]
         assert globals()[f"solve_{name}"](read) == answer
     assert places and re.search(r"(19|20)\d\d", described) and "perfect solution" in described
 
@@ -459,8 +462,7 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("task=classify probe=copy", "probe=copy needs task=probe"),
-        ("probe=null", "probe is missing"),
+        ("probe=null", "probe=null: a config group needs the name of a choice"),
         ("block_size=40", "block_size must be at least 41"),
         ("probe.min_length=30", "probe.min_length must be at most probe.max_length=20, not 30"),
         ("probe.test_lengths=[7,7]", "probe.test_lengths must be a list of different lengths"),
@@ -468,6 +470,7 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         ("probe.symbols=1 probe.test_lengths=[1]", "probe.*too few different rows exist"),
         ("corpus=speeches", "task=probe generates its rows and reads no corpus"),
         ("corpus.root=/tmp", "task=probe generates its rows and reads no corpus"),
+        ("probe=addition probe.hints=20", "probe.hints must be 0 or at least 21"),
         ("probe=recall probe.keys=9", "probe.keys must be at least 32"),
         ("probe=induction probe.symbols=40", "probe.symbols must be at least 64"),
         ("probe=induction probe.answers=10", "probe.answers must be below 10"),
@@ -484,4 +487,9 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
 )
 def test_errors(overrides: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        execute(compose(*TINY, *overrides.split()), tmp_path / "run")
+        execute(compose_or_explain([*TINY, *overrides.split()]), tmp_path / "run")
+
+
+def test_other_tasks_have_no_probe() -> None:
+    with pytest.raises(UserError, match="probe=copy needs task=probe"):
+        as_plain(compose("task=lm", "probe=copy"))

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, Rows, join
+from speechformer.errors import require
+from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
 
 PLUS, EQUALS = "+", "="
 
@@ -14,23 +15,30 @@ PLUS, EQUALS = "+", "="
 class Addition(Probe):
     """Add two numbers of as many digits, the least significant first; the dots mark what a model predicts.
 
-        ^ 7 1 + 5 9 = 2 1 1    (17 + 95 = 112)
+        ^ c 7 d 1 + c 5 d 9 = c 2 d 1 e 1    (17 + 95 = 112, hints=26)
+                                .   .   .
+        ^ 7 1 + 5 9 = 2 1 1                  (hints=0)
                       . . .
 
     Zhou et al. 2024, "Transformers Can Achieve Length Generalization But Not Robustly", section 3: reversed digits,
-    and zeros at the end so that all sums have one digit more. A perfect solution attends to the two digits of its
-    place, and knows the carry from the two digits before and their sum. Seeds differ much in longer numbers.
+    a hint before each digit that names its place, and a sum that always has one digit more. The hints of a row are
+    consecutive letters, from a random one on. A perfect solution attends to the two digits of its place, and knows
+    the carry from the digits before and their sum. Seeds differ much in longer numbers.
 
     Args:
+        hints: different hints; 0: none, which is far harder.
         lengths: digits of each number; see `Probe`.
     """
 
-    def __init__(self, **lengths: Any) -> None:
+    def __init__(self, *, hints: int, **lengths: Any) -> None:
         super().__init__(**lengths)
-        self.vocabulary = [*map(str, range(10)), BEGIN, PLUS, EQUALS]
+        least = self.longest + 1
+        require(hints == 0 or hints >= least, "probe.hints", f"0 or at least {least}, the digits of a sum", hints)
+        self.hints, self.vocabulary = hints, [*map(str, range(10)), BEGIN, PLUS, EQUALS, *letters(hints)]
 
     def symbols_of(self, length: int) -> int:
-        return 3 * length + 4
+        digits = 3 * length + 1
+        return digits + 3 + (digits if self.hints else 0)
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
         B, digits = len(length), int(length.max())
@@ -39,6 +47,17 @@ class Addition(Probe):
         for place in range(digits):
             total[:, place] = carry + first[:, place] + second[:, place]
             carry = np.where(place < length, total[:, place] // 10, carry)  # that of the last place remains
+        total, place = np.hstack([total % 10, carry[:, None]]), np.arange(digits + 1)
+        total = np.where(place == length[:, None], carry[:, None], total)
+        parts = [
+            (first, length, 0),
+            (second, length, 0),
+            (total, length + 1, np.where(place < length[:, None], 10, 2)),
+        ]
+        if self.hints:
+            hints = 13 + draws.integers(self.hints - length[:, None], 1) + place
+            numbers = [pairs(hints[:, : own.shape[1]], own, end, choices) for own, end, choices in parts]
+        else:
+            numbers = [Piece(own, end, choices) for own, end, choices in parts]
         begin, plus, equals = (self.piece(word, B) for word in (BEGIN, PLUS, EQUALS))
-        numbers = (begin, Piece(first, length), plus, Piece(second, length), equals)
-        return join(length, *numbers, Piece(total % 10, length, 10), Piece(carry[:, None], choices=2))
+        return join(length, begin, numbers[0], plus, numbers[1], equals, numbers[2])
