@@ -38,7 +38,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (5, 200, "corpus.max_length"),
     (1, 1024, "probe.min_length probe.max_length probe.test_lengths probe.symbols probe.keys probe.values"),
     (1, 1024, "probe.queries probe.answers probe.tokens probe.needles"),
-    (0, 1024, "probe.hints"),
+    (0, 1024, "probe.hints probe.base"),
     (1, 10**5, "task.test_rows"),
     (1.0, 1e6, "corpus.clean.words? corpus.clean.ratio?"),
     (0.0, 0.999, "dropout recipe.label_smoothing protocol.validation probe.ignore"),

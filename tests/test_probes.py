@@ -23,6 +23,7 @@ from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.probes import ProbeBatches, ProbeData
 from speechformer.errors import UserError
+from speechformer.probes.addition import Addition
 from speechformer.probes.base import GOLDEN, PARTS, Draws, Probe, Rows, mix
 from speechformer.probes.registry import PROBES, load_probe
 from speechformer.runs.folder import result_or_none
@@ -31,7 +32,7 @@ from speechformer.training.build import build_data
 from speechformer.training.run import execute
 
 NAMES = list(PROBES)
-KINDS = [*NAMES, "indirect by=content", "addition hints=0"]
+KINDS = [*NAMES, "indirect by=content", "addition hints=0", "addition base=3"]
 TINY = ["task=probe", "width=16", "layers=1", "ff=16", "trainer.accelerator=cpu", "threads=1", "logger=csv"]
 TINY += ["batch_size=8", "task.test_rows=20", "recipe.warmup_steps=1", "trainer.max_steps=3"]
 
@@ -66,11 +67,12 @@ def solve_reverse(read: list[str]) -> str:
     return read[1:place][::-1][len(read) - place - 1]
 
 
-def solve_addition(read: list[str]) -> str:
+def solve_addition(read: list[str], base: int = 10) -> str:
     digits = [word for word in read[1:] if not word[0].isalpha()]
     first, second = "".join(before(digits, "=")).split("+")
-    total = int(first[::-1]) + int(second[::-1])
-    return f"{total:0{len(first) + 1}d}"[::-1][len(digits) - digits.index("=") - 1]
+    place = len(digits) - digits.index("=") - 1
+    total = int(first[::-1], base) + int(second[::-1], base)
+    return str(total // base**place % base)
 
 
 def solve_recall(read: list[str]) -> str:
@@ -111,6 +113,7 @@ def solve_needle(read: list[str]) -> str:
 def test_a_solver_that_reads_only_what_stands_before_answers_every_row(kind: str, part: str) -> None:
     """So a causal model can solve the probe, and no answer is asked for that is not determined."""
     own, solve = probe(kind), globals()[f"solve_{kind.split()[0]}"]
+    solve = functools.partial(solve, base=own.base) if isinstance(own, Addition) else solve
     for length in (None, *own.test_lengths):
         rows = own.rows(np.arange(30), 0, part, length=length)
         assert (rows.choices > 0).sum(axis=1).min() >= 1
@@ -137,6 +140,7 @@ SMALL = {
     "reverse": "symbols=2 max_length=6 test_lengths=[5]",
     "addition": "hints=4 max_length=2 test_lengths=[2]",
     "addition hints=0": "max_length=2 test_lengths=[2]",
+    "addition base=3": "hints=0 max_length=3 test_lengths=[3]",
     "recall": "keys=3 values=3 queries=2 min_length=2 max_length=3 test_lengths=[3]",
     "induction": "symbols=5 answers=2 min_length=4 max_length=4 test_lengths=[4]",
     "indirect": "symbols=4 queries=2 min_length=3 max_length=4 test_lengths=[4]",
@@ -456,6 +460,7 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     assert ("The positions of the model end before length 21." in said) == (kind == "learned")
     assert ("out of reach" in said) == (kind == "learned")
     assert result["best"]["chosen_on"] == ("validation" if kind == "clean" else "test")
+    assert ("validation_accuracy" in metrics) == (kind == "clean")
     assert result["report"]["compare"] == ["test_accuracy", *(f"test_accuracy_length_{n}" for n in reached)]
 
 

@@ -58,7 +58,8 @@ class ProbeData(TaskData):
 
     Attributes:
         probe: their generator.
-        tested: the tests.
+        monitored: what is evaluated during training.
+        tested: what is evaluated at the end.
         too_long: test lengths beyond the positions of the model.
     """
 
@@ -76,6 +77,9 @@ class ProbeData(TaskData):
         require(self.block_size >= needed, "block_size", rule, self.block_size)
         self.validation = self.evaluation_rows("validation")
         self.tested: dict[Part, Rows] = {("test", ""): self.evaluation_rows("test")}
+        self.monitored = {("test", ""): self.tested["test", ""]}
+        if self.chosen_on == "validation":
+            self.monitored = {("validation", ""): self.validation}
         for length in self.probe.test_lengths:
             self.tested["test", f"length_{length}"] = self.evaluation_rows("test", length)
 
@@ -121,11 +125,10 @@ class ProbeData(TaskData):
 
     def val_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated during training: rows of the lengths in training."""
-        test = {} if self.chosen_on == "validation" else {("test", ""): self.tested["test", ""]}
-        return EvaluationBatches({("validation", ""): self.validation, **test})
+        return EvaluationBatches(self.monitored)
 
     def test_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches({("validation", ""): self.validation, **self.tested})
+        return EvaluationBatches(self.monitored | self.tested)
 
     def extra_dataloader(self) -> EvaluationBatches | None:
         """Return the tests of one length each."""

@@ -26,15 +26,18 @@ class Addition(Probe):
     the carry from the digits before and their sum. Seeds differ much in longer numbers.
 
     Args:
-        hints: different hints; 0: none, which is far harder.
+        base: different digits, 10 in the paper; fewer are learned in fewer steps.
+        hints: different hints; 0: none.
         lengths: digits of each number; see `Probe`.
     """
 
-    def __init__(self, *, hints: int, **lengths: Any) -> None:
+    def __init__(self, *, base: int, hints: int, **lengths: Any) -> None:
         super().__init__(**lengths)
+        require(2 <= base <= 10, "probe.base", "between 2 and 10", base)
         least = self.longest + 1
         require(hints == 0 or hints >= least, "probe.hints", f"0 or at least {least}, the digits of a sum", hints)
-        self.hints, self.vocabulary = hints, [*map(str, range(10)), BEGIN, PLUS, EQUALS, *letters(hints)]
+        self.base, self.hints = base, hints
+        self.vocabulary = [*map(str, range(base)), BEGIN, PLUS, EQUALS, *letters(hints)]
 
     def symbols_of(self, length: int) -> int:
         digits = 3 * length + 1
@@ -42,20 +45,20 @@ class Addition(Probe):
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
         B, digits = len(length), int(length.max())
-        first, second = draws.integers(10, digits), draws.integers(10, digits)
+        first, second = draws.integers(self.base, digits), draws.integers(self.base, digits)
         total, carry = np.zeros_like(first), np.zeros(B, np.int64)
         for place in range(digits):
             total[:, place] = carry + first[:, place] + second[:, place]
-            carry = np.where(place < length, total[:, place] // 10, carry)  # that of the last place remains
-        total, place = np.hstack([total % 10, carry[:, None]]), np.arange(digits + 1)
+            carry = np.where(place < length, total[:, place] // self.base, carry)  # that of the last place remains
+        total, place = np.hstack([total % self.base, carry[:, None]]), np.arange(digits + 1)
         total = np.where(place == length[:, None], carry[:, None], total)
         parts = [
             (first, length, 0),
             (second, length, 0),
-            (total, length + 1, np.where(place < length[:, None], 10, 2)),
+            (total, length + 1, np.where(place < length[:, None], self.base, 2)),
         ]
         if self.hints:
-            hints = 13 + draws.integers(self.hints - length[:, None], 1) + place
+            hints = self.base + 3 + draws.integers(self.hints - length[:, None], 1) + place
             numbers = [pairs(hints[:, : own.shape[1]], own, end, choices) for own, end, choices in parts]
         else:
             numbers = [Piece(own, end, choices) for own, end, choices in parts]

@@ -35,7 +35,9 @@ class ProbeTask(Task):
     """
 
     name, metric, mode = "probe", "accuracy", "max"
+    later_if_equal = True  # accuracy can be 100 % long before longer rows are solved
     purpose = "answers a probe"
+    abilities = frozenset({"generate"})
     datamodule, tokenizer_class = ProbeData, Tokenizer
     inputs: ClassVar = {"ids": "[rows, symbols], whole numbers, 0 is padding at the end"}
     output = "logits of the symbol after each [rows, symbols, vocabulary]"
@@ -122,7 +124,7 @@ def summary_rows(
 ) -> list[tuple[str, ...]]:
     """Return accuracies and exact answers with those of chance: as in training, of each length and of each group."""
     rows: list[tuple[str, ...]] = [("", "accuracy", "chance", "exact", "chance", "rows")]
-    parts = {"validation": ("validation", "", counts["validation"]), "test": ("test", "", counts["test"])}
+    parts = {split: (split, "", counts[split]) for split in ("validation", "test") if f"{split}_accuracy" in metrics}
     for length in lengths:
         parts[f"  length {length}"] = ("test", f"_length_{length}", counts["tests"][f"length_{length}"]["rows"])
     for label, (split, end, number) in parts.items():
