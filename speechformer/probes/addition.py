@@ -47,18 +47,15 @@ class Addition(Probe):
         B, digits = len(length), int(length.max())
         first, second = draws.integers(self.base, digits), draws.integers(self.base, digits)
         total, carry = np.zeros_like(first), np.zeros(B, np.int64)
-        for place in range(digits):
-            total[:, place] = carry + first[:, place] + second[:, place]
-            carry = np.where(place < length, total[:, place] // self.base, carry)  # that of the last place remains
-        total, place = np.hstack([total % self.base, carry[:, None]]), np.arange(digits + 1)
-        total = np.where(place == length[:, None], carry[:, None], total)
-        parts = [
-            (first, length, 0),
-            (second, length, 0),
-            (total, length + 1, np.where(place < length[:, None], self.base, 2)),
-        ]
+        for k in range(digits):
+            total[:, k] = carry + first[:, k] + second[:, k]
+            carry = np.where(k < length, total[:, k] // self.base, carry)  # that of the last place remains
+        place, size = np.arange(digits + 1), length[:, None]
+        total = np.where(place == size, carry[:, None], np.hstack([total % self.base, carry[:, None]]))
+        none, choices = np.zeros(digits, np.int64), np.where(place < size, self.base, 2)
+        parts = ((first, length, none), (second, length, none), (total, length + 1, choices))
         if self.hints:
-            hints = self.base + 3 + draws.integers(self.hints - length[:, None], 1) + place
+            hints = self.base + 3 + draws.integers(self.hints - size, 1) + place
             numbers = [pairs(hints[:, : own.shape[1]], own, end, choices) for own, end, choices in parts]
         else:
             numbers = [Piece(own, end, choices) for own, end, choices in parts]
