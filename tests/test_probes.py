@@ -110,7 +110,7 @@ def solve_needle(read: list[str]) -> str:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_solver_that_reads_only_what_stands_before_answers_every_row(kind: str, part: str) -> None:
+def test_a_solver_that_reads_only_what_is_before_an_answer_finds_it(kind: str, part: str) -> None:
     """So a causal model can solve the probe, and no answer is asked for that is not determined."""
     own, solve = probe(kind), globals()[f"solve_{kind.split()[0]}"]
     solve = functools.partial(solve, base=own.base) if isinstance(own, Addition) else solve
