@@ -229,8 +229,8 @@ def uniform(values: np.ndarray, number: int, first: int = 0) -> None:
 
 def drawn(kind: str, rows: int = 4000) -> tuple[Probe, Rows, list[list[str]]]:
     own = probe(kind)
-    made = own.rows(np.arange(rows), 0, "train")
-    return own, made, [words(own, row) for row in made.symbols]
+    train = own.rows(np.arange(rows), 0, "train")
+    return own, train, [words(own, row) for row in train.symbols]
 
 
 @pytest.mark.parametrize("kind", ["copy min_length=6", "reverse min_length=6", "addition hints=0 min_length=4"])
@@ -258,7 +258,7 @@ def test_what_a_row_asks_is_uniform() -> None:
     own, _, rows = drawn("selective_copy min_length=20 max_length=20 tokens=8 test_lengths=[20]")
     uniform(np.array([k for row in rows for k, word in enumerate(row[1:21]) if word != "_"]), 20)
     own, _, rows = drawn("needle needles=1 min_length=20 max_length=20 test_lengths=[20]")
-    uniform(np.array([row.index("k0") for row in rows]), 19, 1)
+    uniform(np.array([row.index("M0") for row in rows]), 19, 1)
     _, _, rows = drawn("majority min_length=21 max_length=21")
     uniform(np.array(["ab".index(row[-1]) for row in rows]), 2)
 
@@ -486,7 +486,7 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         ("probe=flip_flop probe.test_lengths=[1]", "at least 2, not 1"),
         ("probe=flip_flop probe.ignore=1.0", "probe.ignore must be a number between 0 and 0.999"),
         ("probe=selective_copy probe.tokens=17", "probe.tokens must be at most 16"),
-        ("probe=needle probe.needles=9", "probe.needles must be at most 8"),
+        ("probe=needle probe.symbols=30 probe.needles=9", "probe.needles must be at most 8"),
         ("model=rnn_attention", "model=rnn_attention attends from a decoder to an encoder"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.errors import UserError, pick
-from speechformer.probes.registry import GeneratedRows, load_probe
+
+if TYPE_CHECKING:
+    from speechformer.probes.registry import GeneratedRows
 
 LOADERS: dict[str, Callable[[Mapping[str, Any]], Corpus | Pairs]] = {"speeches": load_corpus, "pairs": load_pairs}
 CORPORA = {"speeches": ("auto", "speeches", "sample"), "pairs": ("auto", "ted", "sample", "digits")}  # `corpus=`
@@ -22,6 +24,8 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs | GeneratedRows:
     """
     task, name = config["task"], config["corpus"]["name"]
     if task["data"] == "probe":
+        from speechformer.probes.registry import load_probe  # not for every command: it takes numpy
+
         return load_probe(config)
     loader, valid = pick(LOADERS, task["data"], "task.data"), CORPORA[task["data"]]
     if name not in valid and any(name in names for names in CORPORA.values()):

@@ -13,7 +13,7 @@ from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows
 class Needle(Probe):
     """Find the symbols that follow marks in a long string; the dots mark what a model predicts.
 
-        ^ d a k1 f a c b k0 d e | k0 d k1 f
+        ^ d a M1 f a c b M0 d e | M0 d M1 f
                                      .    .
 
     Kamradt 2023, "Needle in a Haystack"; passkeys of Mohtashami and Jaggi 2023, "Landmark Attention", section 4.2.
@@ -33,7 +33,7 @@ class Needle(Probe):
         most = self.shortest // 2
         require(needles <= most, "probe.needles", f"at most {most}, half of the shortest string", needles)
         self.symbols, self.needles = symbols, needles
-        self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"k{k}" for k in range(needles))]
+        self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"M{k}" for k in range(needles))]
 
     def symbols_of(self, length: int) -> int:
         return length + 2 * self.needles + 2
