@@ -36,8 +36,12 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (1, 100, "task.beam"),
     (0, 100, "pattern.links"),
     (5, 200, "corpus.max_length"),
+    (1, 1024, "probe.min_length probe.max_length probe.test_lengths probe.symbols probe.keys probe.values"),
+    (1, 1024, "probe.queries probe.answers probe.tokens probe.needles"),
+    (0, 1024, "probe.hints probe.base"),
+    (1, 10**5, "task.test_rows"),
     (1.0, 1e6, "corpus.clean.words? corpus.clean.ratio?"),
-    (0.0, 0.999, "dropout recipe.label_smoothing protocol.validation"),
+    (0.0, 0.999, "dropout recipe.label_smoothing protocol.validation probe.ignore"),
     (0.0, 1e3, "recipe.lr recipe.weight_decay recipe.init_std"),
     (0.0, 10.0, "task.length_penalty"),
     (0.0, 1e9, "trainer.gradient_clip_val?"),
@@ -151,6 +155,8 @@ def check_config(config: dict[str, Any]) -> None:
         check_inner_choices(config[group], group)
     if "task" in default and config["task"]["data"] != default["task"]["data"]:
         raise UserError("task.data is fixed by the task; remove it.")
+    if "probe" in config and config["task"]["name"] != "probe":
+        raise UserError(f"probe={value_of(config, 'probe.name')} needs task=probe; set it, or remove probe.")
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be a list of whole numbers above block_size={trained}, not {lengths}.")
@@ -180,7 +186,8 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Load the defaults in `conf/` for the choices that `config` made, as plain data."""
     plain = dict(load_plain(CONF / "config.yaml"))
     del plain["defaults"], plain["hydra"]
-    for group in ("model", "pattern", "protocol", "recipe", "logger", "task", "corpus"):
+    probe = ["probe"] if "probe" in config or value_of(config, "task.name") == "probe" else []
+    for group in ("model", "pattern", "protocol", "recipe", "logger", "task", "corpus", *probe):
         # a recipe has no name, but all recipes have the same keys
         name = "adam" if group == "recipe" else value_of(config, f"{group}.name")
         if not isinstance(config.get(group), dict) or type(name) is not str:
@@ -189,7 +196,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
         file = CONF / group / f"{name}.yaml"
         if file.exists():
             content = load_plain(file)
-            plain[group] = content["task"] if group == "task" else content  # a task sets keys of other groups too
+            plain[group] = content[group] if group in ("task", "probe") else content  # they set keys of other groups
     if "defaults" in plain.get("corpus", {}):  # auto
         parts = {part: load_plain(CONF / "corpus" / f"{part}.yaml") for part in ("speeches", "ted", "sample")}
         plain["corpus"] = {key: value for key, value in plain["corpus"].items() if key != "defaults"} | parts

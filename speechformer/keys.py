@@ -11,7 +11,7 @@ from pathlib import Path
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
-GROUPS = ("model", "pattern", "recipe", "protocol", "corpus", "machine", "logger", "task")
+GROUPS = ("model", "pattern", "recipe", "protocol", "corpus", "machine", "logger", "probe", "task")
 LINE = re.compile(r"( *)([\w.-]+):( [^#]*)?(?:#\s*(.*))?")  # of a YAML file: a key, perhaps a value and a comment
 
 
@@ -51,7 +51,7 @@ def places() -> dict[str, list[str]]:
     """Return every key of `conf/`, with the choices that have it, "pattern=window"; none if every config has it."""
     known: dict[str, list[str]] = {key: [] for _, key, _ in walk((CONF / "config.yaml").read_text("utf-8")) if key}
     known = {key: [] for key in known if key.split(".")[0] not in ("defaults", "hydra")}
-    for group in ("model", "pattern", "recipe", "protocol", "corpus", "logger", "task"):
+    for group in ("model", "pattern", "recipe", "protocol", "corpus", "logger", "probe", "task"):
         files = sorted((CONF / group).glob("*.yaml"))
         for file in files:
             if file.stem != "auto":

@@ -15,6 +15,7 @@ LEVELS = (
     "escape",
     "console",
     "errors keys",
+    "probes",
     "corpora",
     "runs layers metrics",
     "config kernels",

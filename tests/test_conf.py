@@ -18,6 +18,7 @@ from speechformer.data.speeches import SentenceData
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.models.stack import INITIALISATIONS, count_parameters
+from speechformer.probes.registry import PROBES
 from speechformer.report import published
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.optim import OPTIMIZERS, SCHEDULES
@@ -33,6 +34,7 @@ DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
         ("model", [*POSITIONS, *RECURRENT, *COMPOSED]),
         ("pattern", [*PATTERN_FUNCTIONS, "by_layer"]),
         ("task", TASKS),
+        ("probe", PROBES),
     ],
 )
 def test_each_file_has_its_class_and_each_class_its_file(folder: str, kinds: Iterable[str]) -> None:

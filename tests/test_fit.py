@@ -28,6 +28,7 @@ from speechformer.runs import identity
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.probe import ProbeTask
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices, runtime
 from speechformer.training.build import hyperparameters
@@ -38,6 +39,10 @@ from speechformer.training.threads import ThreadTuner
 # Every kind of schedule, of evaluation (by epoch, by steps), of accumulation, with rates and dropout that matter
 RUNS = {
     "lm": ["task=lm", "trainer.max_steps=9", "eval_interval=3", "recipe=cosine", "recipe.warmup_steps=2"],
+    "probe": [
+        *("task=probe", "probe.max_length=4", "probe.test_lengths=[6]", "task.test_rows=20", "batch_size=4"),
+        *("trainer.max_steps=6", "trainer.limit_train_batches=4", "eval_interval=3", "recipe.warmup_steps=2"),
+    ],
     "lm, clean": ["task=lm", "trainer.max_steps=7", "eval_interval=3", "protocol=clean"],
     "epochs": ["trainer.max_epochs=3", "trainer.limit_train_batches=4"],
     "epochs, scheduled": [
@@ -101,7 +106,7 @@ OWN_PAIRS: list[str] = []
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    own = OWN_PAIRS if "task=translate" in overrides else OWN
+    own = OWN_PAIRS if "task=translate" in overrides else OWN[3:] if "task=probe" in overrides else OWN
     return execute(compose(*own, "trainer.log_every_n_steps=2", *overrides), folder)
 
 
@@ -138,7 +143,7 @@ def essence(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
 def killed_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Set "step" to be killed in that training step; "taken" counts them."""
     at = {"step": 0, "taken": 0}
-    for task in (Classify, LanguageModel, Translate):
+    for task in (Classify, LanguageModel, ProbeTask, Translate):
         step = task.training_step
 
         def counted(self: Task, batch: Any, batch_idx: int, step: Any = step) -> torch.Tensor:

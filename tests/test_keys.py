@@ -29,7 +29,7 @@ def test_help_explains_every_key(group: str, choice: str) -> None:
     """A key without a comment is a group of keys."""
     cfg = composed(f"{group}={choice}")
     choices = {"task": "classify", "model": "sinusoidal", "pattern": "full", "recipe": "adam", "protocol": "paper"}
-    choices |= {"corpus": "auto", "machine": "auto", "logger": "tensorboard", group: choice}
+    choices |= {"corpus": "auto", "machine": "auto", "logger": "tensorboard", "probe": "copy", group: choice}
     text = describe(OmegaConf.to_yaml(cfg), choices)
     for line, key, match in walk(text):
         value = match and OmegaConf.select(cfg, key)

@@ -13,7 +13,7 @@ from speechformer.keys import CONF
 from speechformer.runs.identity import identity_settings
 
 MOST_CHARACTERS = 60  # of a folder's name before seed and fingerprint
-CHOICES = ("task", "model", "pattern", "protocol", "corpus")
+CHOICES = ("task", "probe", "model", "pattern", "protocol", "corpus")
 FIRST = (*CHOICES, "recipe", "dropout", "width", "layers", "heads")  # an experiment sets the others
 USUAL = {"full", "paper", "auto", "None"}
 
@@ -54,7 +54,8 @@ def differences(config: Mapping[str, Any]) -> list[str]:
     changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
     recipe = OmegaConf.create({"model": config.get("model"), "recipe": choice("recipe", *changed or ["adam"])})
     OmegaConf.resolve(recipe)  # it may depend on the model; `config` has the resolver
-    expected = merged(choice(".", "config"), task) | {"recipe": OmegaConf.to_container(recipe)["recipe"]}  # type: ignore[index, call-overload]
+    expected: dict[str, Any] = choice(".", "config") | OmegaConf.to_container(recipe)  # type: ignore[operator]
+    expected = merged(merged(expected, choice("probe", name_of(config.get("probe")))), task)
     expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
     unnamed = ("seed", "hydra", "protocol", "corpus", "study")
     keys = [key for key in (*FIRST, *(key for key in expected if key not in FIRST)) if key not in unnamed]

@@ -34,6 +34,7 @@ class EvaluableModule(TrainableModule):
 
     metric: ClassVar[str]
     mode: ClassVar[str]  # "max" or "min": the direction in which the metric is better
+    later_if_equal: ClassVar[bool] = False  # whether the last of equally good evaluations is the best
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         super().__init__(recipe)

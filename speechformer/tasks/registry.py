@@ -13,11 +13,13 @@ from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.probe import ProbeTask
 from speechformer.tasks.translate import Translate
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
     "lm": LanguageModel,
+    "probe": ProbeTask,
     "translate": Translate,
 }
 

@@ -18,6 +18,7 @@ from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
 from speechformer.models.stack import count_parameters
+from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.folder import RunFolder
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
@@ -31,7 +32,7 @@ NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # over
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-def build_data(config: dict[str, Any], corpus: Corpus | Pairs) -> Any:
+def build_data(config: dict[str, Any], corpus: Corpus | Pairs | GeneratedRows) -> Any:
     """Return the LightningDataModule of a config's task."""
     return TASKS[config["task"]["name"]].datamodule(corpus, **{key: config[key] for key in DATA_KEYS})
 

@@ -1,0 +1,1 @@
+"""Probes: synthetic tasks that tell positional encodings and attention patterns apart, `task=probe`; no torch."""

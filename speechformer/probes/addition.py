@@ -1,0 +1,63 @@
+"""probe=addition: add two numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import require
+from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
+
+PLUS, EQUALS = "+", "="
+
+
+class Addition(Probe):
+    """Add two numbers of as many digits, the least significant first; the dots mark what a model predicts.
+
+        ^ c 7 d 1 + c 5 d 9 = c 2 d 1 e 1    (17 + 95 = 112, hints=26)
+                                .   .   .
+        ^ 7 1 + 5 9 = 2 1 1                  (hints=0)
+                      . . .
+
+    Zhou et al. 2024, "Transformers Can Achieve Length Generalization But Not Robustly", section 3: reversed digits,
+    a hint before each digit that names its place, and a sum that always has one digit more. The hints of a row are
+    consecutive letters, from a random one on. A perfect solution attends to the two digits of its place, and knows
+    the carry from the digits before and their sum. Seeds differ much in longer numbers.
+
+    Args:
+        base: different digits, 10 in the paper; fewer are learned in fewer steps.
+        hints: different hints; 0: none.
+        lengths: digits of each number; see `Probe`.
+    """
+
+    def __init__(self, *, base: int, hints: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        require(2 <= base <= 10, "probe.base", "between 2 and 10", base)
+        least = self.longest + 1
+        require(hints == 0 or hints >= least, "probe.hints", f"0 or at least {least}, the digits of a sum", hints)
+        self.base, self.hints = base, hints
+        self.vocabulary = [*map(str, range(base)), BEGIN, PLUS, EQUALS, *letters(hints)]
+
+    def symbols_of(self, length: int) -> int:
+        digits = 3 * length + 1
+        return digits + 3 + (digits if self.hints else 0)
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, digits = len(length), int(length.max())
+        first, second = draws.integers(self.base, digits), draws.integers(self.base, digits)
+        total, carry = np.zeros_like(first), np.zeros(B, np.int64)
+        for k in range(digits):
+            total[:, k] = carry + first[:, k] + second[:, k]
+            carry = np.where(k < length, total[:, k] // self.base, carry)  # that of the last place remains
+        place, size = np.arange(digits + 1), length[:, None]
+        total = np.where(place == size, carry[:, None], np.hstack([total % self.base, carry[:, None]]))
+        none, choices = np.zeros(digits, np.int64), np.where(place < size, self.base, 2)
+        parts = ((first, length, none), (second, length, none), (total, length + 1, choices))
+        if self.hints:
+            hints = self.base + 3 + draws.integers(self.hints - size, 1) + place
+            numbers = [pairs(hints[:, : own.shape[1]], own, end, choices) for own, end, choices in parts]
+        else:
+            numbers = [Piece(own, end, choices) for own, end, choices in parts]
+        begin, plus, equals = (self.piece(word, B) for word in (BEGIN, PLUS, EQUALS))
+        return join(length, begin, numbers[0], plus, numbers[1], equals, numbers[2])

@@ -1,0 +1,215 @@
+"""What a probe is: rows of symbols, each with places whose next symbol a model must predict.
+
+A row is a function of (seed, part, epoch, index) alone, so nothing is stored. The parts "train", "validation" and
+"test" have no row in common, whatever the seed: a hash of a row's symbols says which part may have it, and rows of
+another part are drawn again. Rows are redrawn with their length, so a length of which the training part has no row
+is left out. Long rows practically never repeat in training; short ones must, because there are few of them.
+
+Shapes: B rows, T symbols of the longest row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speechformer.errors import UserError, require
+
+Ints = NDArray[np.int64]
+PARTS = {"validation": (0, 1), "test": (1, 2), "train": (2, 8)}  # which eighths of all rows
+MOST_DRAWS = 256  # of a row; an eighth of many rows is missed so often with a probability of 10^-15
+AT_ONCE = {"validation": 16, "test": 16, "train": 2}  # draws of a row
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BEGIN, ASK = "^", "|"  # the first symbol of each row, and the one before the answers
+
+
+@dataclass
+class Rows:
+    """Rows of symbols.
+
+    Attributes:
+        symbols: indices into the vocabulary, -1 after the end of a row, [B, T].
+        choices: of each symbol that must be predicted, how many symbols can stand there; 0 for the others, [B, T].
+        groups: of each symbol that must be predicted, the index of its group in `Probe.groups`, [B, T].
+    """
+
+    symbols: Ints
+    choices: Ints
+    groups: Ints
+
+
+CONTENT = ("symbols", "choices", "groups")
+
+
+def empty_rows(B: int, T: int) -> Rows:
+    """Return rows without a symbol."""
+    return Rows(np.full((B, T), -1), np.zeros((B, T), np.int64), np.zeros((B, T), np.int64))
+
+
+@dataclass
+class Piece:
+    """Consecutive symbols of each row, [B, W], of which row b has the first `length[b]`; None: all W.
+
+    `choices` and `groups` are those of `Rows`, and may be anything that broadcasts to [B, W].
+    """
+
+    symbols: Ints
+    length: Ints | None = None
+    choices: Ints | int = 0
+    groups: Ints | int = 0
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return well mixed bits of each number: the output function of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Draws:
+    """Random numbers for B rows. Those of a row depend on `stream`, its index and the order of calls alone.
+
+    Args:
+        index: of each row, [B].
+        stream: what tells these rows from others: seed, part, epoch.
+    """
+
+    def __init__(self, index: Ints, *stream: object) -> None:
+        start = int.from_bytes(hashlib.sha256(repr(stream).encode()).digest()[:8], "little")
+        self.keys, self.calls = mix(index.astype(np.uint64) * GOLDEN + np.uint64(start)), 0
+
+    def uniform(self, columns: int) -> NDArray[np.float64]:
+        """Return numbers in [0, 1), [B, columns]; the first ones do not depend on how many follow."""
+        self.calls += 1
+        start = mix(self.keys ^ np.uint64(self.calls))
+        bits = mix(start[:, None] + np.arange(1, columns + 1, dtype=np.uint64) * GOLDEN)
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, high: Ints | int, columns: int) -> Ints:
+        """Return integers from 0 to `high` - 1, one number or [B, 1], as [B, columns]."""
+        return (self.uniform(columns) * high).astype(np.int64)
+
+    def orders(self, size: Ints | int, columns: int) -> Ints:
+        """Return the numbers from 0 to `size` - 1, one number or [B, 1], in random order, and then the others."""
+        return np.where(np.arange(columns) < size, self.uniform(columns), 2).argsort(axis=1, kind="stable")
+
+
+def join(length: Ints, *pieces: Piece) -> Rows:
+    """Return rows that consist of these pieces, one after another."""
+    widths = [piece.symbols.shape[1] for piece in pieces]
+    ends = [np.full(len(length), W) if piece.length is None else piece.length for piece, W in zip(pieces, widths)]
+    rows = empty_rows(len(length), int(np.sum(ends, axis=0).max()))
+    start = np.zeros(len(length), np.int64)
+    for piece, end, W in zip(pieces, ends, widths):
+        row, column = np.nonzero(np.arange(W) < end[:, None])
+        for name in CONTENT:
+            part = np.broadcast_to(getattr(piece, name), piece.symbols.shape)
+            getattr(rows, name)[row, start[row] + column] = part[row, column]
+        start = start + end
+    return rows
+
+
+def pairs(first: Ints, second: Ints, length: Ints | None = None, choices: Ints | int = 0, groups: Any = 0) -> Piece:
+    """Return a piece of pairs, [B, N] each; `choices` and `groups` are those of the second of each pair."""
+
+    def joined(first: Any, second: Any) -> Ints:
+        return np.stack([np.broadcast_to(own, shape) for own in (first, second)], axis=2).reshape(shape[0], -1)
+
+    shape = second.shape
+    return Piece(joined(first, second), None if length is None else 2 * length, joined(0, choices), joined(0, groups))
+
+
+class Probe:
+    """A probe. A subclass sets `vocabulary` and defines `symbols_of` and `draw`; its options have no defaults.
+
+    Args:
+        min_length, max_length: the lengths of training rows, uniformly distributed.
+        test_lengths: the lengths that are also tested one by one.
+
+    Attributes:
+        vocabulary: the symbols in words.
+        shortest, longest: the limits of all lengths, also those of tests.
+        groups: names of the groups of answers that are also measured alone, such as distances.
+    """
+
+    vocabulary: list[str]
+    groups: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, *, min_length: int, max_length: int, test_lengths: Sequence[int]) -> None:
+        valid = min_length <= max_length
+        require(valid, "probe.min_length", f"at most probe.max_length={max_length}", min_length)
+        valid = len(set(test_lengths)) == len(test_lengths)
+        require(valid, "probe.test_lengths", "a list of different lengths", list(test_lengths))
+        self.min_length, self.max_length, self.test_lengths = min_length, max_length, list(test_lengths)
+        self.shortest, self.longest = min([min_length, *test_lengths]), max([max_length, *test_lengths])
+
+    def symbols_of(self, length: int) -> int:
+        """Return the number of symbols of the longest row of a length."""
+        raise NotImplementedError
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        """Return a random row of each length, [B]."""
+        raise NotImplementedError
+
+    def piece(self, word: str, rows: int) -> Piece:
+        """Return one symbol as a piece of every row."""
+        return Piece(np.full((rows, 1), self.vocabulary.index(word)))
+
+    def rows(self, index: Ints, seed: object, part: str, epoch: int = 0, length: int | None = None) -> Rows:
+        """Return the rows of a part of the data with these indices.
+
+        Args:
+            seed, epoch: those of the run.
+            part: "train", "validation" or "test", which have no row in common.
+            length: of all rows; None for random lengths as in training.
+
+        Raises:
+            UserError: there is no such row.
+        """
+        symbols = self.symbols_of(self.max_length if length is None else length)
+        chosen, (first, end) = empty_rows(len(index), symbols), PARTS[part]
+        open_rows = np.arange(len(index))
+        for attempt in range(0, MOST_DRAWS, AT_ONCE[part]):
+            attempts = np.arange(attempt, attempt + AT_ONCE[part])
+            draws = Draws((index[open_rows, None] * MOST_DRAWS + attempts).ravel(), seed, part, epoch, length)
+            lengths = np.full(len(draws.keys), length)
+            if length is None:
+                lengths = self.min_length + draws.integers(self.max_length - self.min_length + 1, 1)[:, 0]
+            rows = self.draw(draws, lengths)
+            share = (content_hash(rows.symbols) >> np.uint64(61)).reshape(-1, AT_ONCE[part])
+            own = (share >= first) & (share < end)
+            taken, width = own.any(axis=1), rows.symbols.shape[1]
+            source = (np.arange(len(own)) * AT_ONCE[part] + own.argmax(axis=1))[taken]
+            for name in CONTENT:
+                getattr(chosen, name)[open_rows[taken], :width] = getattr(rows, name)[source]
+            open_rows = open_rows[~taken]
+            if not len(open_rows):
+                return chosen
+        key = f"test_lengths={length}" if length is not None else f"max_length={self.max_length}"
+        raise UserError(f"probe.{key}: too few different rows exist, and none is left for {part}; use longer ones.")
+
+
+def content_hash(symbols: Ints) -> NDArray[np.uint64]:
+    """Return a hash of the symbols of each row, [B], which does not depend on how many -1 follow them."""
+    odd = mix(np.arange(1, symbols.shape[1] + 1, dtype=np.uint64) * GOLDEN) | np.uint64(1)
+    return mix(((symbols + 1).astype(np.uint64) * odd).sum(axis=1, dtype=np.uint64))
+
+
+def letters(number: int) -> list[str]:
+    """Return names of symbols: a, b, ..., z, a1, b1, ..."""
+    return [f"{chr(97 + k % 26)}{k // 26 or ''}" for k in range(number)]
+
+
+def doubling(name: str) -> tuple[str, ...]:
+    """Return the names of groups of numbers that double in size: 1, 2, 3 to 4, 5 to 8, ..., from 513 on."""
+    return (f"{name}_1", f"{name}_2", *(f"{name}_{2**k + 1}_{2 ** (k + 1)}" for k in range(1, 9)), f"{name}_513")
+
+
+def doubling_group(numbers: Ints) -> Ints:
+    """Return the index in `doubling` of each number, from 1 on."""
+    return np.ceil(np.log2(np.maximum(numbers, 1))).astype(np.int64).clip(0, 10)

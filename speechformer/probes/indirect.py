@@ -1,0 +1,69 @@
+"""probe=indirect: which symbol stands at a place, or at which place does a symbol stand?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import pick, require
+from speechformer.probes.base import (
+    ASK,
+    BEGIN,
+    Draws,
+    Ints,
+    Piece,
+    Probe,
+    Rows,
+    doubling,
+    doubling_group,
+    join,
+    letters,
+    pairs,
+)
+
+
+class Indirect(Probe):
+    """Name the symbol at a place, or the place of a symbol; the dots mark what a model predicts.
+
+        ^ d k a c | 3 a 1 d    by=position        ^ d k a c | a 3 d 1    by=content
+                      .   .                                     .   .
+
+    Indirect indexing, as in Graves, Wayne, Danihelka 2014, sections 3.3 and 4: addressing by location and by content.
+    A perfect solution counts from the start of the row: every place must be known, not only distances. Accuracy is
+    also measured by place.
+
+    Args:
+        by: "position" or "content": what a query names.
+        symbols: different symbols; those of a row differ.
+        queries: in a row, of different places.
+        lengths: symbols in the string; see `Probe`. Longer ones than in training would have unknown places.
+    """
+
+    groups = doubling("place")
+
+    def __init__(self, *, by: str, symbols: int, queries: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        pick(dict.fromkeys(("position", "content")), by, "probe.by")
+        rule = f"at most probe.max_length={self.max_length}, as training names no place beyond it"
+        require(self.longest <= self.max_length, "probe.test_lengths", rule, self.test_lengths)
+        rule = f"at least {self.longest}, as those of a string differ"
+        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        rule = f"at most {self.shortest}, the length of the shortest string"
+        require(queries <= self.shortest, "probe.queries", rule, queries)
+        self.by, self.symbols, self.queries = by, symbols, queries
+        self.vocabulary = [BEGIN, ASK, *letters(symbols), *map(str, range(1, self.max_length + 1))]
+
+    def symbols_of(self, length: int) -> int:
+        return length + 2 * self.queries + 2
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, N = len(length), int(length.max())
+        string = 2 + draws.orders(self.symbols, self.symbols)[:, :N]
+        places = draws.orders(length[:, None], N)[:, : self.queries]
+        names, symbols = 2 + self.symbols + places, np.take_along_axis(string, places, axis=1)
+        if self.by == "position":
+            queries = pairs(names, symbols, None, self.symbols, doubling_group(places + 1))
+        else:
+            queries = pairs(symbols, names, None, length[:, None], doubling_group(places + 1))
+        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)

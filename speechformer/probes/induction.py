@@ -1,0 +1,62 @@
+"""probe=induction: continue as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import require
+from speechformer.probes.base import (
+    ASK,
+    BEGIN,
+    Draws,
+    Ints,
+    Piece,
+    Probe,
+    Rows,
+    doubling,
+    doubling_group,
+    join,
+    letters,
+)
+
+
+class Induction(Probe):
+    """Continue from a symbol as the string did after it; the dots mark what a model predicts.
+
+        ^ d k a c b f e | a c b f
+                            . . .
+
+    Olsson et al. 2022, "In-context Learning and Induction Heads". The symbols of a string differ. A perfect solution
+    is an induction head: one layer attends to the symbol before, the next one to the symbol that followed the last
+    time. It needs order only between neighbours. Accuracy is also measured by the gap from a symbol to its last
+    occurrence.
+
+    Args:
+        symbols: different symbols, at least as many as in the longest string.
+        answers: in a row.
+        lengths: symbols in the string; see `Probe`.
+    """
+
+    groups = doubling("gap")
+
+    def __init__(self, *, symbols: int, answers: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        rule = f"at least {self.longest}, as those of a string differ"
+        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        rule = f"below {self.shortest}, the length of the shortest string"
+        require(answers < self.shortest, "probe.answers", rule, answers)
+        self.symbols, self.answers, self.vocabulary = symbols, answers, [BEGIN, ASK, *letters(symbols)]
+
+    def symbols_of(self, length: int) -> int:
+        return length + self.answers + 3
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, size = len(length), length[:, None]
+        string = 2 + draws.orders(self.symbols, self.symbols)[:, : int(length.max())]
+        start = draws.integers(size - self.answers, 1)
+        again = np.take_along_axis(string, start + np.arange(self.answers + 1), axis=1)
+        choices = np.array([0, *[self.symbols] * self.answers])
+        answer = Piece(again, None, choices, doubling_group(size + 1 - start))
+        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), answer)

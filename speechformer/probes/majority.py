@@ -1,0 +1,38 @@
+"""probe=majority: which symbol is more frequent?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join
+
+
+class Majority(Probe):
+    """Name the more frequent one of two symbols; the dot marks what a model predicts.
+
+        ^ a b b a b | b
+                      .
+
+    The control. Merrill, Sabharwal, Smith 2022, "Saturated Transformers are Constant-Depth Threshold Circuits": a
+    perfect solution is one head that attends to all symbols alike. Order does not matter, so no encoding should help.
+    In rows that are longer than in training, those that favour near symbols have a disadvantage.
+
+    Args:
+        lengths: symbols in the string, and one more if the number is even; see `Probe`.
+    """
+
+    def __init__(self, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        self.vocabulary = ["a", "b", BEGIN, ASK]
+
+    def symbols_of(self, length: int) -> int:
+        return (length | 1) + 3
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, odd = len(length), length | 1
+        string = draws.integers(2, int(odd.max()))
+        count = (string * (np.arange(string.shape[1]) < odd[:, None])).sum(axis=1)
+        answer = Piece((2 * count > odd).astype(np.int64)[:, None], choices=2)
+        return join(length, self.piece(BEGIN, B), Piece(string, odd), self.piece(ASK, B), answer)

@@ -1,0 +1,50 @@
+"""probe=needle: find a symbol in a long text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import require
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
+
+
+class Needle(Probe):
+    """Find the symbols that follow marks in a long string; the dots mark what a model predicts.
+
+        ^ d a M1 f a c b M0 d e | M0 d M1 f
+                                     .    .
+
+    Kamradt 2023, "Needle in a Haystack"; passkeys of Mohtashami and Jaggi 2023, "Landmark Attention", section 4.2.
+    A perfect solution attends to the symbol behind the mark, wherever it stands. Accuracy is also measured by depth,
+    the share of the string before the mark, in quarters.
+
+    Args:
+        symbols: different symbols of the string.
+        needles: marked symbols in a row, each with its own mark.
+        lengths: symbols in the string, with marks; see `Probe`.
+    """
+
+    groups = ("depth_0_25", "depth_25_50", "depth_50_75", "depth_75_100")
+
+    def __init__(self, *, symbols: int, needles: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        most = self.shortest // 2
+        require(needles <= most, "probe.needles", f"at most {most}, half of the shortest string", needles)
+        self.symbols, self.needles = symbols, needles
+        self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"M{k}" for k in range(needles))]
+
+    def symbols_of(self, length: int) -> int:
+        return length + 2 * self.needles + 2
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, K, size = len(length), self.needles, length[:, None]
+        string, marks = 2 + draws.integers(self.symbols, int(length.max())), draws.orders(K, K)
+        places = np.sort(draws.orders(size - K, int(length.max()) - K)[:, :K], axis=1) + np.arange(K)
+        np.put_along_axis(string, places, 2 + self.symbols + marks, axis=1)
+        asked = draws.orders(K, K)
+        marks, places = (np.take_along_axis(own, asked, axis=1) for own in (marks, places))
+        answers = np.take_along_axis(string, places + 1, axis=1)
+        queries = pairs(2 + self.symbols + marks, answers, None, self.symbols, 4 * places // size)
+        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)

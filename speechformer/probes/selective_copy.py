@@ -1,0 +1,46 @@
+"""probe=selective_copy: write again what is not blank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speechformer.errors import require
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters
+
+BLANK = "_"
+
+
+class SelectiveCopy(Probe):
+    """Write the symbols again that stand between blanks; the dots mark what a model predicts.
+
+        ^ _ d _ _ a f _ | d a f
+                          . . .
+
+    Gu and Dao 2023, "Mamba", section 4.1.1, after Jing et al. 2019. A perfect solution attends to the next symbol
+    that is no blank, so it must count symbols and not places: distances vary within a row. An RNN must choose what
+    to remember.
+
+    Args:
+        symbols: different symbols besides the blank.
+        tokens: symbols of a row that are no blanks.
+        lengths: symbols and blanks before the separator; see `Probe`.
+    """
+
+    def __init__(self, *, symbols: int, tokens: int, **lengths: Any) -> None:
+        super().__init__(**lengths)
+        rule = f"at most {self.shortest}, the length of the shortest string"
+        require(tokens <= self.shortest, "probe.tokens", rule, tokens)
+        self.symbols, self.tokens, self.vocabulary = symbols, tokens, [BEGIN, ASK, BLANK, *letters(symbols)]
+
+    def symbols_of(self, length: int) -> int:
+        return length + self.tokens + 2
+
+    def draw(self, draws: Draws, length: Ints) -> Rows:
+        B, N = len(length), int(length.max())
+        places = np.sort(draws.orders(length[:, None], N)[:, : self.tokens], axis=1)
+        answer, string = 3 + draws.integers(self.symbols, self.tokens), np.full((B, N), 2)
+        np.put_along_axis(string, places, answer, axis=1)
+        context = (self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B))
+        return join(length, *context, Piece(answer, None, self.symbols))
