@@ -349,7 +349,7 @@ def test_batches_are_the_rows_of_their_indices_and_do_not_depend_on_the_devices(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_are_the_next_inputs(kind: str) -> None:
-    own = config(kind, "task.test_rows=30")
+    own = config(kind, "task.test_rows=30", "block_size=64")
     data: ProbeData = build_data(own, load(own))
     for rows in [*data.tested.values(), data.validation, next(iter(data.train_dataloader()))]:
         ids, targets = rows["ids"], rows["targets"]
