@@ -26,7 +26,7 @@ class Addition(Probe):
     the carry from the digits before and their sum. Seeds differ much in longer numbers.
 
     Args:
-        base: different digits, 10 in the paper; fewer are learned in fewer steps.
+        base: different digits, 10 in the paper.
         hints: different hints; 0: none.
         lengths: digits of each number; see `Probe`.
     """
