@@ -93,7 +93,9 @@ def test_every_experiment_runs_for_two_steps(
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "trainer.accelerator=cpu"]
     if compose(f"experiment={experiment}").task.name == "translate":
         own = ["corpus=ted", f"corpus.root={little_pairs}", "trainer.accelerator=cpu"]
-    result = execute(compose(f"experiment={experiment}", *own, "trainer.max_steps=2"), tmp_path / "run")
+    result = execute(
+        compose(f"experiment={experiment}", *own, "trainer.max_steps=2", "recipe.warmup_steps=1"), tmp_path / "run"
+    )
     assert result["status"] == "finished" and result["steps"] == 2
     rows = published.content()["rows"]
     reported = rows[experiment].get("parameters") if experiment in rows else None

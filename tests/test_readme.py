@@ -197,6 +197,8 @@ def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:
     own = [word for word in overrides if not word.startswith("corpus")]
     if "task=translate" in overrides:
         corpus = ["corpus=ted", f"corpus.root={request.getfixturevalue('little_pairs')}", "task.vocab_size=40"]
+    elif "task=probe" in overrides:
+        corpus = []
     else:
         corpus = ["corpus=speeches", f"corpus.root={request.getfixturevalue('little')}", "corpus.classes=[a,b,c]"]
     sizes = ["width=8", "heads=2", "layers=1", "ff=8"]

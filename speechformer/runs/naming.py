@@ -54,7 +54,7 @@ def differences(config: Mapping[str, Any]) -> list[str]:
     changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
     recipe = OmegaConf.create({"model": config.get("model"), "recipe": choice("recipe", *changed or ["adam"])})
     OmegaConf.resolve(recipe)  # it may depend on the model; `config` has the resolver
-    expected: dict[str, Any] = choice(".", "config") | OmegaConf.to_container(recipe)  # type: ignore[operator]
+    expected = merged(choice(".", "config"), OmegaConf.to_container(recipe))  # type: ignore[arg-type]
     expected = merged(merged(expected, choice("probe", name_of(config.get("probe")))), task)
     expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
     unnamed = ("seed", "hydra", "protocol", "corpus", "study")
