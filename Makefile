@@ -73,6 +73,11 @@ pages: $(STAMP)
 	tar -xJf $(REFERENCE)/runs.tar.xz -C $(REPRODUCED)/archive
 	$(BIN)/python -m speechformer.report $(REPRODUCED)/archive --output $(REFERENCE) --pages $(PAGES) --formats png \
 		--title "Attention on presidential speeches: three course reports repeated"
+	rm -rf $(REPRODUCED)/bottleneck
+	mkdir -p $(REPRODUCED)/bottleneck
+	tar -xJf $(REFERENCE)/bottleneck/runs.tar.xz -C $(REPRODUCED)/bottleneck
+	$(BIN)/python -m speechformer.report $(REPRODUCED)/bottleneck --output $(REFERENCE)/bottleneck --formats png \
+		--pages $(REFERENCE)/translation/README.md --title "The bottleneck of an RNN without attention"
 
 # The same for translation. It needs the TED pairs and takes hours on a CPU.
 TRANSLATED := outputs/reproduce-translation
@@ -81,7 +86,7 @@ TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=jo
 reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
-	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(3)'
+	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'
 	$(TRANSLATION) experiment=bottleneck
 	$(TRANSLATION) experiment=positions_translate
 	-$(BIN)/python -m speechformer.train experiment=sharma_translate 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'

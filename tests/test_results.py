@@ -20,11 +20,20 @@ VERDICT = re.compile(rf"\b({'|'.join(WORDS)})", re.IGNORECASE)
 DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines that say what the words mean
 
 
-def test_the_pages_are_what_the_results_of_the_runs_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "pages"),
+    [
+        (REFERENCE, (ROOT / "README.md", REFERENCE / "README.md")),
+        (REFERENCE / "bottleneck", (REFERENCE / "translation" / "README.md",)),
+    ],
+)
+def test_the_pages_are_what_the_results_of_the_runs_give(
+    folder: Path, pages: tuple[Path, ...], tmp_path: Path
+) -> None:
     """Oracle: `make pages` from the committed archive."""
-    with tarfile.open(REFERENCE / "runs.tar.xz") as archive:
+    with tarfile.open(folder / "runs.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", filter="data")
-    for page in (ROOT / "README.md", REFERENCE / "README.md"):
+    for page in pages:
         copy = tmp_path / "page.md"
         shutil.copy(page, copy)
         write_report([tmp_path / "runs"], tmp_path / "report", plots=False, pages=[copy])
