@@ -208,8 +208,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         done = command("--help")
         seconds.append(time.perf_counter() - started)
     assert done.returncode == 0
-    assert f"model: {', '.join(sorted(path.stem for path in (CONF / 'model').glob('*.yaml')))}
-" in done.stdout
+    assert f"model: {', '.join(sorted(path.stem for path in (CONF / 'model').glob('*.yaml')))}\n" in done.stdout
     imports = subprocess.run(
         [
             sys.executable,
