@@ -17,14 +17,14 @@ GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
 
 def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the results of the runs, by hand."""
-    words = [*TUNED, GRID, "model=alibi,nope", "seed=0,1"]
+    words = [*TUNED, GRID, "model=alibi,nope", "seed=3"]
     code, out, err = sweep(*words)
     assert code == 0, err
     runs = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/result.json")]
     tuning = [run for run in runs if run["config"]["study"] == "lm_tuning"]
     final = [run for run in runs if run["config"]["study"] is None]
     assert len(tuning) == 4 and {run["seed"] for run in tuning} == {100}
-    assert {run["seed"] for run in final} == {0, 1} and len(final) == 8
+    assert {run["seed"] for run in final} == {3} and len(final) == 4
     content = json.loads((tmp_path / "sweep" / "tuned.json").read_text())
     assert content["points"] == [["recipe.lr=0.0001"], ["recipe.lr=0.01"]] and content["tuning_seeds"] == [100]
     for row in content["rows"]:
@@ -42,8 +42,8 @@ def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Pat
     page = (tmp_path / "sweep" / "report" / "report.md").read_text()
     assert "## Tuning of sweep" in page and "Each row had the same 2 runs on seeds 100." in page
     code, out, _ = sweep(*words)
-    assert code == 0 and "Sweep of 12 runs: 12 finished." in out
-    assert len([*(tmp_path / "sweep").glob("*/result.json")]) == 12
+    assert code == 0 and "Sweep of 8 runs: 8 finished." in out
+    assert len([*(tmp_path / "sweep").glob("*/result.json")]) == 8
 
 
 @pytest.mark.parametrize(
