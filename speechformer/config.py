@@ -132,6 +132,8 @@ def by_model(table: Mapping[str, Any], *, _root_: DictConfig) -> Any:
 def config_help(*, _root_: DictConfig) -> str:
     """Resolve `${config_help:}` to the config with an explanation of each key, in the template of `--help`."""
     own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
+    if "recipe" in own:
+        OmegaConf.resolve(own.recipe)  # it may depend on the model
     return describe(OmegaConf.to_yaml(own), _root_.hydra.runtime.choices).replace("$", "$$")
 
 

@@ -124,3 +124,15 @@ def test_a_run_by_layer_trains_and_is_exported(tmp_path: Path) -> None:
     run.model.decoder.positions.can_cache = False  # as of model=randomised
     with pytest.raises(UserError, match="torch.export cannot export positions that depend on the length"):
         as_program(run)
+
+
+def test_a_list_of_layers_ends_where_its_first_member_ends() -> None:
+    """Oracle: the `max_positions` of the member; xPos ends where float32 overflows."""
+    sizes = {"width": 8, "heads": 2, "length": 8, "causal": True}
+    listed = [{"name": "randomised", "max_positions": 64}, "nope"]
+    assert build_positions({"name": "by_layer", "layers": listed}, **sizes).max_length == 64  # type: ignore[arg-type]
+    xpos = build_positions({"name": "xpos", "scale_base": 1}, **sizes)  # type: ignore[arg-type]
+    q = torch.ones(1, 2, xpos.max_length, 4)
+    assert all(own.isfinite().all() for own in xpos.rotate(q, q))
+    with pytest.raises(UserError, match="model=xpos overflows after"):
+        build_positions({"name": "xpos", "scale_base": 1}, **{**sizes, "length": 256})  # type: ignore[arg-type]

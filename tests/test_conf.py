@@ -69,6 +69,16 @@ def test_a_recipe_names_what_there_is(recipe: str) -> None:
     assert chosen["init"] in INITIALISATIONS
 
 
+@pytest.mark.parametrize("model", ["sinusoidal", "rope", "rnn", "rnn_attention"])
+def test_translation_has_a_recipe_for_each_model(model: str) -> None:
+    """Oracle: the table of the file, where `others` are the transformers."""
+    listed = (CONF / "recipe" / "translate.yaml").read_text(encoding="utf-8")
+    rates = dict(re.findall(r"(\w+):([\d.e-]+)", listed.split("lr: ${by_model:")[1].split("}")[0]))
+    recipe = compose("task=translate", f"model={model}").recipe
+    assert recipe.lr == float(rates.get(model, rates["others"]))
+    check_config(OmegaConf.to_container(compose("task=translate", f"model={model}"), resolve=True))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("machine", sorted(path.stem for path in (CONF / "machine").glob("*.yaml")))
 def test_a_machine_sets_the_trainers_device(machine: str) -> None:
     trainer = compose(f"machine={machine}").trainer

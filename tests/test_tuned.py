@@ -52,12 +52,24 @@ def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Pat
         (["model=alibi,nope"], "hydra/sweeper=tuned needs something to tune, such as 'recipe.lr=tag("),
         ([GRID, "seed=0,100"], "seed=100 is in hydra.sweeper.tuning_seeds, too; tune with other seeds."),
         ([GRID, "protocol=paper"], "protocol=paper holds none out: it would choose on test. Add protocol=clean."),
+        ([GRID, "hydra.sweeper.tuning_seeds=[0]"], "seed=0 is in hydra.sweeper.tuning_seeds, too; tune with other"),
+        ([GRID, "++seed=0,1"], "hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=."),
+        ([GRID, "task=lm,classify"], "hydra/sweeper=tuned tunes one task at a time."),
         ([GRID, "hydra.sweeper.tuning_seeds=[]"], "and hydra.sweeper.tuning_seeds."),
     ],
 )
 def test_invalid_studies_are_one_sentence(words: list[str], message: str, sweep: Sweep) -> None:  # noqa: F811
     code, _, err = sweep(*TUNED, *words)
     assert message in f"{code}{err}" and "Traceback" not in err
+
+
+def test_a_choice_needs_every_tuning_run(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
+    """A run that failed ends the study before the second stage, with one sentence."""
+    words = [*TUNED[:-1], "recipe.warmup_steps=tag(tune, choice(0,1000000))", "seed=3"]
+    code, _, err = sweep(*words)
+    assert "1 of 2 tuning runs in sweep have no score (failed), so nothing is chosen." in f"{code}{err}"
+    assert not (tmp_path / "sweep" / "tuned.json").exists()
+    assert {run["seed"] for run in results(tmp_path / "sweep").values()} == {100}
 
 
 def test_the_best_finite_score_is_chosen() -> None:

@@ -71,7 +71,7 @@ def inference_loss(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, 
         logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
         for _, of_target, total in exponentiate(logits, bias_V, targets):
             loss.add_(total.log_().sub_(of_target).sum())
-    return loss / len(targets_R)
+    return loss / max(len(targets_R), 1)
 
 
 def next_token_loss(

@@ -238,8 +238,8 @@ class RoPE(Positions):
             "ntk": multiply the base by factor^(R / (R - 2)), so that the slowest pair is divided by the factor and
                 the fastest keeps its angle (bloc97 2023; Peng et al. 2023, "YaRN", section 3.1).
             "yarn": divide the pairs that turn less than once in `length` by the factor, keep those that turn more
-                than 32 times, interpolate between them, and multiply queries and keys by 0.1 ln(factor) + 1 (Peng et
-                al. 2023, section 3.4).
+                than 32 times, interpolate between them, and multiply what is rotated of queries and keys by
+                0.1 ln(factor) + 1 (Peng et al. 2023, section 3.4).
         factor: how many times longer the longest test text is; fixed, whatever the length of the text.
 
     With a scaling, all keys of a text turn when it grows beyond `length`. So they are not cached (`can_cache`).
@@ -352,6 +352,11 @@ class XPos(RoPE):
             raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
         z = (torch.arange(0, width // heads, 2) / (width // heads) + gamma) / (1 + gamma)
         self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
+        self.max_length = int(80 / -float(self.log_decay_H.min()))  # float32 overflows at e^88
+        if length > self.max_length:
+            raise UserError(
+                f"model=xpos overflows after {self.max_length} positions; raise model.scale_base={scale_base:g}."
+            )
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         q, k = super().rotate(q_BNTH, k_BNTH, offset)
@@ -497,6 +502,8 @@ class ByLayer(Positions):
                     "the encoding of a layer."
                 )
         self.can_cache = all(member.can_cache for member in self.members)
+        lengths = [own.max_length for own in self.members if own.max_length is not None]
+        self.max_length = min(lengths, default=None)  # type: ignore[assignment, type-var]
 
     def begin(self, T: int, device: torch.device) -> None:
         for member in self.members:

@@ -52,7 +52,9 @@ def differences(config: Mapping[str, Any]) -> list[str]:
     """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
     task = choice("task", name_of(config.get("task")))
     changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
-    recipe = OmegaConf.create({"model": config.get("model"), "recipe": choice("recipe", *changed or ["adam"])})
+    recipe = OmegaConf.create(
+        {"model": {"name": name_of(config.get("model"))}, "recipe": choice("recipe", *changed or ["adam"])}
+    )
     OmegaConf.resolve(recipe)  # it may depend on the model; `config` has the resolver
     expected = merged(choice(".", "config"), OmegaConf.to_container(recipe))  # type: ignore[arg-type]
     expected = merged(merged(expected, choice("probe", name_of(config.get("probe")))), task)

@@ -37,18 +37,18 @@ COMMANDS = "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
 
 
-def check_held_out(config: DictConfig, loader: Any, overrides: Sequence[str]) -> str:
-    """Return the direction of a job's metric, "max" or "min"; raise a `UserError` if nothing is held out."""
+def check_held_out(config: DictConfig, loader: Any, overrides: Sequence[str]) -> tuple[str, str]:
+    """Return a job's task and the direction of its metric, "max" or "min"; a `UserError` if nothing is held out."""
     from speechformer.tasks.registry import TASKS
 
     cfg = loader.load_sweep_config(config, list(overrides))
-    if cfg.task.data == "speeches" and not cfg.protocol.validation:
+    if cfg.task.data != "pairs" and not cfg.protocol.validation:
         chosen = config.hydra.runtime.choices["hydra/sweeper"]
         raise UserError(
-            f"hydra/sweeper={chosen} chooses by the score on held-out sentences, and protocol={cfg.protocol.name} "
+            f"hydra/sweeper={chosen} chooses by the score on held-out data, and protocol={cfg.protocol.name} "
             "holds none out: it would choose on test. Add protocol=clean."
         )
-    return TASKS[cfg.task.name].mode
+    return cfg.task.name, TASKS[cfg.task.name].mode
 
 
 class PrunedError(Exception):
@@ -77,7 +77,7 @@ class OptunaSweeper(Sweeper):
         words = [f"{key}={value}" for key, value in self.params.items()]
         parser = OverridesParser.create(config_loader=self.loader)
         self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
-        mode = check_held_out(self.cfg, self.loader, self.fixed)
+        _, mode = check_held_out(self.cfg, self.loader, self.fixed)
         self.study = open_study(self.folder, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
         (self.folder / COMMANDS).mkdir(exist_ok=True)

@@ -35,6 +35,7 @@ from speechformer.sweeps.search import check_held_out
 
 TUNED = "tuned.json"  # in the sweep's folder: grid, seeds, and the choice of each row
 Row = tuple[str, ...]  # overrides
+Key = tuple[Row, Row]  # a row and a point of the grid
 
 
 class TunedSweeper(Sweeper):
@@ -52,42 +53,61 @@ class TunedSweeper(Sweeper):
         words = [f"{key}={value}" for key, value in self.params.items()]
         parser = OverridesParser.create(config_loader=self.loader)
         last = {own.get_key_element(): own for own in parser.parse_overrides([*words, *arguments])}
-        seeds = expand([last.pop("seed")]) if "seed" in last else [()]
+        swept_seed = last.pop("seed", None)
+        seeds = [()] if swept_seed is None else expand([swept_seed])
         grid = {key: own for key, own in last.items() if "tune" in getattr(own.value(), "tags", ())}
         if not grid or not self.tuning_seeds:
             example = "'recipe.lr=tag(tune, choice(1e-3,3e-3))'"
             raise UserError(
                 f"hydra/sweeper=tuned needs something to tune, such as {example}, and hydra.sweeper.tuning_seeds."
             )
-        rows = expand([own for key, own in last.items() if key not in grid])
-        points = expand([*grid.values()])
-        mode = self.check(rows, seeds)
-        study = self.cfg.study or self.cfg.task.name
-        tuning = [f"seed={seed}" for seed in self.tuning_seeds]
-        jobs = [(*row, *point, f"study={study}_tuning", seed) for row in rows for point in points for seed in tuning]
-        returned = self.run(jobs)
-        values = iter([job.return_value for job in returned])
-        scores = {row: {point: statistics.mean(next(values) for _ in tuning) for point in points} for row in rows}
-        choices = {row: choose(own, mode) for row, own in scores.items()}
+        rows = [*dict.fromkeys(expand([own for key, own in last.items() if key not in grid]))]
+        points = [*dict.fromkeys(expand([*grid.values()]))]
+        mode = self.check(rows, points, seeds)
+        tuning = [(f"study={self.cfg.study or self.cfg.task.name}_tuning", f"seed={k}") for k in self.tuning_seeds]
+        jobs = {(row, point): [(*row, *point, *own) for own in tuning] for row in rows for point in points}
+        returned = self.run([job for own in jobs.values() for job in own])
+        scores = self.read_scores(jobs, returned)
+        choices = {row: choose({point: scores[row, point] for point in points}, mode) for row in rows}
         self.write(points, choices, scores)
         chosen = [(*row, *point) for row, point in choices.items() if point is not None]
         final = [(*row, *seed) for row in dict.fromkeys([*chosen, *rows]) for seed in seeds]
         return [*returned, *self.run(final)]
 
-    def check(self, rows: Sequence[Row], seeds: Sequence[Row]) -> str:
+    def read_scores(self, jobs: Mapping[Key, Sequence[Row]], returned: Sequence[Any]) -> dict[Key, float]:
+        """Return the mean score of each row and point; NaN if a run diverged.
+
+        Raises:
+            UserError: a run has neither finished nor diverged. A choice without it would have another budget.
+        """
+        folder = Path(self.cfg.hydra.sweep.dir)
+        ended = {tuple(job.overrides): job for job in sweeps.jobs_of(folder)}
+        states = [ended[job].state.status for own in jobs.values() for job in own]
+        if missing := [state for state in states if state not in ("finished", "diverged")]:
+            raise UserError(
+                f"{len(missing)} of {len(states)} tuning runs in {folder} have no score "
+                f"({', '.join(sorted({*missing}))}), so nothing is chosen. Run the same command again."
+            )
+        values = iter([job.return_value if state == "finished" else math.nan for job, state in zip(returned, states)])
+        return {key: statistics.mean(next(values) for _ in own) for key, own in jobs.items()}
+
+    def check(self, rows: Sequence[Row], points: Sequence[Row], seeds: Sequence[Row]) -> str:
         """Return the direction of the task's metric, "max" or "min".
 
         Raises:
             UserError: nothing is held out, the rows are of several tasks, or a seed is used in both stages.
         """
-        if both := {f"seed={seed}" for seed in self.tuning_seeds} & {word for seed in seeds for word in seed}:
+        used = {word for seed in seeds for word in seed} or {f"seed={self.cfg.seed}"}
+        if both := used & {f"seed={seed}" for seed in self.tuning_seeds}:
             raise UserError(
                 f"{', '.join(sorted(both))} is in hydra.sweeper.tuning_seeds, too; tune with other seeds."
             )
-        modes = {check_held_out(self.cfg, self.loader, row) for row in rows}
+        if any(word.startswith("++seed=") for row in rows for word in row):
+            raise UserError("hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=.")
+        modes = {check_held_out(self.cfg, self.loader, (*row, *point)) for row in rows for point in points}
         if len(modes) > 1:
             raise UserError("hydra/sweeper=tuned tunes one task at a time.")
-        return modes.pop()
+        return modes.pop()[1]
 
     def run(self, jobs: Sequence[Row]) -> Sequence[Any]:
         """Run some jobs and return what Hydra's launcher returns."""
@@ -97,14 +117,14 @@ class TunedSweeper(Sweeper):
         )
         return self.launch(own, initial_job_idx=0)
 
-    def write(self, points: Sequence[Row], choices: Mapping[Row, Row | None], scores: Mapping[Row, Any]) -> None:
+    def write(self, points: Sequence[Row], choices: Mapping[Row, Row | None], scores: Mapping[Key, float]) -> None:
         """Write `tuned.json`; rows are named by what differs between them."""
         names = sweeps.names([*choices])
         rows = [
             {
                 "row": name,
                 "choice": choice and list(choice),
-                "scores": [None if math.isnan(score) else score for score in scores[row].values()],
+                "scores": [None if math.isnan(scores[row, point]) else scores[row, point] for point in points],
             }
             for name, (row, choice) in zip(names, choices.items())
         ]

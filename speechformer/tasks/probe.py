@@ -25,8 +25,8 @@ from speechformer.tasks.base import Task
 class ProbeTask(Task):
     """A `Decoder` under cross-entropy over the symbols that a probe asks for.
 
-    Accuracy is per symbol, given the true symbols before it. An answer is exact if all symbols of the row are right;
-    greedy decoding would write it so.
+    Accuracy is per symbol, given the true symbols before it. An answer is exact if all symbols that the row asks
+    for are right.
 
     Args:
         architecture: the arguments of `Decoder`.
