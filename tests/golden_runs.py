@@ -80,8 +80,9 @@ CASES = {
     " architecture.shared_embeddings=false architecture.norm=post pattern=window recipe=adam dropout=0",
     "translate_rope": f"{BPE} model=rope layers=2 task.average_checkpoints=3 task.beam=2 task.length_penalty=0.6"
     " trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=1.0 architecture.scale_embedding=false",
-    "translate_rnn": f"{BPE} model=rnn task.beam=2",
-    "translate_rnn_attention": f"{WORDS} model=rnn_attention model.cell=lstm task.beam=2 layers=2",
+    "translate_rnn": f"{BPE} recipe=inverse_sqrt model=rnn task.beam=2",
+    "translate_rnn_attention": f"{WORDS} recipe=inverse_sqrt model=rnn_attention model.cell=lstm task.beam=2"
+    " layers=2",
     "translate_sample": "task=translate corpus=sample model=learned trainer.max_steps=6 task.beam=1 block_size=32",
     "translate_digits": "task=translate corpus=digits corpus.max_length=5 task.tokens=words task.vocab_size=10"
     " task.batch_tokens=null block_size=16 model=relative trainer.max_steps=200 eval_interval=100 batch_size=64"
