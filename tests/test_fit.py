@@ -83,6 +83,7 @@ RUNS = {
         "batch_size=40",
         "trainer.max_steps=7",
         "eval_interval=3",
+        "recipe.warmup_steps=3",
     ],
 }
 PAIRS = ["task.vocab_size=40", "task.beam=2"]
