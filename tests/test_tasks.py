@@ -135,6 +135,20 @@ def test_loss_in_chunks_is_the_loss_at_once(rows: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, [hidden, output.weight]), expected)
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 64, 127, 128, 300])
+def test_loss_in_evaluation_is_the_loss_at_once(rows: int, with_bias: bool) -> None:
+    """Oracle: torch's cross-entropy of all logits in float64. Without targets it is 0, as in training."""
+    output = torch.nn.Linear(8, 40, bias=with_bias)
+    hidden, targets = 5 * torch.randn(rows, 8), torch.randint(0, 40, (rows,))
+    with torch.inference_mode():
+        loss = next_token_loss(output.weight, output.bias, hidden, targets)
+        nothing = next_token_loss(output.weight, output.bias, hidden[:0], targets[:0])
+        expected = F.cross_entropy(output.double()(hidden.double()), targets)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    assert nothing == 0
+
+
 def test_training_loss_is_the_loss_of_the_next_token() -> None:
     task = language_model().eval()
     task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
 
 from speechformer.report.tuning import at_edge, sections
-from speechformer.sweeps.tuned import choose
+from speechformer.runs.folder import State
+from speechformer.sweeps.tuned import choose, score_of
 
 TUNED = [*LM, "protocol=clean", "hydra/sweeper=tuned", "hydra.sweep.dir=sweep", "hydra/launcher=ensemble"]
 GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
@@ -70,6 +72,13 @@ def test_a_choice_needs_every_tuning_run(sweep: Sweep, tmp_path: Path) -> None: 
     assert "1 of 2 tuning runs in sweep have no score (failed), so nothing is chosen." in f"{code}{err}"
     assert not (tmp_path / "sweep" / "tuned.json").exists()
     assert {run["seed"] for run in results(tmp_path / "sweep").values()} == {100}
+
+
+def test_a_diverged_run_has_no_score() -> None:
+    """Its best value before it diverged does not count."""
+    result = {"best": {"metric": "validation_perplexity", "value": 3.0}}
+    assert score_of(State("finished", result, {})) == 3.0
+    assert math.isnan(score_of(State("diverged", result, {})))
 
 
 def test_the_best_finite_score_is_chosen() -> None:

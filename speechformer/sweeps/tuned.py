@@ -67,14 +67,14 @@ class TunedSweeper(Sweeper):
         tuning = [(f"study={self.cfg.study or self.cfg.task.name}_tuning", f"seed={k}") for k in self.tuning_seeds]
         jobs = {(row, point): [(*row, *point, *own) for own in tuning] for row in rows for point in points}
         returned = self.run([job for own in jobs.values() for job in own])
-        scores = self.read_scores(jobs, returned)
+        scores = self.read_scores(jobs)
         choices = {row: choose({point: scores[row, point] for point in points}, mode) for row in rows}
         self.write(points, choices, scores)
         chosen = [(*row, *point) for row, point in choices.items() if point is not None]
         final = [(*row, *seed) for row in dict.fromkeys([*chosen, *rows]) for seed in seeds]
         return [*returned, *self.run(final)]
 
-    def read_scores(self, jobs: Mapping[Key, Sequence[Row]], returned: Sequence[Any]) -> dict[Key, float]:
+    def read_scores(self, jobs: Mapping[Key, Sequence[Row]]) -> dict[Key, float]:
         """Return the mean score of each row and point; NaN if a run diverged.
 
         Raises:
@@ -88,8 +88,7 @@ class TunedSweeper(Sweeper):
                 f"{len(missing)} of {len(states)} tuning runs in {folder} have no score "
                 f"({', '.join(sorted({*missing}))}), so nothing is chosen. Run the same command again."
             )
-        values = iter([job.return_value if state == "finished" else math.nan for job, state in zip(returned, states)])
-        return {key: statistics.mean(next(values) for _ in own) for key, own in jobs.items()}
+        return {key: statistics.mean(score_of(ended[job].state) for job in own) for key, own in jobs.items()}
 
     def check(self, rows: Sequence[Row], points: Sequence[Row], seeds: Sequence[Row]) -> str:
         """Return the direction of the task's metric, "max" or "min".
@@ -135,6 +134,12 @@ class TunedSweeper(Sweeper):
 def expand(overrides: Sequence[Override]) -> list[Row]:
     """Return every combination of the values of some overrides."""
     return [*map(tuple, itertools.chain(*BasicSweeper.split_arguments([*overrides], None)))]
+
+
+def score_of(state: runs.State) -> float:
+    """Return the best score of a run that has ended; NaN if it diverged or has none."""
+    value = (state.result or {})["best"]["value"] if state.status == "finished" else None
+    return math.nan if value is None else value
 
 
 def choose(scores: Mapping[Row, float], mode: str) -> Row | None:
