@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pages import IS_CHECKOUT, PAGES, ROOT, name_of
 
+from speechformer.bench.pages import fill
 from speechformer.report.__main__ import write_report
 from speechformer.report.pages import BLOCK
 
@@ -38,6 +39,14 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
         shutil.copy(page, copy)
         write_report([tmp_path / "runs"], tmp_path / "report", plots=False, pages=[copy])
         assert copy.read_text() == page.read_text(), f"{page}: run make pages"
+
+
+def test_the_page_of_the_benchmark_is_what_its_timings_give(tmp_path: Path) -> None:
+    """Oracle: `speechformer.bench.pages` from the committed timings."""
+    page, copy = REFERENCE / "bench" / "README.md", tmp_path / "page.md"
+    shutil.copy(page, copy)
+    fill(REFERENCE / "bench" / "bench.json", [copy])
+    assert copy.read_text() == page.read_text(), f"run python -m speechformer.bench.pages for {page}"
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(REFERENCE.rglob("README.md"))], ids=name_of)

