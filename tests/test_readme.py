@@ -148,7 +148,7 @@ def is_executed(command: str) -> bool:
     """
     words = shlex.split(command)
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    placeholder = re.search(r'"\.\.\."|\bNAME\b|\bPART\b|experiment=|logger=(mlflow|wandb)|export RUN$', command)
+    placeholder = re.search(r'"\.\.\."|\b(NAME|PART|PAGE)\b|experiment=|logger=(mlflow|wandb)|export RUN$', command)
     elsewhere = module.removeprefix("speechformer.").split(" ")[0] in NOT_EXECUTED
     other = {"-m", "--help", "--cfg", "<", "--watch"} & set(words[3:])
     return module.startswith("speechformer.") and not (placeholder or elsewhere or other)
