@@ -478,9 +478,9 @@ class FIRE(Positions):
 class Forgetting(Positions):
     """Forget gates: score(i, j) = q_i k_j / sqrt(H) + sum over j < l <= i of log f_l, with f_l = sigmoid(z_l).
 
-    Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate". Each head of each layer decides by
+    Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate". Each head of a layer decides by
     the content of a token how much of all before it is forgotten. Where ALiBi subtracts the same from the score with
-    each token, a gate can stay open. In an encoder, the gates between two tokens count in both directions. Any length.
+    each token, a gate can stay open. In an encoder, the gates between two tokens count both ways. Any length.
     """
 
     def gate(self, z_BSN: Tensor, T: int) -> Tensor:
