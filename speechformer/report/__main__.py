@@ -61,12 +61,9 @@ def write_report(
 
         for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    formats, heading = options.formats if plots else None, options.title or "What probes tell apart"
-    searched = [
-        *probe_map.sections(tables, folders, heading, folder, formats),
-        *search.sections(folders, folder, formats),
-        *tuning.sections(folders),
-    ]
+    formats = options.formats if plots else None
+    searched = [*search.sections(folders, folder, formats), *tuning.sections(folders)]
+    searched = [*probe_map.sections(tables, folders, options.title, folder, formats), *searched]
     content, exports = compose(tables, judgements, runs, remarks, pictures, options.title, searched)
     write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")

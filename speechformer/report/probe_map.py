@@ -127,8 +127,8 @@ def draw(cells: Sequence[Cell]) -> Figure:
     values = [[skill(table[row, *at]) if (row, *at) in table else math.nan for at, _ in columns] for row in rows]
     axis.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(values):
-        cell = table.get((rows[y], *columns[x][0]))
-        text = "" if cell is None else f"{100 * cell['mean']:.0f}" if cell["runs"] else "–"
+        at = (rows[y], *columns[x][0])
+        text = "" if at not in table else f"{100 * table[at]['mean']:.0f}" if table[at]["runs"] else "–"
         axis.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if value <= 0.5 else INK)
     axis.set_yticks(range(len(rows)), rows)
     ticks = axis.set_xticks(range(len(columns)), [str(length) for (_, length), _ in columns], fontsize=7)
@@ -150,13 +150,17 @@ def draw(cells: Sequence[Cell]) -> Figure:
 
 
 def sections(
-    tables: Sequence[Table], folders: Sequence[Path], title: str, output: OutputFolder, formats: Sequence[str] | None
+    tables: Sequence[Table],
+    folders: Sequence[Path],
+    title: str | None,
+    output: OutputFolder,
+    formats: Sequence[str] | None,
 ) -> Iterator[tuple[str, Markdown]]:
     """Write the page of the probes, if there are any, and yield the part of the report on them."""
     cells = content(tables, folders)
     if not any(cell["runs"] for cell in cells):
         return
-    write_page(cells, title, output)
+    write_page(cells, title or "What probes tell apart", output)
     yield "", Markdown("## Map of the probes")
     yield "", Markdown("[The map to explore](index.html) has the runs, curve and command of each cell.")
     if formats is not None:
