@@ -40,6 +40,7 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     torch.manual_seed(0)  # of the learned embeddings
     learned = encoding("learned").embed(embeddings)[0]
     buckets = encoding("relative").bucket(index[:, None] - index[None, :]).float()
+    gates = encoding("forgetting").gate(torch.randn(1, T, 1), T)[0, 0]
     return {
         "sinusoidal": ("added to embeddings\nposition × dimension", encoding("sinusoidal").embed(embeddings)[0]),
         "learned": ("learned, added to embeddings\nhere: initial values", learned),
@@ -55,6 +56,7 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
         "fire": ("an MLP, added to scores\nhere: initial values", without_future(encoding("fire").bias(T, T)[0])),
         "rope": ("rotates queries and keys\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH)[:, 0::2]),
         "xpos": ("rotates, queries shrink\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH, "xpos")[:, 0::2]),
+        "forgetting": ("gates by content, added to scores\nhere: random gates", without_future(gates)),
         "nope": ("no position encoding", None),
     }
 

@@ -29,6 +29,7 @@ KINDS: list[tuple[list[Any], list[Any]]] = [
     (["alibi"], [WINDOW, "window", "full"]),
     (["relative", "rope", {"name": "relative"}], ["sinks", "full", "full"]),
     (["kerple", {"name": "rope", "base": 500.0}, "fire"], [WINDOW, WINDOW, "bigbird"]),
+    (["forgetting", "rope", "forgetting"], ["full"]),
 ]
 
 

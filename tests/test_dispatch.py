@@ -156,7 +156,7 @@ def test_a_model_of_reference_layers_is_the_model_of_fast_layers(
     class ReferenceBlock(Block):
         dropout_class = FastDropout  # the same random draws
 
-    blocks = [ReferenceBlock(**sizes, **switches).double() for _ in range(2)]
+    blocks = [ReferenceBlock(**sizes, **switches, gated=model == "forgetting").double() for _ in range(2)]
     for block, other in zip(blocks, fast.blocks):
         assert type(other) is FastBlock and type(block.attention) is SelfAttention
         block.load_state_dict(other.state_dict())

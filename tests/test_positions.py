@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -90,10 +91,16 @@ def decayed(positions: Positions, x: list[float], i: int, d: int) -> float:
     return rotated(positions, x, i, d) * z ** (i / 512)
 
 
+def forgotten(positions: Positions, z: list[float], i: int, j: int) -> float:
+    """Lin et al. 2025: the product of the gates between two tokens."""
+    return math.log(math.prod(1 / (1 + math.exp(-z[l])) for l in range(min(i, j) + 1, max(i, j) + 1)))
+
+
 # What each encoding computes, one number at a time, from its paper. A place without a formula must do nothing.
 #   embed(positions, x, i, d)   column d of the vector x at position i
 #   rotate(positions, x, i, d)  column d of the query or key x at position i
 #   bias(positions, n, i, j)    head n, query i, key j
+#   gate(positions, z, i, j)    query i, key j, for the gate z of each token of a head
 FORMULAS: dict[str, dict[str, Callable]] = {
     "nope": {},
     "sinusoidal": {"embed": lambda positions, x, i, d: x[d] + sine_or_cosine(i, d, len(x))},
@@ -104,6 +111,7 @@ FORMULAS: dict[str, dict[str, Callable]] = {
     "xpos": {"rotate": decayed},
     "kerple": {"bias": kerple},
     "fire": {"bias": fire},
+    "forgetting": {"gate": forgotten},
 }
 
 
@@ -113,7 +121,7 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
     assert name in POSITIONS, f"{name} has a yaml file but no class: add it to POSITIONS in layers/positions.py"
     assert name in MODELS, f"POSITIONS[{name!r}] has no file conf/model/{name}.yaml"
     assert name in FORMULAS, f"model={name} has no formula: add FORMULAS[{name!r}] = ... to tests/test_positions.py"
-    assert FORMULAS[name].keys() <= {"embed", "rotate", "bias"}
+    assert FORMULAS[name].keys() <= {"embed", "rotate", "bias", "gate"}
     nothing = {"embed": lambda _, x, i, d: x[d], "rotate": lambda _, x, i, d: x[d], "bias": lambda _, n, i, j: 0.0}
     formulas = {**nothing, **FORMULAS[name]}
     positions = build_positions(group("model", name), causal=causal, **SIZES)
@@ -132,6 +140,14 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
             keys = range(i + 1 if causal else 12)
             expected = [formulas["bias"](positions, n, i, j) for j in keys]
             assert bias[n, i, : len(keys)].tolist() == pytest.approx(expected, abs=1e-5), (n, i)
+    assert positions.overrides("gate") == ("gate" in FORMULAS[name])
+    if "gate" in FORMULAS[name]:
+        z = torch.randn(3, 12, 2)
+        added = positions.gate(z, 5)
+        for b, n, i, j in itertools.product(range(3), range(2), range(7, 12), range(12)):
+            if j <= i or not causal:
+                expected = formulas["gate"](positions, z[b, :, n].tolist(), i, j)
+                assert added[b, n, i - 7, j].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("width", [6, 7, 64])

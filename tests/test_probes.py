@@ -324,7 +324,7 @@ def test_rows_are_fresh_across_indices_epochs_and_seeds(kind: str) -> None:
     """Oracle: a set of all rows of the longest kind; none comes up twice."""
     own, most = probe(kind), []
     for seed, epoch in itertools.product(((0, 0), (1, 0), (0, 1)), range(3)):
-        most += [row.tobytes() for row in own.rows(np.arange(300), seed, "train", epoch, own.max_length).symbols]
+        most += [row.tobytes() for row in own.rows(np.arange(300), seed, "train", epoch, own.longest).symbols]
     assert len(set(most)) == len(most)
 
 
@@ -475,7 +475,7 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         ("probe.symbols=1 probe.test_lengths=[1]", "probe.*too few different rows exist"),
         ("corpus=speeches", "task=probe generates its rows and reads no corpus"),
         ("corpus.root=/tmp", "task=probe generates its rows and reads no corpus"),
-        ("probe=addition probe.hints=20", "probe.hints must be 0 or at least 21"),
+        ("probe=addition probe.hints=10", "probe.hints must be 0 or at least 11"),
         ("probe=recall probe.keys=9", "probe.keys must be at least 32"),
         ("probe=induction probe.symbols=40", "probe.symbols must be at least 64"),
         ("probe=induction probe.answers=10", "probe.answers must be below 10"),

@@ -623,7 +623,18 @@ def test_the_page_needs_no_other_file_and_every_picture_is_there(tmp_path: Path)
 def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None:
     """A colour is a function of the settings alone; rows of one colour in one table differ in line and marker."""
     values = {
-        "model": ["nope", "sinusoidal", "learned", "relative", "rope", "alibi", "xpos", "kerple", "fire"],
+        "model": [
+            "nope",
+            "sinusoidal",
+            "learned",
+            "relative",
+            "rope",
+            "alibi",
+            "xpos",
+            "kerple",
+            "fire",
+            "forgetting",
+        ],
         "pattern": ["full", "window", "block", "strided", "dilated", "global", "bigbird", "sinks"],
         "model.scale": ["0.25", "0.5", "1", "1.1", "2", "4"],
     }

@@ -155,6 +155,9 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         rate = self.dropout.rate if self.dropout.active else 0.0
         fusable = cache is None and not positions.overrides("rotate")
         qkv = self.qkv(x_BTD)
+        if self.gate is not None:
+            padded_BTD = x_BTD if unpadder is None else unpadder.pad(x_BTD)
+            bias = dense(bias) + self.gate_bias(padded_BTD, positions, cache)
         if choose_kernel(bias, x_BTD.device, rate, with_weights, fusable) == "fused dropout":
             B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)

@@ -101,12 +101,16 @@ class SelfAttention(MultiHeadAttention):
         dropout: module for the attention weights.
         qkv_bias: whether the projections to queries, keys and values have a bias.
         bias: whether the output projection has a bias.
+        gated: whether the encoding has a gate; see `layers.positions`.
     """
 
-    def __init__(self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool, gated: bool = False
+    ) -> None:
         super().__init__(heads, dropout)
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.output = nn.Linear(width, width, bias=bias)
+        self.gate = nn.Linear(width, heads) if gated else None
 
     def forward(
         self, x_BTD: Tensor, positions: Positions, bias: Tensor, with_weights: bool = False, cache: KVCache = None
@@ -115,19 +119,33 @@ class SelfAttention(MultiHeadAttention):
 
         Args:
             with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise.
-            cache: keys and values of the S - T tokens before x, [B, N, S - T, H], extended in place. Start with {}.
+            cache: keys and values of the S - T tokens before x, [B, N, S - T, H], and their gates, [B, S - T, N],
+                extended in place. Start with {}.
         """
+        if self.gate is not None:
+            bias = bias + self.gate_bias(x_BTD, positions, cache)
         output_BTD, weights = self.attention_of_projections(self.qkv(x_BTD), positions, bias, with_weights, cache)
         return self.output(output_BTD), weights
+
+    def gate_bias(self, x_BTD: Tensor, positions: Positions, cache: KVCache) -> Tensor:
+        """Return what the gate adds to the scores, [B, N, T, S]."""
+        assert self.gate is not None
+        z_BSN = self.gate(x_BTD)
+        if cache:
+            z_BSN = torch.cat((cache["z"], z_BSN), dim=1)
+        if cache is not None:
+            cache["z"] = z_BSN
+        return positions.gate(z_BSN, x_BTD.shape[1])
 
     def attention_of_projections(
         self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
         """Split into heads, rotate, extend the cache, compute attention, and join the heads: [B, T, D]."""
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = positions.rotate(q, k, cache["k"].shape[2] if cache else 0)
-        if cache:
-            k, v = torch.cat((cache["k"], k), dim=2), torch.cat((cache["v"], v), dim=2)
+        earlier = cache or {}
+        q, k = positions.rotate(q, k, earlier["k"].shape[2] if "k" in earlier else 0)
+        if "k" in earlier:
+            k, v = torch.cat((earlier["k"], k), dim=2), torch.cat((earlier["v"], v), dim=2)
         if cache is not None:
             cache["k"], cache["v"] = k, v
         output_BNTH, weights = self.attention(q, k, v, bias, with_weights)

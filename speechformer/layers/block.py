@@ -30,6 +30,7 @@ class Block(nn.Module):
         dropout: rate, on the attention weights and on each branch before it is added.
         qkv_bias, bias: whether the projections to queries, keys and values, and all other linear layers, have a bias.
         cross: whether the block also attends to an encoder.
+        gated: whether the encoding of this layer has a gate.
     """
 
     attention_class, cross_attention_class, dropout_class = SelfAttention, CrossAttention, Dropout
@@ -46,10 +47,11 @@ class Block(nn.Module):
         bias: bool,
         activation: str,
         cross: bool = False,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.pre_norm = pick(NORMS, norm, "architecture.norm")
-        self.attention = self.attention_class(width, heads, self.dropout_class(dropout), qkv_bias, bias)
+        self.attention = self.attention_class(width, heads, self.dropout_class(dropout), qkv_bias, bias, gated)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, ff, bias=bias),
             pick(ACTIVATIONS, activation, "architecture.activation")(),

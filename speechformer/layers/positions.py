@@ -1,12 +1,14 @@
 """Positional encodings: how a transformer knows the order of its tokens, `model=` in the config.
 
-An encoding acts in up to three places:
+An encoding acts in up to four places:
 
     embed(x_BTD)            adds to the embeddings, before the first block     sinusoidal, learned
     rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE, xPos
     bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's bias, KERPLE, FIRE
+    gate(z_BSN, T) -> BNTS  the same by content: z is linear in a layer's input  forget gates
 
-The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
+The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes. An encoding
+with `gate` gives each layer a linear map of its own from D to N; the kernels take it as a bias of each sequence.
 
 Shapes: see `speechformer.layers.attention`.
 
@@ -96,6 +98,13 @@ class Positions(nn.Module):
     def bias(self, T: int, S: int) -> Tensor | None:
         """Return what is added to the scores before the softmax, [N, T, S], or None for nothing."""
         return None
+
+    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
+        """Return what else is added to the scores of the last T of S tokens, [B, N, T, S].
+
+        `z_BSN` is the gate of this layer at each token: a trained linear map of what the layer reads, for each head.
+        """
+        raise NotImplementedError
 
     def score_mod(self) -> ScoreMod | None:
         """Return `bias` as FlexAttention takes it: a function of score, sequence b, head n, query i and key j, or
@@ -466,6 +475,20 @@ class FIRE(Positions):
         return self.mlp(share_TS[..., None]).permute(2, 0, 1)
 
 
+class Forgetting(Positions):
+    """Forget gates: score(i, j) = q_i k_j / sqrt(H) + sum over j < l <= i of log f_l, with f_l = sigmoid(z_l).
+
+    Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate". Each head of a layer decides by
+    the content of a token how much of all before it is forgotten. Where ALiBi subtracts the same from the score with
+    each token, a gate can stay open. In an encoder, the gates between two tokens count both ways. Any length.
+    """
+
+    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
+        z_BSN = z_BSN.to(torch.promote_types(z_BSN.dtype, torch.float32))  # sums of half precision are too coarse
+        passed_BNS = nn.functional.logsigmoid(z_BSN).cumsum(dim=1).transpose(1, 2)
+        return -(passed_BNS[:, :, -T:, None] - passed_BNS[:, :, None, :]).abs()
+
+
 POSITIONS: dict[str, type[Positions]] = {
     "nope": Positions,
     "sinusoidal": Sinusoidal,
@@ -476,6 +499,7 @@ POSITIONS: dict[str, type[Positions]] = {
     "xpos": XPos,
     "kerple": Kerple,
     "fire": FIRE,
+    "forgetting": Forgetting,
 }
 
 
@@ -523,7 +547,7 @@ class Randomised(Positions):
     keys are not cached.
 
     Args:
-        encoding: a choice of `model`, or one with options such as {name: rope, base: 500}; not nope.
+        encoding: a choice of `model`, or one with options such as {name: rope, base: 500}; not nope or forgetting.
         max_positions: the paper's L, also the largest number of tokens. The encoding is built for that length.
     """
 
@@ -541,7 +565,7 @@ class Randomised(Positions):
         if not is_choice(encoding):
             raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")
         spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
-        if spec["name"] in ("nope", "randomised"):
+        if spec["name"] in ("nope", "randomised", "forgetting"):
             raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
         if max_positions < length:
             raise UserError(

@@ -135,6 +135,9 @@ class EnsemblePositions(Positions):
         q, k = map(torch.cat, zip(*parts)) if n > 1 else parts[0]
         return q, k
 
+    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
+        return self.members[0].gate(z_BSN, T)  # type: ignore[operator]  # without parameters of its own
+
 
 class EnsembleStack(Stack):
     """A `Stack` whose members have different biases and numbers of tokens."""

@@ -80,7 +80,9 @@ class Stack(StackKernels):
         self.kinds = [pairs.index(pair) for pair in pairs]
         self.dropout = FastDropout(dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
-        self.blocks: Iterable[Any] = nn.ModuleList(FastBlock(**block) for _ in range(layers))
+        self.blocks: Iterable[Any] = nn.ModuleList(
+            FastBlock(**block, gated=self.positions.at_layer(k).overrides("gate")) for k in range(layers)
+        )
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:

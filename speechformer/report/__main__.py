@@ -43,7 +43,7 @@ def write_report(
     Raises:
         UserError: there is no result, or an option or a page asks for what the results do not have.
     """
-    from speechformer.report import search, tuning
+    from speechformer.report import probe_map, search, tuning
     from speechformer.report.claims import judge
     from speechformer.report.csv_files import write_tables
     from speechformer.report.document import to_html
@@ -61,7 +61,9 @@ def write_report(
 
         for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
-    searched = [*search.sections(folders, folder, options.formats if plots else None), *tuning.sections(folders)]
+    formats = options.formats if plots else None
+    searched = [*search.sections(folders, folder, formats), *tuning.sections(folders)]
+    searched = [*probe_map.sections(tables, folders, options.title, folder, formats), *searched]
     content, exports = compose(tables, judgements, runs, remarks, pictures, options.title, searched)
     write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")

@@ -269,6 +269,8 @@ class Table:
         self.baselines = [run for run in baselines if [run.config.get(key) for key in keys] in shared]
         known, about = published.content(), " ".join(filter(None, (task, runs[0].config.get("probe.name"))))
         self.title: str = known["studies"].get(study, {}).get("title") or study or f"Runs without a study: {about}"
+        if study and task == "probe":  # of which a study has several
+            self.title += f": {runs[0].config['probe.name']}"
         present = {row.published for row in self.rows}
         candidates = [(name, row) for name, row in known["rows"].items() if row["study"] == study]
         self.expected = [row["label"] for name, row in candidates if name not in present]

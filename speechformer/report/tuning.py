@@ -12,13 +12,12 @@ from speechformer.report.markdown import table as markdown_table
 from speechformer.runs import folder as runs
 
 TUNED = "tuned.json"
+TUNING = "_tuning"  # what the study of tuning runs ends with
 
 
 def sections(folders: Sequence[Path]) -> Iterator[tuple[str, Markdown]]:
     """Yield the parts of the page on each tuned study below some folders: tables by name, others with ""."""
-    files = [Path(top) / TUNED for folder in folders for top, _, names in os.walk(folder) if TUNED in names]
-    for place, file in enumerate(sorted(files)):
-        content = runs.read_json(file) or {}
+    for place, (file, content) in enumerate(studies(folders)):
         points, rows = [" ".join(point) for point in content["points"]], content["rows"]
         seeds = ", ".join(map(str, content["tuning_seeds"]))
         text = (
@@ -32,6 +31,19 @@ def sections(folders: Sequence[Path]) -> Iterator[tuple[str, Markdown]]:
                 "",
                 Markdown("At the edge of the grid, where a wider one may be better: {}.").format("; ".join(edge)),
             )
+
+
+def studies(folders: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each `tuned.json` below some folders, with its content."""
+    files = [Path(top) / TUNED for folder in folders for top, _, names in os.walk(folder) if TUNED in names]
+    for file in sorted(files):
+        yield file, runs.read_json(file) or {}
+
+
+def tuned_keys(folders: Sequence[Path]) -> set[str]:
+    """Return the settings that the studies below some folders have tuned."""
+    points = [point for _, content in studies(folders) for point in content["points"]]
+    return {word.partition("=")[0] for point in points for word in point}
 
 
 def cells(row: Mapping[str, Any], points: Sequence[str]) -> list[Any]:

@@ -1,0 +1,170 @@
+"""The map of `task=probe`: accuracy by encoding, probe and length, as a figure and a page to explore (index.html)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speechformer.corpora.files import OutputFolder
+from speechformer.report.labels import in_words, override
+from speechformer.report.markdown import Markdown
+from speechformer.report.page import picture
+from speechformer.report.plots import Figure, write
+from speechformer.report.results import Row, Run, Table
+from speechformer.report.statistics import Summary
+from speechformer.report.style import HERE, INK, plt
+from speechformer.report.tuning import TUNING, tuned_keys
+
+TEMPLATE = Path(__file__).parent / "probe_map.html"
+Cell = dict[str, Any]
+
+
+def content(tables: Sequence[Table], folders: Sequence[Path]) -> list[Cell]:
+    """Return a cell for each row and length of the probes: where it stands, its accuracy, and its runs.
+
+    Accuracies are fractions. `mean` and `interval` (95 %, of the mean) are over seeds; `chance` is a guess among the
+    symbols that could stand there. A length beyond the positions of a model has no runs.
+    """
+    keys = tuned_keys(folders)
+    return [
+        {**place(row, keys), "length": length, **measured(row, length)}
+        for table in tables
+        if table.task == "probe" and not table.study.endswith(TUNING)
+        for row in table.rows
+        if row.ran
+        for length in row.settings["probe.test_lengths"]
+    ]
+
+
+def place(row: Row, tuned: set[str]) -> Cell:
+    """Return where a row stands on the axes."""
+    explicit = {word.lstrip("+").partition("=")[0] for run in row.runs for word in run.result.get("overrides") or []}
+    own: Cell = {
+        group: in_words(override(group, row.settings[f"{group}.name"]), {}) for group in ("model", "pattern")
+    }
+    own |= {"layers": row.settings["layers"], "tuned": bool(tuned & explicit)}
+    return {**own, "probe": row.settings["probe.name"], "longest": row.settings["probe.max_length"]}
+
+
+def measured(row: Row, length: int) -> Cell:
+    """Return the accuracies of a row on a length, and what a reader may ask about them."""
+    metric = f"test_accuracy_length_{length}"
+    values = row.values(metric)
+    if not values:
+        return {"runs": []}
+    summary = Summary(values.values())
+    runs = [about(run, metric) for run in row.finished if run.value(metric) is not None]
+    chance = row.finished[0].metrics.get(f"chance_accuracy_length_{length}")
+    interval = None if summary.n < 2 else [round(end, 4) for end in summary.confidence_interval]
+    numbers = {"mean": round(summary.mean, 4), "interval": interval, "chance": round(chance or 0, 4)}
+    return {**numbers, "command": row.finished[0].command, "runs": runs, "parts": parts(row, metric)}
+
+
+def about(run: Run, metric: str) -> Cell:
+    """Return the seed, accuracy, commit and curve (steps and accuracy at the lengths of training) of a run."""
+    split = "test" if run.metrics.get("validation_accuracy") is None else "validation"
+    points = ((point["step"], point.get(f"{split}_accuracy")) for point in run.result.get("curve", []))
+    curve = [(step, round(value, 4)) for step, value in points if value is not None]
+    own = {"seed": run.seed, "value": round(run.metrics[metric] or 0, 4)}
+    return {**own, "commit": run.result.get("commit"), "curve": curve}
+
+
+def parts(row: Row, metric: str) -> list[tuple[str, float]]:
+    """Return the mean accuracy by gap, place or depth, where the probe has them."""
+    names = [name for name in row.metrics if name.startswith(f"{metric}_")]
+    means = ((name.removeprefix(f"{metric}_").replace("_", " "), row.summary(name)) for name in names)
+    return [(name, round(own.mean, 4)) for name, own in means if own]
+
+
+def skill(cell: Mapping[str, Any]) -> float:
+    """Return how far an accuracy is from chance to 1, from 0 to 1; NaN without runs."""
+    if not cell["runs"]:
+        return math.nan
+    return float(np.clip((cell["mean"] - cell["chance"]) / (1 - cell["chance"]), 0, 1))
+
+
+def write_page(cells: Sequence[Cell], title: str, output: OutputFolder) -> None:
+    """Write `index.html`, which needs no other file."""
+    template = TEMPLATE.read_text(encoding="utf-8")
+    data = json.dumps(cells, separators=(",", ":")).replace("<", "\\u003c")
+    page = template.replace("TITLE", title).replace("DATA", data)
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = hashlib.sha256(script[1].encode() if script else b"").digest()
+    page = page.replace("DIGEST", base64.b64encode(digest).decode())
+    output.file("index.html").write_text(page, encoding="utf-8")
+
+
+def usual(cells: Sequence[Cell]) -> tuple[list[Cell], str]:
+    """Return the cells of the encodings with the most common pattern and number of layers, tuned if any is."""
+    tuned = any(cell["tuned"] for cell in cells)
+    cells = [cell for cell in cells if cell["tuned"] == tuned]
+    for axis in ("pattern", "layers"):
+        values = [cell[axis] for cell in cells]
+        common = max(dict.fromkeys(values), key=values.count)
+        cells = [cell for cell in cells if cell[axis] == common]
+    return cells, f"{cells[0]['pattern']}, {cells[0]['layers']} layers, {'tuned' if tuned else 'not tuned'}"
+
+
+def draw(cells: Sequence[Cell]) -> Figure:
+    """Draw the map of the encodings."""
+    cells, about = usual(cells)
+    table = {(cell["model"], cell["probe"], cell["length"]): cell for cell in cells}
+    columns = sorted({(cell["probe"], cell["length"]): cell["length"] > cell["longest"] for cell in cells}.items())
+    skills: dict[str, list[float]] = {}
+    for cell in cells:
+        skills.setdefault(cell["model"], []).append(skill(cell))
+    rows = sorted(skills, key=lambda row: -float(np.mean(np.nan_to_num(skills[row]))))
+    size = (2.6 + 0.36 * len(columns), 1.7 + 0.32 * len(rows))
+    figure, axis = plt.subplots(figsize=size)
+    values = [[skill(table[row, *at]) if (row, *at) in table else math.nan for at, _ in columns] for row in rows]
+    axis.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    for (y, x), value in np.ndenumerate(values):
+        at = (rows[y], *columns[x][0])
+        text = "" if at not in table else f"{100 * table[at]['mean']:.0f}" if table[at]["runs"] else "–"
+        axis.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if value <= 0.5 else INK)
+    axis.set_yticks(range(len(rows)), rows)
+    ticks = axis.set_xticks(range(len(columns)), [str(length) for (_, length), _ in columns], fontsize=7)
+    for tick, (_, beyond) in zip(ticks, columns):
+        tick.label1.set_fontweight("bold" if beyond else "normal")
+    axis.tick_params(length=0)
+    axis.grid(visible=False)
+    names = [probe for (probe, _), _ in columns]
+    for probe in dict.fromkeys(names):
+        first, count = names.index(probe), names.count(probe)
+        axis.text(first + (count - 1) / 2, -0.75, probe.replace("_", "\n"), ha="center", va="bottom", fontsize=8)
+        axis.axvline(first - 0.5, color="white", lw=3)
+    axis.set_xlabel("length of the test")
+    caption = (
+        f"Accuracy per symbol in per cent, mean over seeds ({about}). Bold lengths are longer than any in training. "
+        "Colour: from chance (dark) to 100 % (bright). A dash: beyond the positions of the model."
+    )
+    return figure, caption
+
+
+def sections(
+    tables: Sequence[Table],
+    folders: Sequence[Path],
+    title: str | None,
+    output: OutputFolder,
+    formats: Sequence[str] | None,
+) -> Iterator[tuple[str, Markdown]]:
+    """Write the page of the probes, if there are any, and yield the part of the report on them."""
+    cells = content(tables, folders)
+    if not any(cell["runs"] for cell in cells):
+        return
+    write_page(cells, title or "What probes tell apart", output)
+    yield "", Markdown("## Map of the probes")
+    yield "", Markdown("[The map to explore](index.html) has the runs, curve and command of each cell.")
+    if formats is not None:
+        with plt.style.context(HERE / "figures.mplstyle"):
+            figure, caption = draw(cells)
+            path = write(figure, output, "probes", formats)
+        yield "", picture("Accuracy by encoding, probe and length", path.relative_to(output.path).as_posix(), caption)

@@ -1,0 +1,113 @@
+"""The map of the probes: its cells against accuracies by hand, and its page in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import opened
+from test_report import put, result
+
+from speechformer.report.__main__ import read, write_report
+from speechformer.report.labels import Options
+from speechformer.report.probe_map import content, skill, usual
+from speechformer.runs.folder import write_json
+
+LENGTHS = [10, 20, 40]
+CHANCE = 0.1
+
+
+def run(model: str, seed: int, accuracies: list[float], *more: str, reached: int = 3) -> dict[str, Any]:
+    """A run of copying: its accuracy at each length, of which it reaches some."""
+    overrides = ["task=probe", "protocol=clean", "study=probes", f"probe.test_lengths={LENGTHS}", f"model={model}"]
+    ends = [f"length_{length}" for length in LENGTHS]
+    metrics: dict[str, float | None] = {"test_accuracy": 0.5, **{f"chance_accuracy_{end}": CHANCE for end in ends}}
+    metrics |= {f"test_accuracy_{end}": own for end, own in list(zip(ends, accuracies))[:reached]}
+    metrics["test_accuracy_length_10_gap_3_4"] = accuracies[0] / 2
+    about: dict[str, Any] = {"metric": "test_accuracy", "columns": ["test_accuracy"], "compare": ["test_accuracy"]}
+    about |= {"x_axis": "step", "note": "", "unit": "rows", "higher_is_better": True, "baseline_keys": []}
+    curve = [{"step": 10 * k, "validation_accuracy": k / 10} for k in range(1, 4)]
+    metrics["validation_accuracy"] = 0.3
+    corpus = {"name": "copy", "sha256": "c" * 64, "counts": {"train": 64, "test": 500, "test_in_train": 0}}
+    content = {"report": about, "metrics": metrics, "curve": curve, "corpus": corpus}
+    return result(*overrides, *more, f"seed={seed}", **content)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three encodings with two seeds, as by default and tuned, and a tuning run that is no cell."""
+    folder = tmp_path_factory.mktemp("study")
+    accuracies = {"rope": [1.0, 0.9, 0.2], "alibi": [0.9, 0.9, 0.7], "learned": [0.8, 0.8, 0.0]}
+    runs = []
+    for model, own in accuracies.items():
+        for seed, more in ((0, 0.0), (1, -0.1)):
+            values, reached = [value + more for value in own], 2 if model == "learned" else 3
+            runs.append(run(model, seed, [value - 0.05 for value in values], reached=reached))
+            runs.append(run(model, seed, values, "recipe.lr=0.007", reached=reached))
+    runs.append(run("rope", 100, [0.0, 0.0, 0.0], "study=probes_tuning", "recipe.lr=0.007"))
+    write_json(
+        put(folder, *runs) / "tuned.json", {"points": [["recipe.lr=0.007"]], "tuning_seeds": [100], "rows": []}
+    )
+    return folder
+
+
+def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
+    """Oracle: the numbers of the fixture."""
+    tables, *_ = read([study], Options())
+    cells = content(tables, [study])
+    assert len(cells) == 3 * 2 * len(LENGTHS)
+    (cell,) = [own for own in cells if own["model"] == "RoPE" and own["tuned"] and own["length"] == 40]
+    assert cell["mean"] == pytest.approx(statistics.mean([0.2, 0.1])) and cell["chance"] == CHANCE
+    assert [(own["seed"], own["value"]) for own in cell["runs"]] == [(0, 0.2), (1, 0.1)]
+    assert cell["interval"][0] == pytest.approx(0.15 - 12.706 * 0.1 / 2, abs=1e-3)  # t of one degree of freedom
+    assert cell["runs"][0]["curve"] == [(10, 0.1), (20, 0.2), (30, 0.3)] and cell["longest"] == 20
+    assert "recipe.lr=0.007" in cell["command"] and cell["layers"] == 2 and cell["pattern"] == "full attention"
+    assert skill(cell) == pytest.approx(0.05 / 0.9)
+    (short,) = [own for own in cells if own["model"] == "RoPE" and not own["tuned"] and own["length"] == 10]
+    assert short["parts"] == [("gap 3 4", pytest.approx((0.95 + 0.85) / 4))]
+    beyond = [own for own in cells if own["model"] == "learned positions" and own["length"] == 40]
+    assert [own["runs"] for own in beyond] == [[], []]
+    shown, about = usual(cells)
+    assert len(shown) == 9 and all(own["tuned"] for own in shown) and about == "full attention, 2 layers, tuned"
+
+
+def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:
+    write_report([study], tmp_path, options=Options(formats=("svg",)))
+    assert "(index.html)" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "figures" / "probes.png").exists() and (tmp_path / "figures" / "probes.svg").exists()
+    page = (tmp_path / "index.html").read_text()
+    data = re.search(r"^const cells = (.*)$", page, re.MULTILINE)
+    assert data and len(json.loads(data[1])) == 18
+
+
+def test_the_map_in_a_browser(browser: Any, study: Path, tmp_path: Path) -> None:
+    """A click shows the runs, a head sorts, settings switch, keys move, the address keeps the state; no network."""
+    write_report([study], tmp_path, options=Options(formats=()))
+    shown, said = opened(browser, tmp_path / "index.html")
+    names = "[...document.querySelectorAll('#map tbody th')].map(own => own.textContent)"
+    texts = "[...document.querySelectorAll('#map tbody td')].map(own => own.textContent)"
+    assert shown.evaluate(names) == ["ALiBi", "RoPE", "learned positions"]  # by the mean above chance
+    assert shown.evaluate(texts) == ["85", "85", "65", "95", "85", "15", "75", "75", "–"]
+    assert shown.locator("th.beyond").all_inner_texts() == ["40"]
+    shown.locator("[data-sort='copy|10']").click()
+    assert shown.evaluate(names) == ["RoPE", "ALiBi", "learned positions"]
+    shown.locator("[data-sort='copy|10']").click()
+    assert shown.evaluate(names) == ["learned positions", "ALiBi", "RoPE"]
+    shown.locator("#map td button").last.click()
+    panel = shown.locator("aside").inner_text()
+    assert "RoPE: copy, length 40" in panel and "chance 10.0 %" in panel and "recipe.lr=0.007" in panel
+    assert "20.0" in panel and "ccccccc" in panel and shown.locator("aside polyline").count() == 2
+    shown.keyboard.press("ArrowUp")
+    assert "ALiBi, copy, length 40" in shown.evaluate("document.activeElement.ariaLabel")
+    shown.locator("select[name=tuned]").select_option("false")
+    assert shown.evaluate(texts)[-1] == "10"
+    again, _ = opened(browser, tmp_path / "index.html")
+    again.goto(shown.url)
+    assert again.evaluate(texts) == shown.evaluate(texts)
+    assert again.evaluate("document.querySelector('select[name=tuned]').value") == "false"
+    again.set_viewport_size({"width": 390, "height": 800})
+    assert again.evaluate("document.documentElement.scrollWidth") == 390 and said == []
