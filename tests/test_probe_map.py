@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import opened
+from scipy import stats
 from test_report import put, result
 
 from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
+from speechformer.report.probe_claims import judge, sections
 from speechformer.report.probe_map import content, skill, usual
 from speechformer.runs.folder import write_json
 
@@ -73,6 +75,34 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
     assert [own["runs"] for own in beyond] == [[], []]
     shown, about = usual(cells)
     assert len(shown) == 9 and all(own["tuned"] for own in shown) and about == "full attention, 2 layers, tuned"
+
+
+def test_claims_about_longer_texts() -> None:
+    """Oracles: scipy's Welch test, and Holm's correction by hand; lengths of training do not count."""
+
+    def cells(model: str, values: list[float], length: int = 40) -> dict[str, Any]:
+        runs = [{"seed": seed, "value": value} for seed, value in enumerate(values)]
+        return {"probe": "copy", "length": length, "longest": 20, "model": model, "runs": runs}
+
+    none, alibi, rope, t5 = [0.5, 0.52, 0.49], [0.1, 0.12, 0.13], [0.9, 0.88, 0.91], [0.5, 0.4, 0.6]
+    names = {"no positions": none, "ALiBi": alibi, "RoPE": rope, "relative positions": t5}
+    study = [cells(name, values) for name, values in names.items()] + [cells("ALiBi", alibi, 20)]
+    verdicts = {(verdict.better, verdict.worse): verdict for verdict in judge(study)}
+    assert len(verdicts) == 5
+    pairs = [(none, alibi), (none, rope), (none, t5), (t5, alibi), (t5, rope)]
+    p = [stats.ttest_ind(*pair, equal_var=False).pvalue for pair in pairs]
+    assert [own.effect.p for own in verdicts.values()] == pytest.approx(p)
+    corrected, highest = {}, 0.0
+    for rank, k in enumerate(sorted(range(5), key=lambda k: p[k])):
+        highest = max(highest, (5 - rank) * p[k])
+        corrected[k] = min(1.0, highest)
+    for k, (own, (better, worse)) in enumerate(zip(verdicts.values(), pairs)):
+        assert own.p == pytest.approx(corrected[k])
+        sign = "supported" if statistics.mean(better) > statistics.mean(worse) else "contradicted"
+        assert own.word == (sign if corrected[k] <= 0.05 else "inconclusive")
+    assert [own.word for own in verdicts.values()][:3] == ["supported", "contradicted", "inconclusive"]
+    text = "\n".join(str(part) for _, part in sections(study))
+    assert "| copy, 40" in text and "+38.7 " in text and "correction over all 5" in text
 
 
 def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:

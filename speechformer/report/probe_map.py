@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.corpora.files import OutputFolder
+from speechformer.report import probe_claims
 from speechformer.report.labels import in_words, override
 from speechformer.report.markdown import Markdown
 from speechformer.report.page import picture
@@ -168,3 +169,4 @@ def sections(
             figure, caption = draw(cells)
             path = write(figure, output, "probes", formats)
         yield "", picture("Accuracy by encoding, probe and length", path.relative_to(output.path).as_posix(), caption)
+    yield from probe_claims.sections(usual(cells)[0])
