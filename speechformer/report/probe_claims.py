@@ -21,9 +21,10 @@ from speechformer.report.tables import estimate
 
 CLAIMS = (("nope", ("alibi", "rope", "sinusoidal", "relative")), ("relative", ("alibi", "rope", "sinusoidal")))
 ABOUT = (
-    "Kazemnejad et al. 2023 conclude that decoders without positions generalise to longer texts better than with ALiBi, "
-    "RoPE or absolute positions, and that T5's bias is the best explicit encoding. Accuracy per symbol, difference in points with its "
-    "95 % confidence interval, at each length beyond training; verdicts after Holm's correction over all {}."
+    "Kazemnejad et al. 2023 conclude that decoders without positions generalise to longer texts better than with "
+    "ALiBi, RoPE or absolute positions, and that T5's bias is the best explicit encoding. Accuracy per symbol, "
+    "difference in points with its 95 % confidence interval, at each length beyond training; verdicts after Holm's "
+    "correction over all {}."
 )
 METRIC = "test_accuracy"  # for the number of digits
 
@@ -76,8 +77,10 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
         others = [*dict.fromkeys(verdict.worse for verdict in own)]
         rows = []
         for probe, length in dict.fromkeys((verdict.probe, verdict.length) for verdict in own):
-            found = {verdict.worse: verdict for verdict in own if (verdict.probe, verdict.length) == (probe, length)}
-            shown = [cell(found[other]) if other in found else "–" for other in others]
+            at_length = {
+                verdict.worse: verdict for verdict in own if (verdict.probe, verdict.length) == (probe, length)
+            }
+            shown = [cell(at_length[other]) if other in at_length else "–" for other in others]
             rows.append([f"{probe.replace('_', ' ')}, {length}", *shown])
         counts = [Counter(verdict.word for verdict in own if verdict.worse == other) for other in others]
         words = ("supported", "contradicted", "inconclusive")
