@@ -107,6 +107,18 @@ def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_an_encoder(mo
 
 
 @every_model_and_pattern
+def test_a_decoder_may_leave_out_padding(model: str, pattern: str) -> None:
+    """Oracle: the pass that reads the padding, too; in training, when the tokens alone pass through the blocks."""
+    model = decoder(model=group("model", model), pattern=group("pattern", pattern)).double().train()
+    ids = sentences()
+    ids[1, 9:], ids[2, 1:] = 0, 0
+    torch.manual_seed(0)  # of randomised positions
+    expected = model.hidden(ids)
+    torch.manual_seed(0)
+    torch.testing.assert_close(model.hidden(ids, token_mask_BT=ids != 0)[ids != 0], expected[ids != 0])
+
+
+@every_model_and_pattern
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_padding_changes_nothing_in_an_encoder(model: str, pattern: str, pool: str) -> None:
     """By exact comparison: what stands in a padded place is never used. By tolerance: more padding, for the sums

@@ -32,12 +32,15 @@ class Decoder(nn.Module):
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 
-    def hidden(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids_BT: Tensor, cache: Cache | None = None, token_mask_BT: Tensor | None = None) -> Tensor:
         """Return the hidden states that `output` turns into logits, [B, T, D].
 
-        `cache` holds what the model has read before and is extended in place; start with `decoder.new_cache()`.
+        Args:
+            cache: what the model has read before, extended in place; start with `decoder.new_cache()`.
+            token_mask_BT: False on padding at the end, whose states are undefined. Without it, the states of the
+                tokens are the same, but padding costs as much as they do.
         """
-        return self.decoder(ids_BT, cache=cache)[0]
+        return self.decoder(ids_BT, token_mask_BT, cache=cache)[0]
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the logits of the token after each position, [B, T, vocabulary]."""

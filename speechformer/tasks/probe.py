@@ -69,7 +69,8 @@ class ProbeTask(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         scored = (batch["targets"] != IGNORE).flatten().nonzero().flatten()
-        hidden, targets = self.model.hidden(batch["ids"]).flatten(0, 1)[scored], batch["targets"].flatten()[scored]
+        hidden = self.model.hidden(batch["ids"], token_mask_BT=batch["ids"] != PAD).flatten(0, 1)[scored]
+        targets = batch["targets"].flatten()[scored]
         output, smoothing = self.model.output, self.recipe["label_smoothing"]
         self.tokens += (batch["ids"] != PAD).sum()
         loss = next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
