@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation clean
+.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -86,11 +86,30 @@ TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=jo
 reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
+	$(TRANSLATION) task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
+	$(TRANSLATION) task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'
 	$(TRANSLATION) experiment=bottleneck
 	$(TRANSLATION) experiment=positions_translate
 	-$(BIN)/python -m speechformer.train experiment=sharma_translate 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
 	$(BIN)/python -m speechformer.report $(TRANSLATED) --output $(TRANSLATED)/report
+
+# The study of the probes: encodings tuned on the same grid, then five fresh seeds; patterns and layers as by default.
+PROBED := outputs/reproduce-probes
+PROBES := -$(BIN)/python -m speechformer.train --multirun task=probe study=probes protocol=clean hydra/launcher=joblib \
+	'seed=range(5)'
+ENCODINGS := nope,sinusoidal,learned,alibi,rope,xpos,relative,kerple,fire,forgetting,randomised,rnn
+reproduce-probes: $(STAMP)
+	$(PROBES) 'probe=glob(*)' model=$(ENCODINGS) hydra/sweeper=tuned 'recipe.lr=tag(tune,choice(1e-3,3e-3))' \
+		'recipe.init_std=tag(tune,choice(0.05,0.1))' hydra.sweep.dir=$(PROBED)/encodings
+	$(PROBES) probe=copy,needle,recall pattern=window,block,strided,dilated,global,bigbird,sinks model=rope \
+		hydra.sweep.dir=$(PROBED)/patterns
+	$(PROBES) probe=copy,needle,recall layers=1,3 model=rope hydra.sweep.dir=$(PROBED)/layers
+	$(PROBES) probe=copy,needle,recall layers=3 model=by_layer 'model.layers=[rope,rope,nope],[rope,nope,nope]' \
+		hydra.sweep.dir=$(PROBED)/by_layer
+	$(PROBES) probe=copy,needle,recall layers=3 model=rope pattern=by_layer \
+		'pattern.layers=[window,window,full],[full,window,window]' hydra.sweep.dir=$(PROBED)/patterns_by_layer
+	$(BIN)/python -m speechformer.report $(PROBED) --output $(PROBED)/report --title "What probes tell apart"
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY, compose
+from omegaconf import OmegaConf
 
 from speechformer.config import as_plain
 from speechformer.errors import UserError
@@ -118,6 +119,12 @@ def test_invalid_settings(setting: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         as_plain(compose(["logger=wandb", setting]))
     assert message in str(error.value)
+
+
+def test_an_unknown_choice_in_a_plain_config_is_an_error(tmp_path: Path) -> None:
+    """From Python no group has checked it."""
+    with pytest.raises(UserError, match="logger.* no choice 'tensorbord'.*tensorboard"):
+        execute(OmegaConf.merge(compose(*RUN), {"logger": {"name": "tensorbord"}}), tmp_path / "run")
 
 
 def test_names_stay_different_in_mlflow() -> None:

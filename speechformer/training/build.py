@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from speechformer.config import count_devices, value_of
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.errors import UserError, one_sentence
+from speechformer.errors import UserError, one_sentence, pick
 from speechformer.models.stack import count_parameters
 from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.folder import RunFolder
@@ -71,6 +71,7 @@ class Run:
         self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
         loggers: list[Logger] = [CSVLogger(folder.path, name="", version="")]
         kind, self.tracker = folder.logger["name"], None
+        pick({"csv": None, "tensorboard": None, **TRACKERS}, kind, "logger")
         if kind in TRACKERS:
             self.tracker = TRACKERS[kind](folder.logger, folder, config)
             loggers.append(self.tracker)
