@@ -6,11 +6,13 @@ import copy
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; more threads gain nothing here
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the package again
 
 import hydra
 import pytest
@@ -22,6 +24,7 @@ from speechformer.corpora.files import find_folder
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus, speech_files
 
+sys.dont_write_bytecode = False  # in this process, too
 RECURRENT = ["rnn", "rnn_attention"]
 COMPOSED = ["by_layer", "randomised"]  # of other choices: test_by_layer.py, test_randomised.py
 MODELS = sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - {*RECURRENT, *COMPOSED})  # that attend

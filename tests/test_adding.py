@@ -20,12 +20,15 @@ pytestmark = pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), 
 
 
 def copy_repository(folder: Path) -> None:
-    """Copy the files that git tracks or would track, without outputs and notebooks."""
+    """Copy the files that git tracks or would track, without outputs and notebooks, and what Python has compiled."""
     git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (ROOT / name).is_file() and not name.startswith(("outputs/", "notebooks/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    for package in ("speechformer", "tests"):
+        for cache in (ROOT / package).rglob("__pycache__"):
+            shutil.copytree(cache, folder / cache.relative_to(ROOT), dirs_exist_ok=True)
 
 
 def apply(block: Block, root: Path) -> None:
