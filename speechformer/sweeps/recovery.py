@@ -183,7 +183,10 @@ def conclude(folder: Path) -> int:
         options = Options(baselines=Path("outputs/baselines"))
         for table in write_report([folder], folder / "report", options=options):
             print_table(table)
-        console.say(f"Report: {folder / 'report' / 'report.html'}")
+        pages = {"Report": folder / "report" / "report.html", "Map": folder / "report" / "index.html"}
+        for name, page in pages.items():
+            if page.exists():
+                console.say(f"{name}: {page}")
         if (folder / CURVES).is_dir():
             console.say(f"Curves: tensorboard --logdir {folder / CURVES}")
     except (UserError, OSError) as error:  # no run came to its end, or the disk is full
