@@ -412,3 +412,11 @@ def test_the_loss_in_chunks_has_the_bits_of_torchs(R: int, with_bias: bool, scal
     ):
         results.append([loss, *torch.autograd.grad(loss * scale, inputs)])
     assert all(map(torch.equal, *results))
+
+
+def test_the_bias_of_gates_is_ready_before_compiled_blocks_need_it() -> None:
+    """A CUDA graph would overwrite it: `AttentionBias.prepare`."""
+    stack = decoder(model=group("model", "forgetting")).eval().decoder
+    x = stack.embedding(sentences())
+    for bias in stack.attention_biases(x, x.shape[1], None, None, False):
+        assert "dense" in vars(bias)

@@ -16,7 +16,7 @@ from test_report import put, result
 from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
 from speechformer.report.probe_claims import judge, sections
-from speechformer.report.probe_map import content, skill, usual
+from speechformer.report.probe_map import as_text, content, skill, usual
 from speechformer.runs.folder import write_json
 
 LENGTHS = [10, 20, 40]
@@ -77,6 +77,43 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
     assert len(shown) == 9 and all(own["tuned"] for own in shown) and about == "full attention, 2 layers, tuned"
 
 
+def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) -> None:
+    """Its runs are those of the row as by default. Options and other settings have cells of their own."""
+    runs = [run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"), run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007")]
+    runs += [run("alibi", 0, [0.4, 0.4, 0.3]), run("rope", 1, [0.9, 0.8, 0.7], "recipe.lr=0.003")]
+    runs += [run("rope", 0, [0.2, 0.2, 0.2], "model.base=500"), run("rope", 0, [0.1, 0.1, 0.1], "width=32")]
+    folder = put(tmp_path / "runs", *runs)
+    write_json(folder / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
+    cells = content(read([folder], Options())[0], [folder])
+    own = {(cell["model"], cell["tuned"], cell["more"]): cell["mean"] for cell in cells if cell["length"] == 10}
+    assert own == {
+        ("RoPE, base 10000", True, "width 64"): 0.9,
+        ("RoPE, base 10000", False, "width 64"): 0.9,
+        ("ALiBi", True, "width 64"): 0.5,
+        ("ALiBi", False, "width 64"): 0.4,
+        ("RoPE, base 500", False, "width 64"): 0.2,
+        ("RoPE, base 10000", False, "width 32"): 0.1,
+    }
+    assert [cell["interval"] for cell in cells if cell["mean"] == 0.9] == [None, None]
+
+
+def test_runs_that_have_not_finished_are_a_cross(tmp_path: Path) -> None:
+    failed = run("rope", 0, [0.9, 0.8, 0.7]) | {"status": "diverged"}
+    cells = content(read([put(tmp_path, failed, run("nope", 0, [1.0, 1.0, 1.0]))], Options())[0], [])
+    assert [(as_text(cell), cell["state"]) for cell in cells if cell["length"] == 10] == [
+        ("100", "1"),
+        ("×", "0; diverged: seed 0"),
+    ]
+
+
+def test_the_title_is_text(browser: Any, study: Path, tmp_path: Path) -> None:
+    title = "<script>alert(1)</script> DATA & DIGEST"
+    write_report([study], tmp_path, options=Options(title=title, formats=()))
+    shown, said = opened(browser, tmp_path / "index.html")
+    assert shown.locator("h1").inner_text() == shown.title() == title
+    assert shown.locator("#map tbody tr").count() == 3 and said == []
+
+
 def test_claims_about_longer_texts() -> None:
     """Oracles: scipy's Welch test, and Holm's correction by hand; lengths of training do not count."""
 
@@ -110,8 +147,8 @@ def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:
     assert "(index.html)" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "figures" / "probes.png").exists() and (tmp_path / "figures" / "probes.svg").exists()
     page = (tmp_path / "index.html").read_text()
-    data = re.search(r"^const cells = (.*)$", page, re.MULTILINE)
-    assert data and len(json.loads(data[1])) == 18
+    data = re.search(r"^const { cells, start } = (.*)$", page, re.MULTILINE)
+    assert data and len(json.loads(data[1])["cells"]) == 18
 
 
 def test_the_map_in_a_browser(browser: Any, study: Path, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ Attention takes the first row that applies, see `choose_kernel`:
 | "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation (RoPE),  |
 |                     |                                | weights, cache, autocast or compilation                    |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
-| "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias, no padding, no cached keys          |
+| "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
 | "FlexAttention"     | `attention.flex_attention`     | CUDA, no dropout, no cached keys, T >= 1024, and positions |
-|                     |                                | that have a `score_mod` or no bias                         |
+|                     |                                | that have a `score_mod` or no bias, and no gate            |
 | "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
 
 The rest of a pass, where "plain" means without cross-attention and cache:
@@ -88,6 +88,9 @@ class AttentionBias:
 
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
         """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""
+        if self.positions.overrides("gate"):  # which is added to it
+            _ = self.dense
+            return
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
         if kernel != "SDPA without mask":
             _ = self.block_mask if kernel == "FlexAttention" else self.dense

@@ -44,7 +44,7 @@ def attention_reference(
     scores_BNTS = q_BNTH @ k_BNSH.transpose(-2, -1) / math.sqrt(q_BNTH.shape[-1]) + bias
     weights_BNTS = scores_BNTS.softmax(dim=-1)
     dropped_BNTS = weights_BNTS if dropout is None else dropout(weights_BNTS)
-    return dropped_BNTS @ v_BNSH, weights_BNTS
+    return dropped_BNTS.to(v_BNSH.dtype) @ v_BNSH, weights_BNTS
 
 
 def attention_mask(

@@ -37,9 +37,11 @@ class Decoder(nn.Module):
 
         Args:
             cache: what the model has read before, extended in place; start with `decoder.new_cache()`.
-            token_mask_BT: False on padding at the end, whose states are undefined. Without it, the states of the
-                tokens are the same, but padding costs as much as they do.
+            token_mask_BT: False on padding at the end, which training on a CPU then leaves out; its states are
+                undefined. The states of the tokens do not depend on it.
         """
+        if not getattr(self.decoder, "can_unpad", False):  # a mask would only keep other kernels from being taken
+            token_mask_BT = None
         return self.decoder(ids_BT, token_mask_BT, cache=cache)[0]
 
     def forward(self, ids_BT: Tensor) -> Tensor:

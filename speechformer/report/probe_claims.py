@@ -22,9 +22,9 @@ from speechformer.report.tables import estimate
 CLAIMS = (("nope", ("alibi", "rope", "sinusoidal", "relative")), ("relative", ("alibi", "rope", "sinusoidal")))
 ABOUT = (
     "Kazemnejad et al. 2023 conclude that decoders without positions generalise to longer texts better than with "
-    "ALiBi, RoPE or absolute positions, and that T5's bias is the best explicit encoding. Accuracy per symbol, "
-    "difference in points with its 95 % confidence interval, at each length beyond training; verdicts after Holm's "
-    "correction over all {}."
+    "explicit ones (ALiBi, RoPE, absolute positions), and that T5's bias is the best explicit one; it is compared "
+    "with both. Accuracy per symbol, difference in points with its 95 % confidence interval, at each length beyond "
+    "training; verdicts after Holm's correction over all {}."
 )
 METRIC = "test_accuracy"  # for the number of digits
 
@@ -42,8 +42,13 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Whether the effect has the claimed sign, at 5 % after Holm's correction."""
-        if not self.p <= 0.05:
+        """Whether the effect has the claimed sign, at 5 % after Holm's correction.
+
+        One seed has no test, nor have values that do not vary over seeds.
+        """
+        if math.isnan(self.p):
+            return "not tested"
+        if self.p > 0.05:
             return "inconclusive"
         return "supported" if self.effect.mean > 0 else "contradicted"
 
@@ -71,7 +76,8 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
     if not any(not math.isnan(own.p) for own in verdicts):
         return
     yield "", Markdown("## Longer than in training: are no positions best?")
-    yield "", Markdown(ABOUT).format(str(len(verdicts)))
+    tested = sum(not math.isnan(own.p) for own in verdicts)
+    yield "", Markdown(ABOUT).format(str(tested))
     for better in dict.fromkeys(own.better for own in verdicts):
         own = [verdict for verdict in verdicts if verdict.better == better]
         others = [*dict.fromkeys(verdict.worse for verdict in own)]
@@ -83,7 +89,7 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
             shown = [cell(at_length[other]) if other in at_length else "–" for other in others]
             rows.append([f"{probe.replace('_', ' ')}, {length}", *shown])
         counts = [Counter(verdict.word for verdict in own if verdict.worse == other) for other in others]
-        words = ("supported", "contradicted", "inconclusive")
+        words = ("supported", "contradicted", "inconclusive", "not tested")
         rows += [[word, *(str(count[word]) for count in counts)] for word in words]
         header = ["probe, length", *(f"{better} − {other}" for other in others)]
         yield f"longer_{better.replace(' ', '_')}", markdown_table(header, rows)
@@ -91,5 +97,6 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
 
 def cell(verdict: Verdict) -> Markdown:
     """Return effect, interval and verdict."""
-    word = verdict.word if verdict.word == "inconclusive" else Markdown("**{}**").format(verdict.word)
+    decided = verdict.word in ("supported", "contradicted")
+    word = Markdown("**{}**").format(verdict.word) if decided else verdict.word
     return lines([" ".join(estimate(METRIC, verdict.effect)), word])

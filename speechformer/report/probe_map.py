@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import math
 import re
@@ -24,6 +25,7 @@ from speechformer.report.statistics import Summary
 from speechformer.report.style import HERE, INK, plt
 from speechformer.report.tuning import TUNING, tuned_keys
 
+AXES = ("model", "pattern", "layers", "tuned", "more")
 TEMPLATE = Path(__file__).parent / "probe_map.html"
 Cell = dict[str, Any]
 
@@ -32,41 +34,68 @@ def content(tables: Sequence[Table], folders: Sequence[Path]) -> list[Cell]:
     """Return a cell for each row and length of the probes: where it stands, its accuracy, and its runs.
 
     Accuracies are fractions. `mean` and `interval` (95 %, of the mean) are over seeds; `chance` is a guess among the
-    symbols that could stand there. A length beyond the positions of a model has no runs.
+    symbols that could stand there. `longest` is the longest in training. A length beyond the positions of a model has
+    no runs; a row without finished runs has neither, and its `state` says why.
+
+    A tuned study also runs each row as by default. Where the choice is the default, both are the same runs, which
+    then have a cell in both places.
     """
     keys = tuned_keys(folders)
-    return [
-        {**place(row, keys), "length": length, **measured(row, length)}
-        for table in tables
-        if table.task == "probe" and not table.study.endswith(TUNING)
-        for row in table.rows
-        if row.ran
-        for length in row.settings["probe.test_lengths"]
-    ]
+    probes = [table for table in tables if table.task == "probe" and not table.study.endswith(TUNING)]
+    several = len({(table.study, table.protocol) for table in probes}) > 1
+    placed = []
+    for table in probes:
+        about = f"{table.study or 'no study'}, {table.protocol}" if several else ""
+        placed += [(place(row, keys, about), row) for row in table.rows]
+    untuned = {key_of(own) for own, _ in placed if not own["tuned"]}
+    same = [({**own, "tuned": False}, row) for own, row in placed if own["tuned"]]
+    placed += [(own, row) for own, row in same if key_of(own) not in untuned]
+    cells: dict[tuple, Cell] = {}
+    for own, row in placed:
+        if key_of(own) in {key[:-1] for key in cells}:
+            own["more"] = f"{own['more']} {row.name}".strip()  # so that no two rows share a cell
+        for length in row.settings["probe.test_lengths"]:
+            cells[(*key_of(own), length)] = {**own, "length": length, **measured(row, length)}
+    return [*cells.values()]
 
 
-def place(row: Row, tuned: set[str]) -> Cell:
-    """Return where a row stands on the axes."""
+def key_of(cell: Cell) -> tuple:
+    """Return where a row stands."""
+    return tuple(cell[axis] for axis in (*AXES, "probe"))
+
+
+def place(row: Row, tuned: set[str], about: str) -> Cell:
+    """Return where a row stands on the axes; an encoding and a pattern have the options in which they differ."""
     explicit = {word.lstrip("+").partition("=")[0] for run in row.runs for word in run.result.get("overrides") or []}
-    own: Cell = {
-        group: in_words(override(group, row.settings[f"{group}.name"]), {}) for group in ("model", "pattern")
-    }
+    chosen = ("layers", *tuned)  # recipe.init_std goes with recipe.init
+    words = {key: text for key, text in row.words.items() if not key.startswith(chosen)}
+    own: Cell = {}
+    for group in ("model", "pattern"):
+        name = in_words(override(group, row.settings[f"{group}.name"]), {})
+        own[group] = ", ".join([name, *(text for key, text in words.items() if is_option(key, group))])
+    rest = [text for key, text in words.items() if key.partition(".")[0] not in ("model", "pattern")]
     own |= {"layers": row.settings["layers"], "tuned": bool(tuned & explicit)}
+    own["more"] = ", ".join(filter(None, [about, *rest]))
     return {**own, "probe": row.settings["probe.name"], "longest": row.settings["probe.max_length"]}
+
+
+def is_option(key: str, group: str) -> bool:
+    """Return whether a key is an option of a config group."""
+    return key.startswith(f"{group}.") and key != f"{group}.name"
 
 
 def measured(row: Row, length: int) -> Cell:
     """Return the accuracies of a row on a length, and what a reader may ask about them."""
     metric = f"test_accuracy_length_{length}"
-    values = row.values(metric)
+    values, state = row.values(metric), {"state": row.state, "finished": bool(row.finished)}
     if not values:
-        return {"runs": []}
+        return {**state, "runs": []}
     summary = Summary(values.values())
     runs = [about(run, metric) for run in row.finished if run.value(metric) is not None]
     chance = row.finished[0].metrics.get(f"chance_accuracy_length_{length}")
-    interval = None if summary.n < 2 else [round(end, 4) for end in summary.confidence_interval]
+    interval = [round(end, 4) for end in summary.confidence_interval] if summary.varies else None
     numbers = {"mean": round(summary.mean, 4), "interval": interval, "chance": round(chance or 0, 4)}
-    return {**numbers, "command": row.finished[0].command, "runs": runs, "parts": parts(row, metric)}
+    return {**state, **numbers, "command": row.finished[0].command, "runs": runs, "parts": parts(row, metric)}
 
 
 def about(run: Run, metric: str) -> Cell:
@@ -89,29 +118,31 @@ def skill(cell: Mapping[str, Any]) -> float:
     """Return how far an accuracy is from chance to 1, from 0 to 1; NaN without runs."""
     if not cell["runs"]:
         return math.nan
-    return float(np.clip((cell["mean"] - cell["chance"]) / (1 - cell["chance"]), 0, 1))
+    return float(np.clip((cell["mean"] - cell["chance"]) / max(1 - cell["chance"], 1e-9), 0, 1))
 
 
 def write_page(cells: Sequence[Cell], title: str, output: OutputFolder) -> None:
     """Write `index.html`, which needs no other file."""
     template = TEMPLATE.read_text(encoding="utf-8")
-    data = json.dumps(cells, separators=(",", ":")).replace("<", "\\u003c")
-    page = template.replace("TITLE", title).replace("DATA", data)
-    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
-    digest = hashlib.sha256(script[1].encode() if script else b"").digest()
-    page = page.replace("DIGEST", base64.b64encode(digest).decode())
+    content = {"cells": cells, "start": {axis: usual(cells)[0][0][axis] for axis in AXES}}
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
+    assert script
+    digest = hashlib.sha256(script[1].replace("DATA", data).encode()).digest()
+    parts = {"TITLE": html.escape(title), "DIGEST": base64.b64encode(digest).decode(), "DATA": data}
+    page = re.sub("|".join(parts), lambda match: parts[match[0]], template)
     output.file("index.html").write_text(page, encoding="utf-8")
 
 
 def usual(cells: Sequence[Cell]) -> tuple[list[Cell], str]:
-    """Return the cells of the encodings with the most common pattern and number of layers, tuned if any is."""
+    """Return the cells of the encodings, tuned if any is, with the most common other settings."""
     tuned = any(cell["tuned"] for cell in cells)
     cells = [cell for cell in cells if cell["tuned"] == tuned]
-    for axis in ("pattern", "layers"):
+    for axis in ("more", "pattern", "layers"):
         values = [cell[axis] for cell in cells]
         common = max(dict.fromkeys(values), key=values.count)
         cells = [cell for cell in cells if cell[axis] == common]
-    return cells, f"{cells[0]['pattern']}, {cells[0]['layers']} layers, {'tuned' if tuned else 'not tuned'}"
+    return cells, f"{cells[0]['pattern']}, {cells[0]['layers']} layers, {'tuned' if tuned else 'as by default'}"
 
 
 def draw(cells: Sequence[Cell]) -> Figure:
@@ -129,7 +160,7 @@ def draw(cells: Sequence[Cell]) -> Figure:
     axis.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(values):
         at = (rows[y], *columns[x][0])
-        text = "" if at not in table else f"{100 * table[at]['mean']:.0f}" if table[at]["runs"] else "–"
+        text = "" if at not in table else as_text(table[at])
         axis.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if value <= 0.5 else INK)
     axis.set_yticks(range(len(rows)), rows)
     ticks = axis.set_xticks(range(len(columns)), [str(length) for (_, length), _ in columns], fontsize=7)
@@ -145,9 +176,15 @@ def draw(cells: Sequence[Cell]) -> Figure:
     axis.set_xlabel("length of the test")
     caption = (
         f"Accuracy per symbol in per cent, mean over seeds ({about}). Bold lengths are longer than any in training. "
-        "Colour: from chance (dark) to 100 % (bright). A dash: beyond the positions of the model."
+        "Colour: from chance (dark) to 100 % (bright). A dash: beyond the positions of the model. A cross: "
+        "no run has finished."
     )
     return figure, caption
+
+
+def as_text(cell: Cell) -> str:
+    """Return the accuracy in per cent; a dash beyond the positions of a model, a cross if no run has finished."""
+    return f"{100 * cell['mean']:.0f}" if cell["runs"] else "–" if cell["finished"] else "×"
 
 
 def sections(
