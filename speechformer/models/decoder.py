@@ -40,7 +40,7 @@ class Decoder(nn.Module):
             token_mask_BT: False on padding at the end, which training on a CPU then leaves out; its states are
                 undefined. The states of the tokens do not depend on it.
         """
-        if not getattr(self.decoder, "can_unpad", False):  # a mask would only keep other kernels from being taken
+        if not self.decoder.can_unpad:  # a mask would only keep other kernels from being taken
             token_mask_BT = None
         return self.decoder(ids_BT, token_mask_BT, cache=cache)[0]
 

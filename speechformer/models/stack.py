@@ -150,6 +150,7 @@ class RecurrentStack(nn.Module):
     """
 
     max_length: int | None = None
+    can_unpad = False  # its cells skip padding themselves
 
     def __init__(
         self,
