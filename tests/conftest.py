@@ -51,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def compose(*overrides: str) -> DictConfig:
     """The config of a command line."""
+    return copy.deepcopy(composed(overrides))
+
+
+@functools.lru_cache(maxsize=128)  # composing takes 0.1 s, and a test of kills runs one config again and again
+def composed(overrides: tuple[str, ...]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
 

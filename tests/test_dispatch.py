@@ -344,8 +344,10 @@ def test_a_bias_of_the_last_pass_is_the_one_that_would_be_built(model: str) -> N
     assert (lm.decoder.last_bias is None) == trained
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("build", "pattern"), [(decoder, "window"), (classifier, "full")])
+@pytest.mark.parametrize(
+    ("build", "model", "pattern"),
+    [*((decoder, model, "window") for model in MODELS), (classifier, "alibi", "full"), (classifier, "rope", "full")],
+)
 def test_compiled_blocks_have_the_gradients_of_uncompiled_ones(
     build: Any, model: str, pattern: str, traced: list[str]
 ) -> None:

@@ -116,7 +116,8 @@ def jobs(arguments: list[str]) -> list[list[str]]:
             fixed, space, _ = search.split_overrides(overrides)
             ends = {key: [own.low, own.high] if hasattr(own, "low") else own.choices for key, own in space.items()}
             return [[*fixed, *(f"{key}={values[k]}" for key, values in ends.items())] for k in (0, -1)]
-        return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
+        every = [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
+        return list({tuple(word for word in job if not word.startswith("seed=")): job for job in every}.values())
 
 
 def plain(overrides: list[str]) -> dict:

@@ -287,7 +287,10 @@ def result(
     *overrides: str, value: float | None = 0.8, sha256: str = SPEECHES, status: str = "finished", **more: Any
 ) -> dict[str, Any]:
     """A `result.json` as a run leaves it; `value` is its main figure."""
-    config: Any = OmegaConf.to_container(compose(*overrides), resolve=True)
+    seeds = [word for word in overrides if word.startswith("seed=")]
+    cfg = compose(*(word for word in overrides if word not in seeds))  # which is fast a second time
+    cfg.seed = int(seeds[-1].removeprefix("seed=")) if seeds else cfg.seed
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     task = config["task"]["name"]
     if task == "classify":
         metrics = {"test_accuracy": value, "test_accuracy_in_train": value, "test_accuracy_not_in_train": value}

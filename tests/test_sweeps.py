@@ -163,10 +163,11 @@ def test_a_sweep_that_chooses_its_jobs_has_a_folder_of_its_own(other: list[list[
         write_jobs(tmp_path, ["-m", "one", f"hydra.sweep.dir={tmp_path}"], None, "basic")  # it goes on
 
 
-@pytest.mark.parametrize("second", ["seed=0,1", "seed=1,2"])
-def test_two_sweeps_at_once_in_one_folder_both_end(second: str, little: Path, tmp_path: Path) -> None:
-    """The same sweep, and one that shares a run: every run has one result, and both know all jobs."""
-    commands = [[*TRAIN, "-m", *own(little), *LM, seeds, "hydra.sweep.dir=sweep"] for seeds in ("seed=0,1", second)]
+def test_two_sweeps_at_once_in_one_folder_both_end(little: Path, tmp_path: Path) -> None:
+    """They share a run: every run has one result, and both know all jobs."""
+    commands = [
+        [*TRAIN, "-m", *own(little), *LM, seeds, "hydra.sweep.dir=sweep"] for seeds in ("seed=0,1", "seed=1,2")
+    ]
     processes = [
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for command in commands
@@ -176,7 +177,7 @@ def test_two_sweeps_at_once_in_one_folder_both_end(second: str, little: Path, tm
         assert process.returncode == 0, err
         assert "Sweep of 2 runs: 2 finished." in out and "report.html" in out
     jobs = sweeps.jobs_of(tmp_path / "sweep")
-    assert sorted(job.name for job in jobs) == [f"seed={k}" for k in range(2 if second == "seed=0,1" else 3)]
+    assert sorted(job.name for job in jobs) == ["seed=0", "seed=1", "seed=2"]
     assert {job.state.status for job in jobs} == {"finished"}
     attempts = [read_result(job.folder)["attempts"] for job in jobs if job.folder]
     assert attempts == [1] * len(jobs)
