@@ -252,7 +252,7 @@ def test_what_a_row_asks_is_uniform() -> None:
     uniform(np.array([own.vocabulary.index(row[1]) for row in rows]), 64, 2)
     uniform(np.array([row.index(row[22]) for row in rows]), 20 - config("induction")["probe"]["answers"], 1)
     for by in ("position", "content"):
-        _, _, rows = drawn(f"indirect by={by} min_length=16")
+        _, _, rows = drawn(f"indirect by={by} min_length=16 max_length=16 test_lengths=[16]")
         places = [row[18] if by == "position" else str(row.index(row[18])) for row in rows]
         uniform(np.array(list(map(int, places))), 16, 1)
     own, _, rows = drawn("selective_copy min_length=20 max_length=20 tokens=8 test_lengths=[20]")
@@ -480,8 +480,8 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         ("probe=induction probe.symbols=40", "probe.symbols must be at least 64"),
         ("probe=induction probe.answers=10", "probe.answers must be below 10"),
         ("probe=indirect probe.by=name", "probe.by has no choice 'name'"),
-        ("probe=indirect probe.test_lengths=[17]", "probe.test_lengths must be at most probe.max_length=16"),
-        ("probe=indirect probe.symbols=15", "probe.symbols must be at least 16"),
+        ("probe=indirect probe.test_lengths=[33]", "probe.test_lengths must be at most probe.max_length=32"),
+        ("probe=indirect probe.symbols=31", "probe.symbols must be at least 32"),
         ("probe=indirect probe.queries=5", "probe.queries must be at most 4"),
         ("probe=flip_flop probe.test_lengths=[1]", "at least 2, not 1"),
         ("probe=flip_flop probe.ignore=1.0", "probe.ignore must be a number between 0 and 0.999"),
