@@ -13,9 +13,10 @@ from conftest import opened
 from scipy import stats
 from test_report import put, result
 
+from speechformer.errors import UserError
 from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
-from speechformer.report.probe_claims import judge, sections
+from speechformer.report.probe_claims import judge, sections, where_found
 from speechformer.report.probe_map import as_text, content, skill, usual
 from speechformer.runs.folder import write_json
 
@@ -140,6 +141,10 @@ def test_claims_about_longer_texts() -> None:
     assert [own.word for own in verdicts.values()][:3] == ["supported", "contradicted", "inconclusive"]
     text = "\n".join(str(part) for _, part in sections(study))
     assert "| copy, 40" in text and "+38.7 " in text and "correction over all 5" in text
+    rows = [re.sub(" +", " ", line) for line in str(where_found(study)).splitlines()]
+    assert "| no positions − ALiBi | copy 40 | – | 0 | 0 |" in rows
+    assert "| no positions − RoPE | – | copy 40 | 0 | 0 |" in rows
+    assert "| no positions − relative positions | – | – | 1 | 0 |" in rows
 
 
 def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:
@@ -149,6 +154,20 @@ def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:
     page = (tmp_path / "index.html").read_text()
     data = re.search(r"^const { cells, start } = (.*)$", page, re.MULTILINE)
     assert data and len(json.loads(data[1])["cells"]) == 18
+
+
+def test_a_page_shows_the_accuracies(study: Path, tmp_path: Path) -> None:
+    """Oracle: the numbers of the fixture; the best one above chance comes first, a dash is beyond the positions."""
+    page = tmp_path / "page.md"
+    page.write_text("<!--= {{ probes(copy=40) }} -->\n<!--/-->\n", encoding="utf-8")
+    write_report([study], tmp_path / "report", plots=False, pages=[page])
+    rows = [re.sub(" +", " ", line) for line in page.read_text(encoding="utf-8").splitlines()]
+    assert rows[1] == "| | copy, 40 |"
+    assert rows[3:6] == ["| ALiBi | 65.0 ± 7.1 |", "| RoPE | 15.0 ± 7.1 |", "| learned positions | – |"]
+    page.write_text("<!--= {{ longer() }} -->\n<!--/-->\n", encoding="utf-8")
+    other = put(tmp_path / "other", result("seed=0"))
+    with pytest.raises(UserError, match=r"line 1: there is no run of task=probe"):
+        write_report([other], tmp_path / "report", plots=False, pages=[page])
 
 
 def test_the_map_in_a_browser(browser: Any, study: Path, tmp_path: Path) -> None:

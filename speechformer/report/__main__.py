@@ -62,16 +62,17 @@ def write_report(
         for name, figures in draw_figures(tables, folder, judgements, options.formats).items():
             pictures[name] = [(path.relative_to(output).as_posix(), caption) for path, caption in figures]
     formats = options.formats if plots else None
+    cells = probe_map.content(tables, folders)
     searched = [*search.sections(folders, folder, formats), *tuning.sections(folders)]
-    searched = [*probe_map.sections(tables, folders, options.title, folder, formats), *searched]
+    searched = [*probe_map.sections(cells, options.title, folder, formats), *searched]
     content, exports = compose(tables, judgements, runs, remarks, pictures, options.title, searched)
     write_tables(tables, judgements, exports, folder)
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, exports, output), encoding="utf-8")
     if pages:
-        from speechformer.report.pages import Context, update
+        from speechformer.report.pages import Context, probe_functions, update
 
-        functions = Context(tables, judgements, runs).functions()
+        functions = Context(tables, judgements, runs).functions() | probe_functions(cells)
         for path in pages:
             console.say(f"{path}: {'updated' if update(path, functions) else 'unchanged'}")
     return tables

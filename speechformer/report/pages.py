@@ -6,7 +6,8 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context`. Rows have the names of `published.yaml` and `claims.yaml`.
+The functions of a template are the methods of `Context` and those of `probe_functions`. Rows have the names of
+`published.yaml` and `claims.yaml`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import jinja2
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError
-from speechformer.report import findings, published
+from speechformer.report import findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
+from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
 from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
@@ -161,6 +163,25 @@ class Context:
     def agreement(self) -> str:
         """Return how the published results agree with ours, in sentences."""
         return findings.agreement(self.tables)
+
+
+def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what templates can show of the probes, from the cells of the map."""
+
+    def shown() -> list[Cell]:
+        if not cells:
+            raise UserError("there is no run of task=probe.")
+        return probe_map.usual(cells)[0]
+
+    def probes(**lengths: int) -> str:
+        """Return the table of accuracy by encoding, of each probe at one length."""
+        return str(probe_map.lengths_table(shown(), lengths))
+
+    def longer() -> str:
+        """Return the table of what Kazemnejad et al. conclude about longer texts."""
+        return str(probe_claims.where_found(shown()))
+
+    return {"probes": probes, "longer": longer}
 
 
 def in_one_cell(metric: str, effect: Effect | None) -> str:

@@ -17,7 +17,7 @@ from speechformer.report.labels import in_words
 from speechformer.report.markdown import Markdown, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.statistics import Effect, contrast, holm
-from speechformer.report.tables import estimate
+from speechformer.report.tables import NONE, estimate
 
 CLAIMS = (("nope", ("alibi", "rope", "sinusoidal", "relative")), ("relative", ("alibi", "rope", "sinusoidal")))
 ABOUT = (
@@ -93,6 +93,19 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
         rows += [[word, *(str(count[word]) for count in counts)] for word in words]
         header = ["probe, length", *(f"{better} − {other}" for other in others)]
         yield f"longer_{better.replace(' ', '_')}", markdown_table(header, rows)
+
+
+def where_found(cells: Sequence[dict[str, Any]]) -> Markdown:
+    """Return the probes and lengths at which each comparison is supported and contradicted; the rest as numbers."""
+    compared: dict[str, dict[str, list[str]]] = {}
+    for own in judge(cells):
+        words = compared.setdefault(f"{own.better} − {own.worse}", {})
+        words.setdefault(own.word, []).append(f"{own.probe.replace('_', ' ')} {own.length}")
+    rows = []
+    for name, words in compared.items():
+        named = [", ".join(words.get(word, ())) or NONE for word in ("supported", "contradicted")]
+        rows.append([name, *named, *(str(len(words.get(word, ()))) for word in ("inconclusive", "not tested"))])
+    return markdown_table(["claimed to be positive", "supported", "contradicted", "inconclusive", "not tested"], rows)
 
 
 def cell(verdict: Verdict) -> Markdown:

@@ -18,11 +18,13 @@ from speechformer.corpora.files import OutputFolder
 from speechformer.report import probe_claims
 from speechformer.report.labels import in_words, override
 from speechformer.report.markdown import Markdown
+from speechformer.report.markdown import table as markdown_table
 from speechformer.report.page import picture
 from speechformer.report.plots import Figure, write
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Summary
 from speechformer.report.style import HERE, INK, plt
+from speechformer.report.tables import NONE, mean_and_sd
 from speechformer.report.tuning import TUNING, tuned_keys
 
 AXES = ("model", "pattern", "layers", "tuned", "more")
@@ -182,20 +184,30 @@ def draw(cells: Sequence[Cell]) -> Figure:
     return figure, caption
 
 
+def lengths_table(cells: Sequence[Cell], lengths: Mapping[str, int]) -> Markdown:
+    """Return the accuracy of each encoding on each probe at one length, mean ± sd over seeds, the best ones first."""
+    at = {(cell["model"], cell["probe"]): cell for cell in cells if lengths.get(cell["probe"]) == cell["length"]}
+    models = {model: [at.get((model, probe)) for probe in lengths] for model in dict.fromkeys(key[0] for key in at)}
+    order = sorted(models, key=lambda model: -sum(np.nan_to_num(skill(cell)) for cell in models[model] if cell))
+    rows = [[model, *(in_table(cell) if cell else NONE for cell in models[model])] for model in order]
+    return markdown_table(["", *(f"{probe.replace('_', ' ')}, {length}" for probe, length in lengths.items())], rows)
+
+
+def in_table(cell: Cell) -> str:
+    """Return mean ± sd of an accuracy in per cent, or why there is none, as in the figure."""
+    values = [run["value"] for run in cell["runs"]]
+    return mean_and_sd("test_accuracy", Summary(values)) if values else as_text(cell)
+
+
 def as_text(cell: Cell) -> str:
     """Return the accuracy in per cent; a dash beyond the positions of a model, a cross if no run has finished."""
     return f"{100 * cell['mean']:.0f}" if cell["runs"] else "–" if cell["finished"] else "×"
 
 
 def sections(
-    tables: Sequence[Table],
-    folders: Sequence[Path],
-    title: str | None,
-    output: OutputFolder,
-    formats: Sequence[str] | None,
+    cells: Sequence[Cell], title: str | None, output: OutputFolder, formats: Sequence[str] | None
 ) -> Iterator[tuple[str, Markdown]]:
     """Write the page of the probes, if there are any, and yield the part of the report on them."""
-    cells = content(tables, folders)
     if not any(cell["runs"] for cell in cells):
         return
     write_page(cells, title or "What probes tell apart", output)
