@@ -98,6 +98,15 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
     assert [cell["interval"] for cell in cells if cell["mean"] == 0.9] == [None, None]
 
 
+def test_only_runs_of_a_tuned_study_are_tuned(tmp_path: Path) -> None:
+    """The same setting on the command line of another study is a setting like others."""
+    tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
+    write_json(tuned / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
+    other = put(tmp_path / "other", run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.003", "study=other"))
+    cells = content(read([tuned, other], Options())[0], [tuned, other])
+    assert {(cell["model"], cell["tuned"]) for cell in cells} == {("RoPE", True), ("RoPE", False), ("ALiBi", False)}
+
+
 def test_runs_that_have_not_finished_are_a_cross(tmp_path: Path) -> None:
     failed = run("rope", 0, [0.9, 0.8, 0.7]) | {"status": "diverged"}
     cells = content(read([put(tmp_path, failed, run("nope", 0, [1.0, 1.0, 1.0]))], Options())[0], [])

@@ -482,6 +482,8 @@ def test_a_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None
         ("probe=indirect probe.by=name", "probe.by has no choice 'name'"),
         ("probe=indirect probe.test_lengths=[33]", "probe.test_lengths must be at most probe.max_length=32"),
         ("probe=indirect probe.symbols=31", "probe.symbols must be at least 32"),
+        ("probe=majority probe.max_length=30", "probe.max_length must be odd"),
+        ("probe=majority probe.test_lengths=[11,20]", "probe.test_lengths must be odd"),
         ("probe=indirect probe.queries=5", "probe.queries must be at most 4"),
         ("probe=flip_flop probe.test_lengths=[1]", "at least 2, not 1"),
         ("probe=flip_flop probe.ignore=1.0", "probe.ignore must be a number between 0 and 0.999"),

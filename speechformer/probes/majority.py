@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from speechformer.errors import require
 from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join
 
 
@@ -20,11 +21,16 @@ class Majority(Probe):
     In rows that are longer than in training, those that favour near symbols have a disadvantage.
 
     Args:
-        lengths: symbols in the string, and one more if the number is even; see `Probe`.
+        lengths: symbols in the string; see `Probe`. Training draws also even ones, and adds a symbol to them.
+
+    Raises:
+        UserError: the longest row, or a test, has an even number, so that neither symbol need be more frequent.
     """
 
     def __init__(self, **lengths: Any) -> None:
         super().__init__(**lengths)
+        require(self.max_length % 2 == 1, "probe.max_length", "odd", self.max_length)
+        require(all(length % 2 for length in self.test_lengths), "probe.test_lengths", "odd", self.test_lengths)
         self.vocabulary = ["a", "b", BEGIN, ASK]
 
     def symbols_of(self, length: int) -> int:

@@ -66,17 +66,22 @@ def key_of(cell: Cell) -> tuple:
     return tuple(cell[axis] for axis in (*AXES, "probe"))
 
 
-def place(row: Row, tuned: set[str], about: str) -> Cell:
+def is_tuned(run: Run, tuned: Mapping[Path, set[str]]) -> bool:
+    """Return whether a run of a tuned study states what that study tuned."""
+    explicit = {word.lstrip("+").partition("=")[0] for word in run.result.get("overrides") or []}
+    return any(keys & explicit for folder, keys in tuned.items() if run.folder.is_relative_to(folder))
+
+
+def place(row: Row, tuned: Mapping[Path, set[str]], about: str) -> Cell:
     """Return where a row stands on the axes; an encoding and a pattern have the options in which they differ."""
-    explicit = {word.lstrip("+").partition("=")[0] for run in row.runs for word in run.result.get("overrides") or []}
-    chosen = ("layers", *tuned)  # recipe.init_std goes with recipe.init
+    chosen = ("layers", *set().union(*tuned.values()))  # recipe.init_std goes with recipe.init
     words = {key: text for key, text in row.words.items() if not key.startswith(chosen)}
     own: Cell = {}
     for group in ("model", "pattern"):
         name = in_words(override(group, row.settings[f"{group}.name"]), {})
         own[group] = ", ".join([name, *(text for key, text in words.items() if is_option(key, group))])
     rest = [text for key, text in words.items() if key.partition(".")[0] not in ("model", "pattern")]
-    own |= {"layers": row.settings["layers"], "tuned": bool(tuned & explicit)}
+    own |= {"layers": row.settings["layers"], "tuned": any(is_tuned(run, tuned) for run in row.runs)}
     own["more"] = ", ".join(filter(None, [about, *rest]))
     return {**own, "probe": row.settings["probe.name"], "longest": row.settings["probe.max_length"]}
 

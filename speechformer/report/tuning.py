@@ -40,10 +40,12 @@ def studies(folders: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield file, runs.read_json(file) or {}
 
 
-def tuned_keys(folders: Sequence[Path]) -> set[str]:
-    """Return the settings that the studies below some folders have tuned."""
-    points = [point for _, content in studies(folders) for point in content["points"]]
-    return {word.partition("=")[0] for point in points for word in point}
+def tuned_keys(folders: Sequence[Path]) -> dict[Path, set[str]]:
+    """Return the settings that each study below some folders has tuned, by its folder."""
+    return {
+        file.parent: {word.partition("=")[0] for point in content["points"] for word in point}
+        for file, content in studies(folders)
+    }
 
 
 def cells(row: Mapping[str, Any], points: Sequence[str]) -> list[Any]:
