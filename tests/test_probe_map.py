@@ -173,6 +173,9 @@ def test_a_page_shows_the_accuracies(study: Path, tmp_path: Path) -> None:
     rows = [re.sub(" +", " ", line) for line in page.read_text(encoding="utf-8").splitlines()]
     assert rows[1] == "| | copy, 40 |"
     assert rows[3:6] == ["| ALiBi | 65.0 ± 7.1 |", "| RoPE | 15.0 ± 7.1 |", "| learned positions | – |"]
+    page.write_text('<!--= {{ probes(fixed={"tuned": False}, copy=40) }} -->\n<!--/-->\n', encoding="utf-8")
+    write_report([study], tmp_path / "report", plots=False, pages=[page])
+    assert "| ALiBi | 60.0 ± 7.1 |" in re.sub(" +", " ", page.read_text(encoding="utf-8"))
     page.write_text("<!--= {{ longer() }} -->\n<!--/-->\n", encoding="utf-8")
     other = put(tmp_path / "other", result("seed=0"))
     with pytest.raises(UserError, match=r"line 1: there is no run of task=probe"):

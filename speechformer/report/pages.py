@@ -168,14 +168,18 @@ class Context:
 def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return what templates can show of the probes, from the cells of the map."""
 
-    def shown() -> list[Cell]:
-        if not cells:
-            raise UserError("there is no run of task=probe.")
-        return probe_map.usual(cells)[0]
+    def shown(by: str = "model", **fixed: Any) -> list[Cell]:
+        own = [cell for cell in cells if all(cell[axis] == value for axis, value in fixed.items())]
+        if not own:
+            raise UserError(f"there is no run of task=probe{''.join(f' {key}={fixed[key]}' for key in fixed)}.")
+        return probe_map.usual(own, by)[0]
 
-    def probes(**lengths: int) -> str:
-        """Return the table of accuracy by encoding, of each probe at one length."""
-        return str(probe_map.lengths_table(shown(), lengths))
+    def probes(by: str = "model", fixed: Mapping[str, Any] | None = None, **lengths: int) -> str:
+        """Return the table of accuracy by encoding, or along another axis of the map, of each probe at one length.
+
+        `fixed` holds values of axes, such as {"layers": 3, "tuned": False}.
+        """
+        return str(probe_map.lengths_table(shown(by, **(fixed or {})), by, lengths))
 
     def longer() -> str:
         """Return the table of what Kazemnejad et al. conclude about longer texts."""

@@ -141,15 +141,13 @@ def write_page(cells: Sequence[Cell], title: str, output: OutputFolder) -> None:
     output.file("index.html").write_text(page, encoding="utf-8")
 
 
-def usual(cells: Sequence[Cell]) -> tuple[list[Cell], str]:
-    """Return the cells of the encodings, tuned if any is, with the most common other settings."""
-    tuned = any(cell["tuned"] for cell in cells)
-    cells = [cell for cell in cells if cell["tuned"] == tuned]
-    for axis in ("more", "pattern", "layers"):
-        values = [cell[axis] for cell in cells]
-        common = max(dict.fromkeys(values), key=values.count)
-        cells = [cell for cell in cells if cell[axis] == common]
-    return cells, f"{cells[0]['pattern']}, {cells[0]['layers']} layers, {'tuned' if tuned else 'as by default'}"
+def usual(cells: Sequence[Cell], by: str = "model") -> tuple[list[Cell], str]:
+    """Return the cells that differ in one axis alone: those with the most values of it, tuned if any is, in words."""
+    groups: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell[axis] for axis in AXES if axis != by), []).append(cell)
+    own = max(groups.values(), key=lambda group: (group[0]["tuned"], len({cell[by] for cell in group}), len(group)))
+    return own, f"{own[0]['pattern']}, {own[0]['layers']} layers, {'tuned' if own[0]['tuned'] else 'as by default'}"
 
 
 def draw(cells: Sequence[Cell]) -> Figure:
@@ -189,12 +187,15 @@ def draw(cells: Sequence[Cell]) -> Figure:
     return figure, caption
 
 
-def lengths_table(cells: Sequence[Cell], lengths: Mapping[str, int]) -> Markdown:
-    """Return the accuracy of each encoding on each probe at one length, mean ± sd over seeds, the best ones first."""
-    at = {(cell["model"], cell["probe"]): cell for cell in cells if lengths.get(cell["probe"]) == cell["length"]}
-    models = {model: [at.get((model, probe)) for probe in lengths] for model in dict.fromkeys(key[0] for key in at)}
-    order = sorted(models, key=lambda model: -sum(np.nan_to_num(skill(cell)) for cell in models[model] if cell))
-    rows = [[model, *(in_table(cell) if cell else NONE for cell in models[model])] for model in order]
+def lengths_table(cells: Sequence[Cell], by: str, lengths: Mapping[str, int]) -> Markdown:
+    """Return accuracies on each probe at one length, mean ± sd over seeds, a row for each value of an axis.
+
+    The best ones above chance come first.
+    """
+    at = {(cell[by], cell["probe"]): cell for cell in cells if lengths.get(cell["probe"]) == cell["length"]}
+    values = {value: [at.get((value, probe)) for probe in lengths] for value in dict.fromkeys(key[0] for key in at)}
+    order = sorted(values, key=lambda value: -sum(np.nan_to_num(skill(cell)) for cell in values[value] if cell))
+    rows = [[str(value), *(in_table(cell) if cell else NONE for cell in values[value])] for value in order]
     return markdown_table(["", *(f"{probe.replace('_', ' ')}, {length}" for probe, length in lengths.items())], rows)
 
 
