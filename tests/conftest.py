@@ -54,7 +54,7 @@ def compose(*overrides: str) -> DictConfig:
     return copy.deepcopy(composed(overrides))
 
 
-@functools.lru_cache(maxsize=128)  # composing takes 0.1 s, and a test of kills runs one config again and again
+@functools.lru_cache(maxsize=128)  # a test of kills runs one config again and again
 def composed(overrides: tuple[str, ...]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))

@@ -20,7 +20,7 @@ def test_there_are_four() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any corpus, with a fifth of the steps; its cells return the tables, pictures and values committed."""
+    """Without any corpus. Steps are divided by five; outputs have the media types of the committed ones."""
     monkeypatch.delenv("SPEECHFORMER_DATA", raising=False)
     notebook = nbformat.read(path, as_version=4)
     committed = [kinds(cell) for cell in notebook.cells]

@@ -16,6 +16,7 @@ from test_report import put, result
 from speechformer.errors import UserError
 from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
+from speechformer.report.pages import probe_functions
 from speechformer.report.probe_claims import judge, sections, where_found
 from speechformer.report.probe_map import as_text, content, skill, usual
 from speechformer.runs.folder import write_json
@@ -99,12 +100,50 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
 
 
 def test_only_runs_of_a_tuned_study_are_tuned(tmp_path: Path) -> None:
-    """The same setting on the command line of another study is a setting like others."""
+    """The same setting on the command line of another study is named; a default one is not."""
     tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
     write_json(tuned / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
-    other = put(tmp_path / "other", run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.003", "study=other"))
+    others = [run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007"), run("nope", 0, [0.5, 0.4, 0.3])]
+    other = put(tmp_path / "other", *others)
     cells = content(read([tuned, other], Options())[0], [tuned, other])
-    assert {(cell["model"], cell["tuned"]) for cell in cells} == {("RoPE", True), ("RoPE", False), ("ALiBi", False)}
+    names = {(cell["model"], cell["tuned"], cell["more"]) for cell in cells}
+    assert names == {
+        ("RoPE", True, ""),
+        ("RoPE", False, ""),
+        ("ALiBi", False, "lr 0.007"),
+        ("no positions", False, ""),
+    }
+
+
+def test_a_table_is_along_the_axis_with_the_most_values(study: Path, tmp_path: Path) -> None:
+    """Two encodings are tuned; layers differ as by default, where the table of layers is. Oracle: the fixture."""
+    more = put(tmp_path / "more", *(run("rope", 0, [k / 10] * 3, f"layers={k}") for k in (1, 3)))
+    cells = content(read([study, more], Options())[0], [study, more])
+    probes = probe_functions(cells)["probes"]
+
+    def rows(text: str) -> list[str]:
+        return [re.sub(" +", " ", line) for line in text.splitlines()][2:]
+
+    assert rows(probes("layers", copy=40)) == ["| 3 | 30.0 |", "| 1 | 10.0 |", "| 2 | 10.0 ± 7.1 |"]
+    assert [row.split("|")[1].strip() for row in rows(probes(copy=10))] == ["RoPE", "ALiBi", "learned positions"]
+    failed = [{**cell, "runs": [], "tuned": True} for cell in cells[:1]]
+    assert usual([*failed, *(cell for cell in cells if not cell["tuned"])])[0][0]["tuned"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "modle", "copy": 40}, "the axis of probes() has no choice 'modle'"),
+        ({"fixed": {"layer": 2}, "copy": 40}, "the axis of probes() has no choice 'layer'"),
+        ({"copy": 41}, "there is no run of probe=copy at length 41"),
+        ({"recall": 8}, "there is no run of probe=recall at length 8"),
+        ({}, "probes() needs a probe and its length"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(arguments: dict[str, Any], message: str, study: Path) -> None:
+    probes = probe_functions(content(read([study], Options())[0], [study]))["probes"]
+    with pytest.raises(UserError, match=re.escape(message)):
+        probes(**arguments)
 
 
 def test_runs_that_have_not_finished_are_a_cross(tmp_path: Path) -> None:
@@ -178,7 +217,7 @@ def test_a_page_shows_the_accuracies(study: Path, tmp_path: Path) -> None:
     assert "| ALiBi | 60.0 ± 7.1 |" in re.sub(" +", " ", page.read_text(encoding="utf-8"))
     page.write_text("<!--= {{ longer() }} -->\n<!--/-->\n", encoding="utf-8")
     other = put(tmp_path / "other", result("seed=0"))
-    with pytest.raises(UserError, match=r"line 1: there is no run of task=probe"):
+    with pytest.raises(UserError, match=r"line 1: there are no runs that test longer"):
         write_report([other], tmp_path / "report", plots=False, pages=[page])
 
 

@@ -21,10 +21,10 @@ class Majority(Probe):
     In rows that are longer than in training, those that favour near symbols have a disadvantage.
 
     Args:
-        lengths: symbols in the string; see `Probe`. Training draws also even ones, and adds a symbol to them.
+        lengths: symbols in the string; see `Probe`. Training raises even ones by one.
 
     Raises:
-        UserError: the longest row, or a test, has an even number, so that neither symbol need be more frequent.
+        UserError: `max_length` or a test length is even, so that its rows would be longer than it says.
     """
 
     def __init__(self, **lengths: Any) -> None:

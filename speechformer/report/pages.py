@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 
 from speechformer.corpora.files import atomic_write
-from speechformer.errors import UserError
+from speechformer.errors import UserError, pick
 from speechformer.report import findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.probe_map import Cell
@@ -166,24 +166,34 @@ class Context:
 
 
 def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what templates can show of the probes, from the cells of the map."""
-
-    def shown(by: str = "model", **fixed: Any) -> list[Cell]:
-        own = [cell for cell in cells if all(cell[axis] == value for axis, value in fixed.items())]
-        if not own:
-            raise UserError(f"there is no run of task=probe{''.join(f' {key}={fixed[key]}' for key in fixed)}.")
-        return probe_map.usual(own, by)[0]
+    """Return the functions of a template that show the probes, from the cells of the map."""
 
     def probes(by: str = "model", fixed: Mapping[str, Any] | None = None, **lengths: int) -> str:
         """Return the table of accuracy by encoding, or along another axis of the map, of each probe at one length.
 
-        `fixed` holds values of axes, such as {"layers": 3, "tuned": False}.
+        Args:
+            fixed: values of axes, such as {"layers": 3, "tuned": False}.
+
+        Raises:
+            UserError: there is no such axis, or no run of a probe at a length.
         """
-        return str(probe_map.lengths_table(shown(by, **(fixed or {})), by, lengths))
+        for axis in (by, *(fixed or {})):
+            pick(dict.fromkeys(probe_map.AXES), axis, "the axis of probes()")
+        at = [cell for cell in cells if all(cell[axis] == value for axis, value in (fixed or {}).items())]
+        at = [cell for cell in at if lengths.get(cell["probe"]) == cell["length"]]
+        for probe, length in lengths.items():
+            if not any(cell["runs"] for cell in at if cell["probe"] == probe):
+                raise UserError(f"there is no run of probe={probe} at length {length}.")
+        if not lengths:
+            raise UserError("probes() needs a probe and its length, such as copy=40.")
+        return str(probe_map.lengths_table(probe_map.usual(at, by)[0], by, lengths))
 
     def longer() -> str:
         """Return the table of what Kazemnejad et al. conclude about longer texts."""
-        return str(probe_claims.where_found(shown()))
+        text = str(probe_claims.where_found(probe_map.usual(cells)[0] if cells else []))
+        if not text:
+            raise UserError("there are no runs that test longer().")
+        return text
 
     return {"probes": probes, "longer": longer}
 

@@ -96,7 +96,7 @@ def sections(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Markdown]]:
 
 
 def where_found(cells: Sequence[dict[str, Any]]) -> Markdown:
-    """Return the probes and lengths at which each comparison is supported and contradicted; the rest as numbers."""
+    """Return the probes and lengths at which each comparison is supported and contradicted, and count the others."""
     compared: dict[str, dict[str, list[str]]] = {}
     for own in judge(cells):
         words = compared.setdefault(f"{own.better} − {own.worse}", {})
@@ -105,7 +105,7 @@ def where_found(cells: Sequence[dict[str, Any]]) -> Markdown:
     for name, words in compared.items():
         named = [", ".join(words.get(word, ())) or NONE for word in ("supported", "contradicted")]
         rows.append([name, *named, *(str(len(words.get(word, ()))) for word in ("inconclusive", "not tested"))])
-    return markdown_table(["claimed to be positive", "supported", "contradicted", "inconclusive", "not tested"], rows)
+    return markdown_table(["claim: above 0", "supported", "contradicted", "inconclusive", "not tested"], rows)
 
 
 def cell(verdict: Verdict) -> Markdown:

@@ -66,22 +66,27 @@ def key_of(cell: Cell) -> tuple:
     return tuple(cell[axis] for axis in (*AXES, "probe"))
 
 
-def is_tuned(run: Run, tuned: Mapping[Path, set[str]]) -> bool:
-    """Return whether a run of a tuned study states what that study tuned."""
-    explicit = {word.lstrip("+").partition("=")[0] for word in run.result.get("overrides") or []}
-    return any(keys & explicit for folder, keys in tuned.items() if run.folder.is_relative_to(folder))
+def explicit(run: Run) -> set[str]:
+    """Return the settings that the command of a run overrides."""
+    return {word.lstrip("+").partition("=")[0] for word in run.result.get("overrides") or []}
+
+
+def keys_of(run: Run, tuned: Mapping[Path, set[str]]) -> set[str]:
+    """Return the settings that the study of a run has tuned."""
+    return set().union(*(keys for folder, keys in tuned.items() if run.folder.is_relative_to(folder)))
 
 
 def place(row: Row, tuned: Mapping[Path, set[str]], about: str) -> Cell:
     """Return where a row stands on the axes; an encoding and a pattern have the options in which they differ."""
-    chosen = ("layers", *set().union(*tuned.values()))  # recipe.init_std goes with recipe.init
+    outside = set().union(*(explicit(run) for run in row.runs if not keys_of(run, tuned)))
+    chosen = ("layers", *(set().union(*tuned.values()) - outside))  # recipe.init_std goes with recipe.init
     words = {key: text for key, text in row.words.items() if not key.startswith(chosen)}
     own: Cell = {}
     for group in ("model", "pattern"):
         name = in_words(override(group, row.settings[f"{group}.name"]), {})
         own[group] = ", ".join([name, *(text for key, text in words.items() if is_option(key, group))])
     rest = [text for key, text in words.items() if key.partition(".")[0] not in ("model", "pattern")]
-    own |= {"layers": row.settings["layers"], "tuned": any(is_tuned(run, tuned) for run in row.runs)}
+    own |= {"layers": row.settings["layers"], "tuned": any(keys_of(run, tuned) & explicit(run) for run in row.runs)}
     own["more"] = ", ".join(filter(None, [about, *rest]))
     return {**own, "probe": row.settings["probe.name"], "longest": row.settings["probe.max_length"]}
 
@@ -142,11 +147,19 @@ def write_page(cells: Sequence[Cell], title: str, output: OutputFolder) -> None:
 
 
 def usual(cells: Sequence[Cell], by: str = "model") -> tuple[list[Cell], str]:
-    """Return the cells that differ in one axis alone: those with the most values of it, tuned if any is, in words."""
+    """Return the cells that differ in one axis alone, and what they have in common besides the model.
+
+    Of all such groups it is the one with the most values of the axis that have runs; of equal ones, a tuned one.
+    """
     groups: dict[tuple, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell[axis] for axis in AXES if axis != by), []).append(cell)
-    own = max(groups.values(), key=lambda group: (group[0]["tuned"], len({cell[by] for cell in group}), len(group)))
+
+    def size(group: list[Cell]) -> tuple[int, bool, int]:
+        measured = [cell for cell in group if cell["runs"]]
+        return len({cell[by] for cell in measured}), by != "tuned" and group[0]["tuned"], len(measured)
+
+    own = max(groups.values(), key=size)
     return own, f"{own[0]['pattern']}, {own[0]['layers']} layers, {'tuned' if own[0]['tuned'] else 'as by default'}"
 
 
