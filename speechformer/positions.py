@@ -26,7 +26,7 @@ from speechformer.corpora.files import OutputFolder
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
-from speechformer.layers.positions import Learned, build_positions, sinusoid
+from speechformer.layers.positions import Learned, build_positions, query_and_key_indices, sinusoid
 
 T, WIDTH, HEADS = 32, 64, 2
 INK, MUTED, BLUE, PAPER, MASKED = "#1f2933", "#66727f", "#2a6f97", "#ffffff", "#eef1f4"
@@ -40,20 +40,21 @@ def position_panels() -> dict[str, tuple[str, Tensor | None]]:
     torch.manual_seed(0)  # of the learned embeddings
     learned = encoding("learned").embed(embeddings)[0]
     buckets = encoding("relative").bucket(index[:, None] - index[None, :]).float()
-    gates = encoding("forgetting").gate(torch.randn(1, T, 1), T)[0, 0]
+    pairs = query_and_key_indices(T, T)
+    gates = encoding("forgetting").gate(torch.randn(1, T, 1), *pairs)[0, 0]
     return {
         "sinusoidal": ("added to embeddings\nposition × dimension", encoding("sinusoidal").embed(embeddings)[0]),
         "learned": ("learned, added to embeddings\nhere: initial values", learned),
         "alibi": (
             "subtracted from scores, head 1\nquery × key; darker: more",
-            without_future(encoding("alibi").bias(T, T)[0]),
+            without_future(encoding("alibi").bias(*pairs)[0]),
         ),
         "relative": ("learned, added to scores\nbucket of each distance", without_future(buckets)),
         "kerple": (
             "learned, added to scores\nhere: initial values",
-            without_future(encoding("kerple").bias(T, T)[0]),
+            without_future(encoding("kerple").bias(*pairs)[0]),
         ),
-        "fire": ("an MLP, added to scores\nhere: initial values", without_future(encoding("fire").bias(T, T)[0])),
+        "fire": ("an MLP, added to scores\nhere: initial values", without_future(encoding("fire").bias(*pairs)[0])),
         "rope": ("rotates queries and keys\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH)[:, 0::2]),
         "xpos": ("rotates, queries shrink\ncosine: position × pair", rotated_pairs(HEADS, T, WIDTH, "xpos")[:, 0::2]),
         "forgetting": ("gates by content, added to scores\nhere: random gates", without_future(gates)),
@@ -164,7 +165,7 @@ def draw_sinusoidal(length: int = 128) -> Any:
 def draw_alibi(heads: int = 8) -> Any:
     """Draw the bias of ALiBi (Press et al. 2022): some heads as maps, all heads by distance."""
     positions = encoding("alibi", 8 * heads, heads)
-    bias, slopes = positions.bias(T, T), positions.slopes().tolist()
+    bias, slopes = positions.bias(*query_and_key_indices(T, T)), positions.slopes().tolist()
     figure, axes = new_figure(4, 1, (13, 3.6))
     shades: Any = {"cmap": "Blues_r", "vmin": -8, "vmax": 0, "interpolation": "nearest"}
     for axis, head in zip(axes[0], (0, 2, 4)):
@@ -233,7 +234,8 @@ def draw_run(folder: Path) -> Any:
         if isinstance(positions, Learned):
             draw_learned_table(figure, left, right, name, positions.table.weight.detach())
         else:
-            draw_learned_bias(figure, left, right, name, positions.bias(run.block_size, run.block_size).detach())
+            pairs = query_and_key_indices(run.block_size, run.block_size)
+            draw_learned_bias(figure, left, right, name, positions.bias(*pairs).detach())
         right.legend(fontsize=8, frameon=False)
     return figure
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
-from speechformer.bench.attention import bias_of, kernels, saved_bytes
+from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
+from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
+from speechformer.bench.long import bench_stream, measure, peak_bytes
+from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
-from speechformer.bench.timing import Comparison, table, turns
+from speechformer.bench.timing import Comparison, device, table, turns
 from speechformer.bench.translation import main
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
+from speechformer.kernels.sparse import pairs_computed
+from speechformer.layers.patterns import all_pairs
 
 
 def test_sides_take_turns_and_the_result_is_the_median_per_unit() -> None:
@@ -72,24 +79,42 @@ def test_the_ratio_is_of_the_fastest_other_side() -> None:
     assert Comparison("part", "what", "step", {"ours": 2.0}).ratio is None
 
 
-@pytest.mark.parametrize(("model", "pattern"), [("nope", "full"), ("alibi", "full"), ("rope", "window")])
-def test_the_measured_kernels_agree(model: str, pattern: str) -> None:
-    bias = bias_of(model, pattern, 40)
-    qkv = [torch.randn(1, 8, 40, 64) for _ in range(3)]
-    outputs = {name: run(*qkv) for name, run in kernels(bias, torch.float32).items()}
-    assert set(outputs) >= {"dense mask", "reference"} and ("no mask" in outputs) == (
-        pattern == "full" and model == "nope"
-    )
+@pytest.mark.parametrize("what", VARIANTS)
+def test_the_measured_kernels_agree(what: str) -> None:
+    """The first one is that of models, as `choose_kernel` says, and `local_attention` has our patterns."""
+    bias, T = bias_of(VARIANTS[what], 300), 300
+    (heads, width), own = SIZES_OF_ATTENTION[device().type], {"dense mask", "reference"}
+    qkv = [torch.randn(1, heads, T, width, device=device()) for _ in range(3)]
+    outputs = {name: run(*qkv) for name, run in kernels(bias, VARIANTS[what], torch.float32).items()}
+    own |= {
+        "sparse blocks"
+        if bias.pattern is not all_pairs
+        else "SDPA without mask"
+        if bias.has_no_mask
+        else "query blocks"
+    }
+    assert {*outputs} - {"FlexAttention", "local_attention"} == own
+    if importlib.util.find_spec("local_attention") and device().type == "cpu":
+        assert ("local_attention" in outputs) == (what in ("window 64", "window 256", "block 64"))
     for mixed in outputs.values():
         torch.testing.assert_close(mixed, outputs["reference"], atol=1e-5, rtol=1e-5)
 
 
 def test_memory_includes_the_attention_weights_of_the_reference() -> None:
     """Oracle: softmax saves its T x T weights for each head; every kernel saves at least q, k, v and the output."""
-    T, bias = 64, bias_of("nope", "full", 64)
-    qkv = [torch.randn(1, 8, T, 64, requires_grad=True) for _ in range(3)]
-    bytes_of = {name: saved_bytes(run, qkv) for name, run in kernels(bias, torch.float32).items()}
-    assert bytes_of["reference"] >= 8 * T * T * 4 > bytes_of["no mask"] - 8 * T * 64 * 4 - 8 * T * 4
+    T, bias = 64, bias_of("pattern=full", 64)
+    qkv = [torch.randn(1, 4, T, 32, requires_grad=True) for _ in range(3)]
+    held = {name: held_bytes(run, bias, qkv) for name, run in kernels(bias, "pattern=full", torch.float32).items()}
+    assert held["reference"] >= 4 * T * T * 4 > held["SDPA without mask"] - 4 * T * 32 * 4 - 4 * T * 4
+
+
+def test_memory_includes_the_bias_of_blocks() -> None:
+    """Oracle: a float and a bool for each pair in the blocks, the weights, and the places of q, k and v."""
+    T, overrides = 1024, VARIANTS["window 64"]
+    bias = bias_of(overrides, T)
+    qkv = [torch.randn(1, 4, T, 32, requires_grad=True) for _ in range(3)]
+    held = held_bytes(kernels(bias, overrides, torch.float32)["sparse blocks"], bias, qkv)
+    assert held == pairs_computed(bias.layout or []) * (4 + 1 + 4 * 4) + 3 * 4 * T * 32 * 4
 
 
 def test_plots_and_table(tmp_path: Path) -> None:
@@ -99,10 +124,9 @@ def test_plots_and_table(tmp_path: Path) -> None:
         for task in ("classify", "lm")
     ]
     for T in (256, 512):
-        memory = {"bytes": {"dense mask": T, "reference": T * T}, "tokens": T}
-        rows.append(
-            Comparison(f"attention, {T} tokens", "nope, full", "pass", {"dense mask": 1.0, "reference": 2.0}, memory)
-        )
+        times = {"sparse blocks": T / 256, "dense mask": 4 * (T / 256) ** 2}
+        memory = {"bytes": {"sparse blocks": T, "dense mask": T * T}, "tokens": T, "chosen": "sparse blocks"}
+        rows.append(Comparison(f"attention, {T} tokens", "window 64", "pass", times, memory))
     lines = table(rows).splitlines()
     assert lines[0].split()[-1] == "ratio"
     assert lines[1].split() == [
@@ -117,6 +141,54 @@ def test_plots_and_table(tmp_path: Path) -> None:
     assert [path.name for path in drawn] == ["steps.png", "attention.png"]
     assert all(path.stat().st_size > 10_000 for path in drawn)
     assert draw([], {}, OutputFolder(tmp_path)) == []
+
+
+def test_tables_of_long_texts() -> None:
+    """Oracles: power laws with known exponents, and ratios of round numbers."""
+    rows = []
+    for T in (256, 512, 1024, 2048):
+        blocks = T >= 512
+        seconds = {"sparse blocks": T**1.1 / 1e6, "dense mask": T**2 / 1e7, "local_attention": 2 * T**1.1 / 1e6}
+        held = {"sparse blocks": T * 2**12, "dense mask": T * T * 2**10, "local_attention": 0}
+        chosen = "sparse blocks" if blocks else "dense mask"
+        row = Comparison(f"attention, {T} tokens", "window 64", "pass", seconds, {"bytes": held, "tokens": T})
+        rows.append({**asdict(row), "more": {**row.more, "chosen": chosen}})
+    step = Comparison(
+        "a long text", "lm, full, 4,096 tokens, 1.5 GB", "step", {"speechformer": 2.0}, {"peak_bytes": 3e9}
+    )
+    more = {"cache_bytes": 5e6, "added_bytes": 1e5}
+    stream = Comparison("a stream", "lm", "token", {"last 10,000": 0.002, "first 10,000": 0.001}, more)
+    results = Results({"machine": {}, "rows": [*rows, asdict(step), asdict(stream)]})
+    ours, dense = 2048**1.1 / 1e6, 2048**2 / 1e7
+    assert results.attention_table(2048).splitlines()[2] == (
+        f"| window 64 | {1000 * ours:.3g} ms | 419 ms | {dense / ours:.1f} | 8 MiB | 4096 MiB | 2.0 |"
+    )
+    assert results.attention_slopes("window 64").splitlines()[2:] == [
+        "| window 64 | sparse blocks | 512 to 2,048 | T^1.10 | T^1.00 |",
+        "| window 64 | dense mask | 512 to 2,048 | T^2.00 | T^2.00 |",
+    ]
+    ratio = {T: T**0.9 / 10 for T in (256, 512, 2048)}
+    assert results.sparse_rule() == (
+        f"where the rule takes blocks (3 rows), they are {ratio[512]:.1f} to {ratio[2048]:.0f} times as fast as a "
+        f"dense mask; where it does not (1), {ratio[256]:.1f} to {ratio[256]:.1f} times"
+    )
+    assert results.long_table().splitlines()[2] == "| lm, full, 4,096 tokens | 2.00 s | 3.0 GB |"
+    assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
+
+
+def test_the_training_step_and_the_stream_of_the_bench() -> None:
+    """Oracle: the cache of a sink and a window, keys and values of each layer, in single precision."""
+    sizes = {"width": 16, "heads": 2, "layers": 2, "ff": 16, "vocab_size": 30}
+    row = measure("window 4", 40, 1, sizes)
+    assert row.seconds["speechformer"] > 0 and row.more["tokens"] == 40
+    stream = bench_stream(300, 100, {**sizes, "block_size": 8})
+    assert stream.more["cache_bytes"] == 2 * 2 * (255 + 4) * 16 * 4 + 2 * 8 and len(stream.more["seconds"]) == 3
+
+
+def test_the_peak_of_memory_grows_by_what_is_allocated() -> None:
+    before = peak_bytes()
+    more = torch.ones(before + 2**26, dtype=torch.uint8, device=device())  # more than was ever free
+    assert before + 2**26 <= peak_bytes() <= 2 * before + 2**27 and more[-1] == 1
 
 
 def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -27,7 +27,7 @@ from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import SelfAttention, attention_bias, attention_mask, attention_reference
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
-from speechformer.layers.positions import Positions, build_positions
+from speechformer.layers.positions import Positions, build_positions, query_and_key_indices
 
 # each position with a window, each pattern with ALiBi: the kernels treat the two apart
 KINDS = [*((model, "window") for model in MODELS), *(("alibi", name) for name in PATTERNS if name != "window")]
@@ -37,15 +37,14 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 def bias_of(
-    model: str, pattern: str, causal: bool = True, padded: bool = False, length: int = 12, device: torch.device = CPU
+    model: str, pattern: Any, causal: bool = True, padded: bool = False, length: int = 12, device: torch.device = CPU
 ) -> AttentionBias:
     positions = build_positions(group("model", model), width=32, heads=2, length=length, causal=causal).to(device)
+    own = group("pattern", pattern) if isinstance(pattern, str) else pattern
     token_mask = None
     if padded:
         token_mask = torch.arange(length, device=device) < torch.tensor([[length], [length // 2 + 3]], device=device)
-    return AttentionBias(
-        positions, build_pattern(group("pattern", pattern)), length, length, causal, token_mask, device
-    )
+    return AttentionBias(positions, build_pattern(own), length, length, causal, token_mask, device)
 
 
 # model, pattern, padded, length, device, dropout rate, weights asked for, cache -> kernel
@@ -61,10 +60,19 @@ ROWS = {
     "padding": ("rope", "full", True, 12, CPU, 0.0, False, False, "SDPA"),
     "pattern": ("sinusoidal", "bigbird", False, 12, CPU, 0.0, False, False, "SDPA"),
     "bias": ("alibi", "full", False, 12, CPU, 0.0, False, False, "SDPA"),
-    "long on a CPU": ("nope", "window", False, FLEX_MIN_LENGTH, CPU, 0.0, False, False, "SDPA"),
+    "long": ("alibi", "window", True, 520, CPU, 0.0, False, False, "sparse blocks"),
+    "long, gates": ("forgetting", "window", True, 520, CPU, 0.0, False, False, "sparse blocks"),
+    "long, dropout": ("nope", "window", False, 520, CPU, 0.3, False, False, "sparse blocks"),
+    "long, weights": ("nope", "window", False, 520, CPU, 0.0, True, False, "reference"),
+    "long, many pairs": ("nope", {"name": "window", "window": 300}, False, 520, CPU, 0.0, False, False, "SDPA"),
+    "longer, all pairs": ("alibi", "full", True, 2048, CPU, 0.0, False, False, "query blocks"),
+    "longer, all pairs, dropout": ("alibi", "full", False, 2048, CPU, 0.3, False, False, "query blocks"),
+    "longer, nothing to mask": ("nope", "full", False, 2048, CPU, 0.0, False, False, "SDPA without mask"),
     "CUDA": ("alibi", "window", True, 12, CUDA, 0.0, False, False, "SDPA"),
     "CUDA training": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.3, False, False, "SDPA"),
     "CUDA, long": ("alibi", "window", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, without Triton": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
+    "CUDA, all pairs, without Triton": ("alibi", "full", True, 2048, CUDA, 0.0, False, False, "query blocks"),
     "CUDA, long, nothing to mask": (
         "rope",
         "full",
@@ -81,20 +89,22 @@ ROWS = {
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("row", ROWS)
-def test_each_row_of_the_table(row: str, causal: bool) -> None:
+def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is chosen as the table says. On the device at hand its output and gradients are the reference's,
     under the same dropout."""
     model, pattern, padded, length, device, rate, with_weights, cached, kernel = ROWS[row]
+    monkeypatch.setattr(dispatch, "HAS_TRITON", "Triton" not in row)
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length, on_hand)
     fusable = not cached and not bias.positions.overrides("rotate")
     assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
-    if on_hand != device or (on_hand == CUDA and rate):  # CUDA's own dropout draws other masks
+    if on_hand != device or (rate and (on_hand == CUDA or "blocks" in kernel)):  # which draw other masks
         return
     results = []
-    reference = SelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True).to(device)
-    fast = FastSelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True).to(device)
+    gated = bias.positions.overrides("gate")
+    reference = SelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True, gated=gated).to(device)
+    fast = FastSelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True, gated=gated).to(device)
     fast.load_state_dict(reference.state_dict())
     for attention, own_bias in ((reference, bias.dense), (fast, bias)):
         torch.manual_seed(1)
@@ -120,18 +130,19 @@ def test_autocast_and_compilation_turn_the_fused_kernel_off(kernel: str, monkeyp
     assert choose_kernel(bias, CPU, 0.1, False, fusable=True) == kernel
 
 
-def test_objects_say_what_they_are() -> None:
+def test_objects_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first token leaves full attention full; with `bias` but no `score_mod` there is no FlexAttention."""
 
     class Distance(Positions):
-        def bias(self, T: int, S: int) -> torch.Tensor:
-            return torch.zeros(1, T, S)
+        def bias(self, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(i - j)[None]
 
     assert with_first_token(build_pattern({"name": "full"})) is all_pairs
     own = Distance(width=32, heads=2, length=4, causal=True)
     assert own.overrides("bias") and not own.overrides("rotate") and not own.overrides("score_mod")
     long = FLEX_MIN_LENGTH
     bias = AttentionBias(own, build_pattern({"name": "window"}), long, long, True, None, CUDA)
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     assert choose_kernel(bias, CUDA, 0.0, False) == "SDPA"
     cached = AttentionBias(Positions(width=32, heads=2, length=4, causal=True), all_pairs, 1, long, True, None, CPU)
     assert choose_kernel(cached, CPU, 0.0, False) == "SDPA"
@@ -339,14 +350,17 @@ def test_a_bias_of_the_last_pass_is_the_one_that_would_be_built(model: str) -> N
                 logits.square().sum().backward()
             results.append([logits.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
         assert all(torch.equal(a, b) for a, b in zip(*results))
-    positions_bias = lm.decoder.positions.bias(2, 2)
+    positions_bias = lm.decoder.positions.bias(*query_and_key_indices(2, 2))
     trained = positions_bias is not None and positions_bias.requires_grad
     assert (lm.decoder.last_bias is None) == trained
 
 
 @pytest.mark.parametrize(
     ("build", "model", "pattern"),
-    [*((decoder, model, "window") for model in MODELS), (classifier, "alibi", "full"), (classifier, "rope", "full")],
+    [
+        *((decoder, model, "window") for model in ("learned", "alibi", "relative", "rope", "forgetting")),
+        (classifier, "rope", "full"),
+    ],
 )
 def test_compiled_blocks_have_the_gradients_of_uncompiled_ones(
     build: Any, model: str, pattern: str, traced: list[str]

@@ -26,6 +26,7 @@ from speechformer.layers.positions import (
     XPos,
     build_positions,
     geometric_slopes,
+    query_and_key_indices,
     sinusoid,
 )
 from speechformer.positions import main, mean_cosine, position_panels
@@ -129,7 +130,8 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
     for parameter in positions.parameters():
         torch.nn.init.uniform_(parameter, -0.5, 0.5)  # the initial values can hide a part of the formula
     x, q = torch.randn(1, 12, 16), torch.randn(1, 2, 12, 8)
-    embedded, rotated_q, bias = positions.embed(x), positions.rotate(q, q)[0], positions.bias(12, 12)
+    embedded, rotated_q = positions.embed(x), positions.rotate(q, q)[0]
+    bias = positions.bias(*query_and_key_indices(12, 12))
     bias = torch.zeros(2, 12, 12) if bias is None else bias
     for i in range(12):
         expected = [formulas["embed"](positions, x[0, i].tolist(), i, d) for d in range(16)]
@@ -143,7 +145,7 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
     assert positions.overrides("gate") == ("gate" in FORMULAS[name])
     if "gate" in FORMULAS[name]:
         z = torch.randn(3, 12, 2)
-        added = positions.gate(z, 5)
+        added = positions.gate(z, *query_and_key_indices(5, 12))
         for b, n, i, j in itertools.product(range(3), range(2), range(7, 12), range(12)):
             if j <= i or not causal:
                 expected = formulas["gate"](positions, z[b, :, n].tolist(), i, j)
@@ -191,7 +193,7 @@ def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) ->
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_alibi_bias_is_minus_slope_times_distance(causal: bool) -> None:
-    bias = make(ALiBi, causal, slopes=[0.5, 0.25], scale=1.1).bias(5, 5)
+    bias = make(ALiBi, causal, slopes=[0.5, 0.25], scale=1.1).bias(*query_and_key_indices(5, 5))
     for n, slope in enumerate([0.5, 0.25]):
         for i in range(5):
             for j in range(5):
@@ -200,8 +202,9 @@ def test_alibi_bias_is_minus_slope_times_distance(causal: bool) -> None:
 
 def test_alibi_learned_slopes_start_geometric_and_train() -> None:
     fixed, learned = make(ALiBi, scale=2.0), make(ALiBi, scale=2.0, slopes="learned")
-    torch.testing.assert_close(learned.bias(6, 6), fixed.bias(6, 6))
-    learned.bias(6, 6).sum().backward()
+    pairs = query_and_key_indices(6, 6)
+    torch.testing.assert_close(learned.bias(*pairs), fixed.bias(*pairs))
+    learned.bias(*pairs).sum().backward()
     # d/dm of sum(-scale m |i-j|) is -scale sum |i-j|; the parameter is log m, so times m
     total = sum(abs(i - j) for i in range(6) for j in range(6))
     expected = [-2.0 * total * m for m in geometric_slopes(2)]
@@ -300,7 +303,7 @@ def test_relative_starts_as_in_the_code_of_t5() -> None:
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 def test_relative_is_one_number_for_each_head_and_bucket(causal: bool, buckets: int, max_distance: int) -> None:
     positions = make(Relative, causal, buckets=buckets, max_distance=max_distance)
-    bias = positions.bias(200, 200)
+    bias = positions.bias(*query_and_key_indices(200, 200))
     for i in range(0, 200, 7):
         for j in range(200):
             bucket = t5_bucket(i - j, causal, buckets, max_distance)
@@ -316,7 +319,7 @@ def test_later_queries_alone_get_what_they_get_among_all(model: str, causal: boo
     assert torch.equal(positions.embed(x)[:, 7:], positions.embed(x[:, 7:], offset=7))
     for whole, tail in zip(positions.rotate(q, k), positions.rotate(q[:, :, 7:], k[:, :, 7:], offset=7)):
         torch.testing.assert_close(whole[:, :, 7:], tail)
-    whole, tail = positions.bias(12, 12), positions.bias(5, 12)
+    whole, tail = (positions.bias(*query_and_key_indices(T, 12)) for T in (12, 5))
     assert (whole is None and tail is None) or torch.equal(whole[:, 7:], tail)
 
 
@@ -332,7 +335,7 @@ def test_parameters(model: str, count: int) -> None:
 def test_the_places_where_an_encoding_does_not_act(model: str) -> None:
     positions = build_positions(group("model", model), causal=True, **SIZES)
     q = torch.randn(1, 2, 4, 8)
-    assert positions.bias(4, 4) is None
+    assert positions.bias(*query_and_key_indices(4, 4)) is None
     assert positions.rotate(q, q)[0] is q
     x = torch.randn(1, 4, 16)
     assert (positions.embed(x) is x) == (model == "nope")

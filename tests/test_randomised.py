@@ -14,7 +14,7 @@ from test_positions import FORMULAS
 from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.generation.sampling import sample
-from speechformer.layers.positions import POSITIONS, build_positions
+from speechformer.layers.positions import POSITIONS, build_positions, query_and_key_indices
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "length": 12, "causal": True}
 
@@ -40,7 +40,8 @@ def test_every_encoding_takes_the_positions_that_are_drawn(name: str, training: 
     drawn = inner.drawn.tolist()
     assert drawn == sorted(set(drawn)) and len(drawn) == 12 and drawn[0] >= 0 and drawn[-1] < 50
     x, q = torch.randn(1, 12, 16), torch.randn(1, 2, 12, 8)
-    embedded, rotated, bias = positions.embed(x), positions.rotate(q, q)[0], positions.bias(12, 12)
+    embedded, rotated = positions.embed(x), positions.rotate(q, q)[0]
+    bias = positions.bias(*query_and_key_indices(12, 12))
     formulas = FORMULAS[name]
     for method, output in (("embed", embedded), ("rotate", rotated), ("bias", bias)):
         assert positions.overrides(method) == (method in formulas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from test_models import decoder
 
 from speechformer.errors import UserError
 from speechformer.generation.sampling import sample, sampling_probabilities
+from speechformer.layers.patterns import Structured, build_pattern
+from speechformer.models.stack import select
 
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
 
@@ -111,3 +114,42 @@ def test_a_model_that_has_diverged_knows_no_next_word() -> None:
     model.output.bias.data[7] = float("nan")
     with pytest.raises(UserError, match="The model has diverged: logits are NaN"):
         next(sample(model, [5]))
+
+
+@pytest.mark.parametrize("model", ["alibi", "rope", "sinusoidal", "xpos", "fire", "forgetting"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["window", "block", "dilated", "global", "sinks", "strided", {"name": "sinks", "window": 1, "tokens": 2}],
+    ids=str,
+)
+def test_the_cache_holds_what_later_tokens_can_see(model: str, pattern: Any) -> None:
+    """Oracles: one pass over all tokens, and the pattern's own mask of a later query."""
+    own = group("pattern", pattern) if isinstance(pattern, str) else pattern
+    lm = decoder(model=group("model", model), pattern=own).double()
+    ids, past, mask = torch.randint(1, 40, (2, 60)), lm.decoder.new_cache(), build_pattern(own)
+    expected = lm.hidden(ids)
+    for begin, end in itertools.pairwise((0, 2, 3, 20, 21, 22, 40, *range(41, 61))):
+        torch.testing.assert_close(lm.hidden(ids[:, begin:end], past), expected[:, begin:end])
+        later = torch.arange(end, end + 200)[:, None]
+        visible = mask(later, torch.arange(end)[None, :]).any(dim=0)
+        if model != "forgetting" and isinstance(mask, Structured) and mask.window is not None:
+            expected_keys = (torch.arange(end) < mask.tokens) | (torch.arange(end) > end - mask.window)
+            assert past[0]["k"].shape[2] == expected_keys.sum() and not (visible & ~expected_keys).any()
+            has_gaps = own["name"] in ("dilated", "block")  # and hides some keys of its window
+            assert has_gaps or torch.equal(visible, expected_keys)
+        else:
+            assert past[0]["k"].shape[2] == end
+    one = select(past, torch.tensor([1]))  # as a beam search does
+    following = torch.cat((ids[1:], ids[1:, :1]), dim=1)
+    torch.testing.assert_close(lm.hidden(ids[1:, :1], one)[:, -1], lm.hidden(following)[:, -1])
+
+
+def test_a_long_stream_takes_constant_memory() -> None:
+    """Neither the cache nor the table of angles grows."""
+    lm, sizes = decoder(model=group("model", "rope"), pattern=group("pattern", "sinks")), []
+    past = lm.decoder.new_cache()
+    with torch.no_grad():
+        for _ in range(600):
+            lm.hidden(torch.tensor([[3]]), past)
+            sizes.append(sum(x.numel() for layer in past for x in layer.values()))
+    assert len({*sizes[100:]}) == 1 and lm.decoder.positions.table_TR.shape[0] == 20

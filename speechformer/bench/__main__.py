@@ -3,6 +3,7 @@
     steps        a training step and an evaluation, against torch.nn.TransformerEncoder and x-transformers
     loop         the Trainer's loop against a bare loop
     attention    time and memory by length, for each position, pattern and kernel
+    long         a training step of a larger decoder over long texts, and its memory
     startup      from the command to the first step, against importing torch and lightning
     sweep        the overhead of a run in a sweep
     ensemble     an ensemble of runs against the same runs in sequence
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 from speechformer import console
-from speechformer.bench import attention, gpu, runs, steps, translation
+from speechformer.bench import attention, gpu, long, runs, steps, translation
 from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
@@ -43,6 +44,7 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "steps": steps.bench_steps,  # and of the processes
     "loop": runs.bench_loop,
     "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
+    "long": lambda rounds: long.bench_long(fewer(rounds)),
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),

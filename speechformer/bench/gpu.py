@@ -28,9 +28,9 @@ from speechformer.models.decoder import Decoder
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 
 
-def decoder_of(sizes: dict[str, int]) -> Decoder:
+def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
     """Build a language model with RoPE, GELU and tied embeddings, without biases and dropout."""
-    config = as_plain(compose(["model=rope", "task=lm"]))
+    config = as_plain(compose(["model=rope", "task=lm", *overrides]))
     unused = ("pool", "classifier_width", "shared_embeddings")
     architecture = {key: value for key, value in config["architecture"].items() if key not in unused}
     architecture |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
@@ -85,5 +85,5 @@ def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
     """Measure this part; raise a UserError without a GPU."""
     if device().type != "cuda":
         raise UserError("there is no CUDA device here, and bench gpu needs one.")
-    window = bench_attention(rounds, (16_384,), variants=[("nope", "window")])
+    window = bench_attention(rounds, (16_384,), variants=["window 256"])
     return [*window, bench_compiled(rounds), bench_large(rate), *bench_ensemble(32)]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from speechformer.bench.plots import mebibytes_of, seconds_of, slope
 from speechformer.bench.timing import Comparison, format_seconds
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.pages import update
@@ -20,9 +21,11 @@ NAMES = {
     "report": "reports' size",
     "large": "512 wide, 1,024 tokens",
 }
+LIBRARY = "times as fast as local-attention"
+LONG = ("attention_table", "attention_slopes", "sparse_rule", "long_table", "stream")
 
 
-class Results:
+class Rows:
     """What templates can show of a `bench.json`.
 
     Raises:
@@ -34,11 +37,6 @@ class Results:
         self.rows = [Comparison(*(row[name] for name in fields)) for row in content["rows"]]
         self.about: dict[str, Any] = content["machine"]
         self.commits = {row.part: own.get("commit") for row, own in zip(self.rows, content["rows"])}
-
-    def functions(self) -> dict[str, Any]:
-        """Return the functions by name."""
-        shown = ("machine", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
-        return {name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit")}
 
     def of(self, part: str, start: str = "") -> list[Comparison]:
         """Return the rows of the parts that begin with `part`, of what begins with `start`."""
@@ -54,6 +52,77 @@ class Results:
     def commit(self, part: str) -> str:
         """Return the commit of a part, 7 digits."""
         return (self.commits[self.of(part)[0].part] or "unknown")[:7]
+
+
+class LongTexts(Rows):
+    """What templates can show of sparse patterns and long texts."""
+
+    def attention_table(self, tokens: int) -> str:
+        """Return the table of patterns at a length: blocks against a dense mask and a library."""
+        lines = [["pattern", "blocks", "dense mask", "times as fast", "memory held", "of a dense mask", LIBRARY]]
+        for row in self.of(f"attention, {tokens} tokens"):
+            ours, dense, library = (
+                row.seconds.get(name) for name in ("sparse blocks", "dense mask", "local_attention")
+            )
+            if ours and dense:
+                held = row.more["bytes"]
+                memory = [f"{held[name] / 2**20:.0f} MiB" for name in ("sparse blocks", "dense mask")]
+                faster = f"{library / ours:.1f}" if library else ""
+                times = [*map(format_seconds, (ours, dense)), f"{dense / ours:.1f}"]
+                lines.append([row.what, *times, *memory, faster])
+        return markdown(lines)
+
+    def attention_slopes(self, *patterns: str) -> str:
+        """Return the table of the exponents of time and memory over the length, of blocks and of a dense mask."""
+        lines = [["pattern", "kernel", "tokens", "time", "memory"]]
+        for what in patterns:
+            for name in ("sparse blocks", "dense mask"):
+                own = [row for row in self.of("attention", what) if name in row.seconds]
+                tokens = [row.more["tokens"] for row in own]
+                values = [[measure(row, name) for row in own] for measure in (seconds_of, mebibytes_of)]
+                powers = [f"T^{slope(tokens, own):.2f}" for own in values]
+                lines.append([what, name, f"512 to {tokens[-1]:,}", *powers])
+        return markdown(lines)
+
+    def sparse_rule(self) -> str:
+        """Return what the rule of the dispatcher costs and gains, in all rows that have both kernels."""
+        ratios: dict[bool, list[float]] = {True: [], False: []}
+        for row in self.of("attention"):
+            if {"sparse blocks", "dense mask"} <= {*row.seconds}:
+                taken = row.more["chosen"] == "sparse blocks"
+                ratios[taken].append(row.seconds["dense mask"] / row.seconds["sparse blocks"])
+        taken, left = ratios[True], ratios[False]
+        return (
+            f"where the rule takes blocks ({len(taken)} rows), they are {min(taken):.1f} to {max(taken):.0f} times "
+            f"as fast as a dense mask; where it does not ({len(left)}), {min(left):.1f} to {max(left):.1f} times"
+        )
+
+    def long_table(self) -> str:
+        """Return the table of training steps over long texts."""
+        lines = [["a training step of", "time", "peak of memory"]]
+        for row in self.of("a long text"):
+            lines.append([row.what.rpartition(", ")[0], format_seconds(row.seconds["speechformer"])])
+            lines[-1].append(f"{row.more['peak_bytes'] / 1e9:.1f} GB")
+        return markdown(lines)
+
+    def stream(self) -> str:
+        """Return what generating a long text takes at its end, compared with its beginning."""
+        (row,) = self.of("a stream")
+        last, first = row.seconds.values()
+        return (
+            f"{1000 * first:.2f} ms for each of the first 10,000 tokens and {1000 * last:.2f} ms for each of the "
+            f"last 10,000; {row.more['cache_bytes'] / 1e6:.1f} MB of cache, and {row.more['added_bytes'] / 1e6:.1f} "
+            f"MB more memory at the end than after the first 10,000"
+        )
+
+
+class Results(LongTexts):
+    """What templates can show of everything."""
+
+    def functions(self) -> dict[str, Any]:
+        """Return the functions by name."""
+        shown = ("machine", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
+        return {name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit", *LONG)}
 
     def ratio(self, size: str, what: str) -> str:
         """Return a ratio of steps with its interval, such as of ("report", "lm, training step")."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,38 +63,42 @@ def save(figure: Any, path: Path, dpi: int = 150) -> Path:
 
 
 def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
-    """Plot time and memory by length on logarithmic axes, a column for each position or pattern, five to a row."""
+    """Plot time and memory of the chosen kernels by length, on logarithmic axes, and those of a dense mask."""
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     kinds = list(dict.fromkeys(row.what for row in rows))
-    kernels = list(dict.fromkeys(name for row in rows for name in row.seconds))
-    across = min(5, len(kinds))
-    down = -(-len(kinds) // across)
-    figure, axes = plt.subplots(
-        2 * down, across, figsize=(1.2 + 2.4 * across, 4.6 * down), layout="constrained", sharex=True, squeeze=False
-    )
-    for k, kind in enumerate(kinds):
-        column = axes[2 * (k // across) : 2 * (k // across) + 2, k % across]
-        own = [row for row in rows if row.what == kind]
-        for name in kernels:
-            measured = [row for row in own if name in row.seconds]
-            tokens = [row.more["tokens"] for row in measured]
-            style = {"color": COLOURS[kernels.index(name)], "marker": "o", "markersize": 3, "label": name}
-            column[0].plot(tokens, [1000 * row.seconds[name] for row in measured], **style)
-            column[1].plot(tokens, [max(row.more["bytes"][name], 1) / 2**20 for row in measured], **style)
-        column[0].set_title(kind.replace("nope, ", ""), fontsize=10)
-        column[1].set_xlabel("tokens")
-        if k % across == 0:
-            column[0].set_ylabel("ms, forward and backward")
-            column[1].set_ylabel("MiB saved or allocated")
-        for axis in column:
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.grid(True, color="#e3e8ed")
-    for first in range(2 * down):  # one scale for all times, and one for all memory
-        limits = [axis.get_ylim() for axis in axes[first % 2 :: 2].flat if axis.has_data()]
-        for axis in axes[first]:
-            axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-    for axis in axes.flat:
-        axis.set_visible(axis.has_data())
-    handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(kernels), frameon=False)
+    lines = [(what, [row for row in rows if row.what == what][-1].more["chosen"]) for what in kinds]
+    texts = dict(zip(lines, kinds))
+    texts["window 64", "dense mask"] = "any pattern as a dense mask"  # which takes the same time for all
+    for k, ((what, name), text) in enumerate(texts.items()):
+        own = [row for row in rows if row.what == what and name in row.seconds]
+        tokens, powers = [row.more["tokens"] for row in own], []
+        look: Any = {"color": plt.colormaps["tab20"](k), "marker": "osD^vP*XdhH"[k % 11], "markersize": 4}
+        look = {"color": "#444444", "linestyle": "--"} if name == "dense mask" else look
+        for axis, measure in zip(axes, (seconds_of, mebibytes_of)):
+            values = [measure(row, name) for row in own]
+            powers.append(slope(tokens, values))
+            (line,) = axis.plot(tokens, values, **look)
+        line.set_label("{} (T^{:.2f}, T^{:.2f})".format(text, *powers))
+    for axis, title in zip(axes, ("seconds, forward and backward", "MiB held for the backward pass")):
+        axis.set(yscale="log", xlabel="tokens", title=title)
+        axis.set_xscale("log", base=2)
+        axis.grid(True, color="#e3e8ed")
+    axes[1].set_ylim(bottom=max(0.1, axes[1].get_ylim()[0]))  # query blocks hold nearly nothing
+    figure.legend(loc="outside right center", frameon=False, fontsize=8.5, title="exponents of time and memory")
     return save(figure, path, 130)
+
+
+def seconds_of(row: Comparison, name: str) -> float:
+    """Return the seconds of a kernel."""
+    return row.seconds[name]
+
+
+def mebibytes_of(row: Comparison, name: str) -> float:
+    """Return the MiB that a kernel holds for the backward pass."""
+    return max(row.more["bytes"][name], 1) / 2**20
+
+
+def slope(tokens: Sequence[int], values: Sequence[float], start: int = 512) -> float:
+    """Return the exponent of the power law that fits the values from `start` tokens on; NaN for fewer than two."""
+    pairs = [(math.log(T), math.log(value)) for T, value in zip(tokens, values) if start <= T]
+    return statistics.linear_regression(*zip(*pairs)).slope if len(pairs) > 1 else math.nan

@@ -1,4 +1,4 @@
-"""Faster attention: dropout as a single autograd function, and FlexAttention.
+"""Faster attention: dropout as a single autograd function, queries in blocks, and FlexAttention.
 
 Shapes: B sequences, T tokens, R tokens without padding, N heads, H width of a head, D = N H, E = 3 D.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from speechformer.kernels.padding import Unpadder
+from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
 
@@ -59,6 +63,44 @@ class DroppedAttention(torch.autograd.Function):
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
         return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None
+
+
+def attention_in_query_blocks(
+    q_BNTH: Tensor,
+    k_BNTH: Tensor,
+    v_BNTH: Tensor,
+    bias_of: Callable[[Tensor, Tensor], Tensor],
+    causal: bool,
+    dropout: Callable[[Tensor], Tensor] | None,
+    rows: int = 256,
+) -> Tensor:
+    """Compute attention for some rows of queries at a time, [B, N, T, H], without a bias of all pairs.
+
+    The backward pass computes each block again (Rabe and Staats 2021, "Self-attention Does Not Need O(n^2) Memory").
+
+    Args:
+        bias_of: returns the bias of queries i, [rows, 1], and keys j, [1, columns].
+        dropout: applied to the weights.
+    """
+    T, device = q_BNTH.shape[2], q_BNTH.device
+
+    def block(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> Tensor:
+        bias = bias_of(i[:, None], torch.arange(k.shape[2], device=device)[None, :])
+        if dropout is not None:
+            return attention_reference(q, k, v, bias, dropout)[0]  # type: ignore[arg-type]
+        return F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
+
+    outputs = []
+    for i in torch.arange(T, device=device).split(rows):
+        start, end = int(i[0]), int(i[-1]) + 1
+        S = end if causal else T
+        arguments = q_BNTH[:, :, start:end], k_BNTH[:, :, :S], v_BNTH[:, :, :S], i
+        if torch.is_grad_enabled():
+            keep_draws = dropout is not None
+            outputs.append(checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=keep_draws))
+        else:
+            outputs.append(block(*arguments))
+    return torch.cat(outputs, dim=2)
 
 
 def block_mask(

@@ -2,16 +2,21 @@
 
 Every row computes what `speechformer.layers` computes; `tests/test_dispatch.py` checks each against it.
 
-Attention takes the first row that applies, see `choose_kernel`:
+Attention takes the first row that applies, see `choose_kernel`. "All pairs" means self-attention without weights,
+cached keys and compilation, on a CPU or where Triton, which compiles FlexAttention, is absent:
 
 | kernel              | computed by                    | taken when                                                 |
 |---------------------|--------------------------------|------------------------------------------------------------|
+| "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512, and a pattern whose blocks hold at    |
+|                     |                                | most 30 % of them                                          |
+| "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048, and a bias, a mask or dropout; not   |
+|                     |                                | with random positions                                      |
 | "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation (RoPE),  |
 |                     |                                | weights, cache, autocast or compilation                    |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
-| "FlexAttention"     | `attention.flex_attention`     | CUDA, no dropout, no cached keys, T >= 1024, and positions |
-|                     |                                | that have a `score_mod` or no bias, and no gate            |
+| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 1024, and    |
+|                     |                                | positions with a `score_mod` or no bias, and no gate       |
 | "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
 
 The rest of a pass, where "plain" means without cross-attention and cache:
@@ -35,7 +40,10 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -47,17 +55,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, pick
-from speechformer.kernels.attention import DroppedAttention, block_mask, cached_block_mask, flex_attention
+from speechformer.kernels.attention import (
+    DroppedAttention,
+    attention_in_query_blocks,
+    block_mask,
+    cached_block_mask,
+    flex_attention,
+)
 from speechformer.kernels.dropout import FastDropout, draw_ahead
-from speechformer.kernels.padding import Unpadder, unpadder_for, without_padding
+from speechformer.kernels.padding import Unpadder, without_padding
+from speechformer.kernels.sparse import Part, layout_of, sparse_attention
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
-from speechformer.layers.positions import Positions
+from speechformer.layers.positions import Positions, query_and_key_indices
 
-Kernel = Literal["fused dropout", "reference", "SDPA without mask", "FlexAttention", "SDPA"]
+Kernel = Literal[
+    "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
+]
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
 FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
+SPARSE_MIN_LENGTH, SPARSE_SHARE = 512, 0.3  # `bench attention` measures both sides of them
+QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
 
 
@@ -73,12 +93,51 @@ class AttentionBias:
     token_mask_BS: Tensor | None
     device: torch.device
     unpadder: Unpadder | None = None  # if the pass leaves out padding
+    compiled: bool = False  # whether compiled blocks read it
+    z_BSN: Tensor | None = None  # gates of the layer, which only the kernels in blocks take from here
+    j: Tensor | None = None  # positions of the keys, if the cache has forgotten some
 
     @functools.cached_property
     def dense(self) -> Tensor:
         """The tensor itself, [1 or B, 1 or N, T, S]."""
+        if self.j is not None:
+            return self.of_rows(torch.arange(self.S - self.T, self.S, device=self.device)[:, None], self.j[None, :])
         mask = reference.attention_mask(self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device)
         return reference.attention_bias(self.positions, mask)
+
+    def of_pairs(self, mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return the bias of queries i and keys j, of which the mask allows some, [1 or B, 1 or N, ...]."""
+        mask = mask[None, None]
+        if self.token_mask_BS is not None:
+            mask = mask & (self.token_mask_BS[:, j] | (i == j))[:, None]
+        bias = self.positions.bias(i, j)
+        bias = torch.zeros((), device=self.device) if bias is None else bias
+        if self.z_BSN is not None:
+            bias = bias + self.positions.gate(self.z_BSN, i, j)
+        return torch.where(mask, bias, -math.inf)
+
+    def of_rows(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return the bias of queries i, [rows, 1], and keys j, [1, columns]."""
+        return self.of_pairs(self.pattern(i, j) & (j <= i) if self.causal else self.pattern(i, j), i, j)
+
+    @property
+    def has_no_mask(self) -> bool:
+        """Whether causality alone decides the bias."""
+        biased = self.positions.overrides("bias") or self.positions.overrides("gate")
+        return not biased and self.pattern is all_pairs and self.token_mask_BS is None
+
+    @functools.cached_property
+    def layout(self) -> list[Part] | None:
+        """The blocks of the pattern; None for a short text, or if they hold too many of the pairs."""
+        if self.T != self.S or self.T < SPARSE_MIN_LENGTH or self.pattern is all_pairs:
+            return None
+        return layout_of(self.pattern, self.T, self.causal, self.device, SPARSE_SHARE)
+
+    @functools.cached_property
+    def of_blocks(self) -> list[list[Tensor]]:
+        """The biases of the groups of blocks, for `sparse_attention`."""
+        layout = self.layout or []
+        return [[self.of_pairs(group.mask, group.i, group.j) for group in part.groups] for part in layout]
 
     @functools.cached_property
     def block_mask(self) -> Any:
@@ -88,11 +147,14 @@ class AttentionBias:
 
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
         """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""
-        if self.positions.overrides("gate"):  # which is added to it
-            _ = self.dense
-            return
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
-        if kernel != "SDPA without mask":
+        if kernel == "query blocks" or (kernel == "sparse blocks" and self.positions.overrides("gate")):
+            return
+        if kernel == "sparse blocks":
+            _ = self.of_blocks
+        elif self.positions.overrides("gate"):  # which is added to it
+            _ = self.dense
+        elif kernel != "SDPA without mask":
             _ = self.block_mask if kernel == "FlexAttention" else self.dense
 
 
@@ -108,18 +170,25 @@ def choose_kernel(
     bias: Bias, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
 ) -> Kernel:
     """Return the kernel for one attention, by the table above. `fusable`: self-attention, no rotation, no cache."""
+    of_all = bias if isinstance(bias, AttentionBias) and bias.T == bias.S else None  # without a cache
+    if of_all is not None and not with_weights and not of_all.compiled:
+        in_blocks = device.type == "cpu" or not HAS_TRITON
+        if in_blocks and of_all.layout is not None:
+            return "sparse blocks"
+        needs_bias = (dropout_rate or not of_all.has_no_mask) and not of_all.positions.is_redrawn
+        if in_blocks and of_all.T >= QUERY_BLOCKS_MIN_LENGTH and needs_bias:
+            return "query blocks"
     fusable = fusable and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     if fusable and dropout_rate and not with_weights and not torch.compiler.is_compiling():
         return "fused dropout"
     if with_weights or (dropout_rate and device.type != "cuda"):
         return "reference"
-    if not isinstance(bias, AttentionBias) or bias.T != bias.S:
+    if of_all is None:
         return "SDPA"
-    unbiased = not bias.positions.overrides("bias")
-    if unbiased and bias.pattern is all_pairs and bias.token_mask_BS is None:
+    if of_all.has_no_mask:
         return "SDPA without mask"
-    flexible = unbiased or bias.positions.overrides("score_mod")
-    long_on_cuda = device.type == "cuda" and bias.T >= FLEX_MIN_LENGTH
+    flexible = not of_all.positions.overrides("bias") or of_all.positions.overrides("score_mod")
+    long_on_cuda = device.type == "cuda" and HAS_TRITON and of_all.T >= FLEX_MIN_LENGTH
     return "FlexAttention" if flexible and long_on_cuda and not dropout_rate else "SDPA"
 
 
@@ -139,6 +208,11 @@ class FastAttention(reference.MultiHeadAttention):
             mask = dense(bias).to(q_BNTH.dtype)
             return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask, rate), None
         assert isinstance(bias, AttentionBias)
+        dropout = self.dropout.drop if rate else None
+        if kernel == "sparse blocks" and bias.layout is not None:
+            return sparse_attention(q_BNTH, k_BNSH, v_BNSH, bias.layout, bias.of_blocks, dropout), None
+        if kernel == "query blocks":
+            return attention_in_query_blocks(q_BNTH, k_BNSH, v_BNSH, bias.of_rows, bias.causal, dropout), None
         if kernel == "FlexAttention":
             return flex_attention(q_BNTH, k_BNSH, v_BNSH, bias.positions.score_mod(), bias.block_mask), None
         return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, None, rate, bias.causal), None
@@ -158,10 +232,15 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         rate = self.dropout.rate if self.dropout.active else 0.0
         fusable = cache is None and not positions.overrides("rotate")
         qkv = self.qkv(x_BTD)
+        kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
         if self.gate is not None:
-            padded_BTD = x_BTD if unpadder is None else unpadder.pad(x_BTD)
-            bias = dense(bias) + self.gate_bias(padded_BTD, positions, cache)
-        if choose_kernel(bias, x_BTD.device, rate, with_weights, fusable) == "fused dropout":
+            z_BSN = self.gates(x_BTD if unpadder is None else unpadder.pad(x_BTD), cache)
+            if kernel in ("sparse blocks", "query blocks"):
+                bias = dataclasses.replace(bias, z_BSN=z_BSN)  # type: ignore[type-var]
+            else:
+                T = x_BTD.shape[1] if unpadder is None else unpadder.T
+                bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
+        if kernel == "fused dropout":
             B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             qkv_RE = qkv.flatten(0, 1) if unpadder is None else qkv
@@ -202,16 +281,27 @@ class StackKernels(nn.Module):
         on_cpu = self.embedding.weight.device.type == "cpu"
         return self.training and on_cpu and not any(block.compiled for block in self.blocks)
 
-    def plan_pass(self, x_BTD: Tensor, token_mask_BT: Tensor | None) -> Unpadder | None:
-        """Draw the dropout masks of a plain pass, if it needs any; return what leaves out its padding, or None."""
-        unpadder = unpadder_for(token_mask_BT) if token_mask_BT is not None and self.can_unpad else None
-        if self.dropout.active and x_BTD.device.type == "cpu":
-            uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
-            draw_ahead([(self.dropout, x_BTD.shape), *uses], x_BTD.dtype, unpadder)
-        return unpadder
+    def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
+        """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
+        if not self.dropout.active or x_BTD.device.type != "cpu":
+            return
+        uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
+        uses = [(self.dropout, x_BTD.shape), *uses]
+        kernels = {choose_kernel(bias, x_BTD.device, self.dropout.rate, with_weights=False) for bias in biases}
+        if kernels & {"sparse blocks", "query blocks"}:
+            for dropout, _ in uses:
+                dropout.ahead.clear()  # of a pass that was interrupted
+        else:
+            draw_ahead(uses, x_BTD.dtype, unpadder)
 
     def attention_biases(
-        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
+        self,
+        x_BTD: Tensor,
+        S: int,
+        token_mask_BS: Tensor | None,
+        unpadder: Unpadder | None,
+        with_weights: bool,
+        cache: Sequence[dict[str, Tensor]] | None = None,
     ) -> list[Bias]:
         """Return the bias of each layer in a pass; those of the last pass again if only the length decides them."""
         (_, T, _), device = x_BTD.shape, x_BTD.device
@@ -219,13 +309,20 @@ class StackKernels(nn.Module):
         if token_mask_BS is not None and eager and not self.training and token_mask_BS.all():
             token_mask_BS = None
         own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
+        compiled = torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)
         built = {
-            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder) for k, pair in own.items()
+            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled)
+            for k, pair in own.items()
         }
+        if cache is not None:
+            for k, bias in built.items():
+                cached = reference.cached_positions(cache[k], self.patterns[k], device)
+                if cached is not None:
+                    bias.j = torch.cat((cached, torch.arange(S - T, S, device=device)))
         biases: list[Bias] = [built[k] for k in self.kinds]
         if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
             # autograd cannot save tensors made in inference mode
-            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled())
+            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]

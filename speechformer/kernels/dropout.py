@@ -41,8 +41,10 @@ class FastDropout(Dropout):
         self.ahead: list[Tensor] = []  # masks for the rest of this pass, the next one last
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.active:
-            return x
+        return self.drop(x) if self.active else x
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Drop elements, in evaluation too: a checkpoint may compute its block again after training mode ended."""
         return x * self.mask(x.shape, x.dtype) if x.device.type == "cpu" else F.dropout(x, self.rate)
 
     def mask(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from speechformer.layers.patterns import Pattern
+from speechformer.layers.patterns import Pattern, Structured
 from speechformer.layers.positions import Positions, query_and_key_indices
 
 Device = torch.device | None
@@ -73,10 +73,43 @@ def attention_bias(positions: Positions, mask: Tensor) -> Tensor:
     That is the positional bias of each pair that the mask (from `attention_mask`) allows, and -inf for the others.
     """
     T, S = mask.shape[-2:]
-    bias_NTS = positions.bias(T, S)
+    bias_NTS = positions.bias(*query_and_key_indices(T, S, mask.device))
     if bias_NTS is None:
         bias_NTS = torch.zeros((), device=mask.device)
     return torch.where(mask, bias_NTS, -math.inf)
+
+
+def cached_tokens(cache: dict[str, Tensor]) -> int:
+    """Return the number of tokens before those of this pass."""
+    if "tokens" in cache:
+        return int(cache["tokens"][0])
+    return cache["k"].shape[2] if "k" in cache else 0
+
+
+def forget_hidden_keys(cache: KVCache, pattern: Pattern, S: int) -> None:
+    """Drop cached keys and values that no query from position S on may attend to.
+
+    The first `tokens` of the pattern and those within its window stay. With gates all stay, because gates add up over
+    the tokens between two.
+    """
+    if cache is None or not isinstance(pattern, Structured) or pattern.window is None or "z" in cache:
+        return
+    first, last = min(pattern.tokens, S), pattern.window - 1
+    for name in ("k", "v"):
+        x = cache[name]
+        if x.shape[2] > first + last:
+            cache[name] = torch.cat((x[:, :, :first], x[:, :, x.shape[2] - last :]), dim=2)
+    cache["tokens"] = torch.full((len(cache["k"]),), S, device=cache["k"].device)  # a row for each sequence
+
+
+def cached_positions(cache: dict[str, Tensor], pattern: Pattern, device: Device) -> Tensor | None:
+    """Return the positions of the cached keys after `forget_hidden_keys`, or None if it has forgotten none."""
+    tokens, size = cached_tokens(cache), cache["k"].shape[2] if "k" in cache else 0
+    if size == tokens:
+        return None
+    assert isinstance(pattern, Structured)
+    recent = torch.arange(tokens - (size - pattern.tokens), tokens, device=device)
+    return torch.cat((torch.arange(pattern.tokens, device=device), recent))
 
 
 class MultiHeadAttention(nn.Module):
@@ -118,24 +151,26 @@ class SelfAttention(MultiHeadAttention):
         """Attend from each token of x to those that the bias allows; return the output, [B, T, D], and the weights.
 
         Args:
-            with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise.
+            with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise. S counts the
+                keys that the cache still has.
             cache: keys and values of the S - T tokens before x, [B, N, S - T, H], and their gates, [B, S - T, N],
-                extended in place. Start with {}.
+                extended in place. Start with {}. See `forget_hidden_keys`.
         """
         if self.gate is not None:
-            bias = bias + self.gate_bias(x_BTD, positions, cache)
+            z_BSN = self.gates(x_BTD, cache)
+            bias = bias + positions.gate(z_BSN, *query_and_key_indices(x_BTD.shape[1], z_BSN.shape[1], z_BSN.device))
         output_BTD, weights = self.attention_of_projections(self.qkv(x_BTD), positions, bias, with_weights, cache)
         return self.output(output_BTD), weights
 
-    def gate_bias(self, x_BTD: Tensor, positions: Positions, cache: KVCache) -> Tensor:
-        """Return what the gate adds to the scores, [B, N, T, S]."""
+    def gates(self, x_BTD: Tensor, cache: KVCache) -> Tensor:
+        """Return the gates of all S tokens, cached ones included, [B, S, N]."""
         assert self.gate is not None
         z_BSN = self.gate(x_BTD)
         if cache:
             z_BSN = torch.cat((cache["z"], z_BSN), dim=1)
         if cache is not None:
             cache["z"] = z_BSN
-        return positions.gate(z_BSN, x_BTD.shape[1])
+        return z_BSN
 
     def attention_of_projections(
         self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: KVCache
@@ -143,7 +178,7 @@ class SelfAttention(MultiHeadAttention):
         """Split into heads, rotate, extend the cache, compute attention, and join the heads: [B, T, D]."""
         q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         earlier = cache or {}
-        q, k = positions.rotate(q, k, earlier["k"].shape[2] if "k" in earlier else 0)
+        q, k = positions.rotate(q, k, cached_tokens(earlier))
         if "k" in earlier:
             k, v = torch.cat((earlier["k"], k), dim=2), torch.cat((earlier["v"], v), dim=2)
         if cache is not None:

@@ -6,11 +6,18 @@ decoder and the keys on both sides in an encoder.
 
 Patterns combine with & and |, work at any length, and are the same in training and evaluation. Every pattern keeps
 the diagonal i == j, so that no query is left without a key.
+
+Any function is a pattern. A `Structured` pattern also describes itself. The sparse kernel computes neighbouring
+queries together, so it is fast where these see much the same keys; if the keys are `stride` apart, it puts every
+`stride`-th token next to each other. Generation caches only the keys within the `window` and the first `tokens`.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +26,30 @@ from speechformer.errors import UserError, build
 from speechformer.layers.by_layer import entries
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Structured:
+    """The union of patterns that share no pair, and what kernels and caches can use of their structure.
+
+    Args:
+        parts: the patterns, each with the stride of its keys. One of them keeps the diagonal.
+        window: in a decoder, no query attends to keys that are `window` or more before it; None for no limit.
+        tokens: first positions for which this does not hold.
+    """
+
+    parts: tuple[tuple[Pattern, int], ...]
+    window: int | None = None
+    tokens: int = 0
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        first, *others = (pattern(i, j) for pattern, _ in self.parts)
+        return functools.reduce(torch.logical_or, others, first)
+
+
+def parts(pattern: Pattern) -> tuple[tuple[Pattern, int], ...]:
+    """Return the parts of a pattern with their strides: of any function one, with stride 1."""
+    return pattern.parts if isinstance(pattern, Structured) else ((pattern, 1),)
 
 
 def at_least(least: int, **sizes: int) -> None:
@@ -45,7 +76,7 @@ def window(window: int = 5) -> Pattern:
     "Longformer", figure 2b.
     """
     at_least(1, window=window)
-    return lambda i, j: (i - j).abs() < window
+    return Structured(((lambda i, j: (i - j).abs() < window, 1),), window)
 
 
 def block(block: int = 8) -> Pattern:
@@ -59,7 +90,7 @@ def block(block: int = 8) -> Pattern:
         blocks_back = i // block - j // block
         return (blocks_back == 0) | (blocks_back == 1)
 
-    return allowed
+    return Structured(((allowed, 1),), 2 * block)
 
 
 def strided(stride: int = 6) -> Pattern:
@@ -68,7 +99,11 @@ def strided(stride: int = 6) -> Pattern:
     Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3.
     """
     at_least(1, stride=stride)
-    return lambda i, j: ((i - j).abs() < stride) | ((i - j) % stride == 0)
+
+    def far(i: Tensor, j: Tensor) -> Tensor:
+        return ((i - j).abs() >= stride) & ((i - j) % stride == 0)
+
+    return Structured(((lambda i, j: (i - j).abs() < stride, 1), (far, stride)))
 
 
 def dilated(window: int = 5, dilation: int = 2) -> Pattern:
@@ -77,7 +112,8 @@ def dilated(window: int = 5, dilation: int = 2) -> Pattern:
     Beltagy et al. 2020, "Longformer", figure 2c.
     """
     at_least(1, window=window, dilation=dilation)
-    return lambda i, j: ((i - j).abs() < window * dilation) & ((i - j) % dilation == 0)
+    span = window * dilation
+    return Structured(((lambda i, j: ((i - j).abs() < span) & ((i - j) % dilation == 0), dilation),), span)
 
 
 def global_(window: int = 5, tokens: int = 2) -> Pattern:
@@ -87,7 +123,7 @@ def global_(window: int = 5, tokens: int = 2) -> Pattern:
     """
     at_least(1, window=window)
     at_least(0, tokens=tokens)
-    return lambda i, j: ((i - j).abs() < window) | (i < tokens) | (j < tokens)
+    return Structured(((lambda i, j: ((i - j).abs() < window) | (i < tokens) | (j < tokens), 1),), window, tokens)
 
 
 def sinks(window: int = 5, tokens: int = 4) -> Pattern:
@@ -97,7 +133,7 @@ def sinks(window: int = 5, tokens: int = 4) -> Pattern:
     """
     at_least(1, window=window)
     at_least(0, tokens=tokens)
-    return lambda i, j: ((i - j).abs() < window) | (j < tokens)
+    return Structured(((lambda i, j: ((i - j).abs() < window) | (j < tokens), 1),), window, tokens)
 
 
 def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> Pattern:
@@ -112,13 +148,12 @@ def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> 
     local_and_global = global_(window, tokens)
 
     def allowed(i: Tensor, j: Tensor) -> Tensor:
-        later, earlier = torch.maximum(i, j), torch.minimum(i, j)
-        choices = later - window - tokens + 1  # earlier positions outside window and global tokens
-        linked = torch.zeros_like(later, dtype=torch.bool)
-        for link in range(links):
+        mask = local_and_global(i, j)
+        for link, (later, earlier) in itertools.product(range(links), ((i, j), (j, i))):
+            choices = later - window - tokens + 1  # earlier positions outside window and global tokens
             drawn = tokens + hashed(later, seed, link) % choices.clamp(min=1)
-            linked = linked | ((earlier == drawn) & (choices > 0))
-        return local_and_global(i, j) | linked
+            mask = mask | (earlier == torch.where(choices > 0, drawn, -1))
+        return mask
 
     return allowed
 
@@ -127,7 +162,15 @@ def with_first_token(pattern: Pattern) -> Pattern:
     """Return the pattern with position 0 made global, as Longformer treats a CLS token."""
     if pattern is all_pairs:
         return pattern
-    return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
+    if all(stride == 1 for _, stride in parts(pattern)):
+        return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
+    others = tuple((functools.partial(without_first_token, own), stride) for own, stride in parts(pattern))
+    return Structured((((lambda i, j: (i == 0) | (j == 0)), 1), *others))
+
+
+def without_first_token(pattern: Pattern, i: Tensor, j: Tensor) -> Tensor:
+    """Allow what a pattern allows of pairs without position 0."""
+    return pattern(i, j) & (i > 0) & (j > 0)
 
 
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:

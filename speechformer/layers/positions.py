@@ -2,20 +2,21 @@
 
 An encoding acts in up to four places:
 
-    embed(x_BTD)            adds to the embeddings, before the first block     sinusoidal, learned
-    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer           RoPE, xPos
-    bias(T, S) -> NTS       adds to the attention scores, in every layer       ALiBi, T5's bias, KERPLE, FIRE
-    gate(z_BSN, T) -> BNTS  the same by content: z is linear in a layer's input  forget gates
+    embed(x_BTD)            adds to the embeddings, before the first block           sinusoidal, learned
+    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer                 RoPE, xPos
+    bias(i, j)              adds to the score of query i and key j, in every layer   ALiBi, T5's bias, KERPLE, FIRE
+    gate(z_BSN, i, j)       the same by content: z is linear in a layer's input      forget gates
 
 The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes. An encoding
 with `gate` gives each layer a linear map of its own from D to N; the kernels take it as a bias of each sequence.
 
 Shapes: see `speechformer.layers.attention`.
 
-With a key-value cache the queries of `bias` are the last T of S positions; `embed` and `rotate` start at `offset`.
+`bias` and `gate` take any pairs, as integer tensors that broadcast: all T x S of them, or those that a pattern
+allows. With a key-value cache `embed` and `rotate` start at `offset`.
 
 Two encodings are made of others: `ByLayer` of one for each layer, `Randomised` of one at random positions. To work
-there, an encoding takes the positions of its tokens from `rows` or `indices`.
+there, an encoding takes the positions of its tokens from `rows` or `positions_of`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Positions(nn.Module):
 
     max_length: int | None = None  # largest number of positions; None for no limit
     drawn: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
+    is_redrawn = False  # whether `begin` changes the bias of passes before it
     can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
@@ -79,9 +81,8 @@ class Positions(nn.Module):
         """Return the positions of the T tokens from `offset` on, as an index of a table."""
         return slice(offset, offset + T) if self.drawn is None else self.drawn
 
-    def indices(self, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the position i of each query, [T, 1], and j of each key, [1, S]; queries are the last T tokens."""
-        i, j = query_and_key_indices(T, S, device)
+    def positions_of(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of tokens i and j."""
         return (i, j) if self.drawn is None else (self.drawn[i], self.drawn[j])
 
     def extend_to(self, length: int) -> None:
@@ -95,12 +96,15 @@ class Positions(nn.Module):
         """Return queries and keys with their positions, [B, N, T, H] each."""
         return q_BNTH, k_BNTH
 
-    def bias(self, T: int, S: int) -> Tensor | None:
-        """Return what is added to the scores before the softmax, [N, T, S], or None for nothing."""
+    def bias(self, i: Tensor, j: Tensor) -> Tensor | None:
+        """Return what is added to the scores of queries i and keys j before the softmax, or None for nothing.
+
+        The result has the shape of i and j together, after a first dimension of N heads: [N, T, S] for all pairs.
+        """
         return None
 
-    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
-        """Return what else is added to the scores of the last T of S tokens, [B, N, T, S].
+    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return what else is added to the scores of queries i and keys j, [B, N, ...] as for `bias`.
 
         `z_BSN` is the gate of this layer at each token: a trained linear map of what the layer reads, for each head.
         """
@@ -130,13 +134,18 @@ class Sinusoidal(Positions):
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         end = offset + x_BTD.shape[1]
+        if offset >= self.table_TD.shape[0]:  # a step of generation, which must not take longer with each token
+            return x_BTD + sinusoid(x_BTD.shape[1], x_BTD.shape[2], start=offset).to(self.table_TD)
         self.extend_to(end)
         return x_BTD + self.table_TD[self.rows(offset, x_BTD.shape[1])]
 
 
-def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """Return sine and cosine of i * base^(-2d/width), interleaved, [length, width]; see `Sinusoidal`."""
-    return sines_and_cosines(length, width, wavelengths(width, base))
+def sinusoid(length: int, width: int, base: float = 10000.0, start: int = 0) -> Tensor:
+    """Return sine and cosine of i * base^(-2d/width) for positions i from `start` on, [length, width].
+
+    They are interleaved; see `Sinusoidal`.
+    """
+    return sines_and_cosines(length, width, wavelengths(width, base), start)
 
 
 def wavelengths(width: int, base: float) -> Tensor:
@@ -144,10 +153,10 @@ def wavelengths(width: int, base: float) -> Tensor:
     return base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-def sines_and_cosines(length: int, width: int, wavelengths: Tensor) -> Tensor:
-    """Return sine and cosine of i / wavelength for each pair, interleaved, [length, width]."""
+def sines_and_cosines(length: int, width: int, wavelengths: Tensor, start: int = 0) -> Tensor:
+    """Return sine and cosine of i / wavelength for each pair and position from `start` on, [length, width]."""
     # float32 angles would be off by 1e-4 after a few hundred positions
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths
+    angle = torch.arange(start, start + length, dtype=torch.float64)[:, None] / wavelengths
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
@@ -173,6 +182,11 @@ class Learned(Positions):
                 "Use a shorter text, or train with a larger block_size or another model."
             )
         return x_BTD + self.table.weight[self.rows(offset, x_BTD.shape[1])]
+
+
+def by_head(values_N: Tensor, pairs: Tensor) -> Tensor:
+    """Return one value for each head with as many dimensions as it takes to broadcast with pairs, [N, 1, ...]."""
+    return values_N.view(-1, *(1,) * pairs.dim())
 
 
 def geometric_slopes(heads: int) -> list[float]:
@@ -222,9 +236,10 @@ class ALiBi(Positions):
         slopes = self.fixed_slopes if self.log_slopes is None else self.log_slopes.exp()
         return self.scale * slopes
 
-    def bias(self, T: int, S: int) -> Tensor:
-        i, j = self.indices(T, S, self.fixed_slopes.device)
-        return -self.slopes()[:, None, None] * (i - j).abs()
+    def bias(self, i: Tensor, j: Tensor) -> Tensor:
+        i, j = self.positions_of(i, j)
+        distance = (i - j).abs()
+        return -by_head(self.slopes(), distance) * distance
 
     def score_mod(self) -> ScoreMod:
         slopes = self.slopes()
@@ -312,6 +327,8 @@ class RoPE(Positions):
     def table(self, offset: int, T: int) -> Tensor:
         """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
         end = offset + T
+        if self.scaling == "none" and offset >= self.table_TR.shape[0]:  # as in `Sinusoidal`
+            return sinusoid(T, self.table_TR.shape[1], self.base, offset).to(self.table_TR)
         is_scaled = self.scaling != "none" and not self.training and end > self.length
         name = "scaled_table_TR" if is_scaled else "table_TR"
         if getattr(self, name) is None or end > getattr(self, name).shape[0]:
@@ -412,9 +429,9 @@ class Relative(Positions):
         m = self.max_distance
         return self.buckets[distance.clamp(-m, m) + m]
 
-    def bias(self, T: int, S: int) -> Tensor:
-        i, j = self.indices(T, S, self.table.weight.device)
-        return self.table(self.bucket(i - j)).permute(2, 0, 1)
+    def bias(self, i: Tensor, j: Tensor) -> Tensor:
+        i, j = self.positions_of(i, j)
+        return self.table(self.bucket(i - j)).movedim(-1, 0)
 
     def score_mod(self) -> ScoreMod:
         buckets, table, m = self.buckets, self.table.weight, self.max_distance
@@ -434,10 +451,11 @@ class Kerple(Positions):
         self.log_a = nn.Parameter((2 * torch.rand(heads)).clamp(min=0.01).log())
         self.log_b = nn.Parameter(torch.rand(heads).clamp(min=0.01).log())
 
-    def bias(self, T: int, S: int) -> Tensor:
-        i, j = self.indices(T, S, self.log_a.device)
-        a, b = self.log_a.exp()[:, None, None], self.log_b.exp()[:, None, None]
-        return -a * torch.log1p(b * (i - j).abs())
+    def bias(self, i: Tensor, j: Tensor) -> Tensor:
+        i, j = self.positions_of(i, j)
+        distance = (i - j).abs()
+        a, b = by_head(self.log_a.exp(), distance), by_head(self.log_b.exp(), distance)
+        return -a * torch.log1p(b * distance)
 
     def score_mod(self) -> ScoreMod:
         a, b = self.log_a.exp(), self.log_b.exp()
@@ -468,11 +486,11 @@ class FIRE(Positions):
         self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
 
-    def bias(self, T: int, S: int) -> Tensor:
-        i, j = self.indices(T, S, self.log_c.device)
+    def bias(self, i: Tensor, j: Tensor) -> Tensor:
+        i, j = self.positions_of(i, j)
         c, longest = self.log_c.exp(), torch.maximum(self.log_threshold.exp(), torch.maximum(i, j))
-        share_TS = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
-        return self.mlp(share_TS[..., None]).permute(2, 0, 1)
+        share = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
+        return self.mlp(share[..., None]).movedim(-1, 0)
 
 
 class Forgetting(Positions):
@@ -483,10 +501,10 @@ class Forgetting(Positions):
     each token, a gate can stay open. In an encoder, the gates between two tokens count both ways. Any length.
     """
 
-    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
+    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
         z_BSN = z_BSN.to(torch.promote_types(z_BSN.dtype, torch.float32))  # sums of half precision are too coarse
         passed_BNS = nn.functional.logsigmoid(z_BSN).cumsum(dim=1).transpose(1, 2)
-        return -(passed_BNS[:, :, -T:, None] - passed_BNS[:, :, None, :]).abs()
+        return -(passed_BNS[..., i] - passed_BNS[..., j]).abs()
 
 
 POSITIONS: dict[str, type[Positions]] = {
@@ -572,7 +590,7 @@ class Randomised(Positions):
                 f"model.max_positions must be at least the {length} positions of training, not {max_positions}."
             )
         self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
-        self.max_length, self.can_cache = max_positions, False
+        self.max_length, self.can_cache, self.is_redrawn = max_positions, False, True
 
     def overrides(self, method: str) -> bool:
         return method != "score_mod" and self.encoding.overrides(method)  # which would count the tokens
@@ -594,8 +612,8 @@ class Randomised(Positions):
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         return self.encoding.rotate(q_BNTH, k_BNTH, offset)
 
-    def bias(self, T: int, S: int) -> Tensor | None:
-        return self.encoding.bias(T, S)
+    def bias(self, i: Tensor, j: Tensor) -> Tensor | None:
+        return self.encoding.bias(i, j)
 
 
 def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:

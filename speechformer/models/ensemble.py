@@ -135,8 +135,8 @@ class EnsemblePositions(Positions):
         q, k = map(torch.cat, zip(*parts)) if n > 1 else parts[0]
         return q, k
 
-    def gate(self, z_BSN: Tensor, T: int) -> Tensor:
-        return self.members[0].gate(z_BSN, T)  # type: ignore[operator]  # without parameters of its own
+    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return self.members[0].gate(z_BSN, i, j)  # type: ignore[operator]  # without parameters of its own
 
 
 class EnsembleStack(Stack):
@@ -146,7 +146,13 @@ class EnsembleStack(Stack):
     member_patterns: list[tuple[Pattern, ...]]  # of each layer, as many as `positions` has members
 
     def attention_biases(
-        self, x_BTD: Tensor, S: int, token_mask_BS: Tensor | None, unpadder: Unpadder | None, with_weights: bool
+        self,
+        x_BTD: Tensor,
+        S: int,
+        token_mask_BS: Tensor | None,
+        unpadder: Unpadder | None,
+        with_weights: bool,
+        cache: Sequence[dict[str, Tensor]] | None = None,
     ) -> list[Bias]:
         (B, T, _), members = x_BTD.shape, cast(EnsemblePositions, self.positions).unstack()
         n = len(members)

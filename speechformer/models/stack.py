@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from speechformer.errors import UserError, build, pick
 from speechformer.kernels.dispatch import FastBlock, StackKernels
 from speechformer.kernels.dropout import FastDropout
+from speechformer.kernels.padding import unpadder_for
+from speechformer.layers.attention import cached_tokens, forget_hidden_keys
 from speechformer.layers.by_layer import entries
 from speechformer.layers.patterns import build_patterns, with_first_token
 from speechformer.layers.positions import build_positions
@@ -122,17 +124,22 @@ class Stack(StackKernels):
             own, cross = ([weights[:, :, -T:] for weights in layers] for layers in weights_of)
             return x_BTD[:, -T:], own, cross
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
-        offset = cache[0]["k"].shape[2] if cache and cache[0] else 0
-        self.positions.begin(offset + x_BTD.shape[1], x_BTD.device)
-        unpadder = self.plan_pass(x_BTD, token_mask_BT) if memory is None and cache is None else None
+        offset = cached_tokens(cache[0]) if cache else 0
+        S = offset + x_BTD.shape[1]
+        self.positions.begin(S, x_BTD.device)
+        plain = memory is None and cache is None
+        unpadder = unpadder_for(token_mask_BT) if plain and token_mask_BT is not None and self.can_unpad else None
+        biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
+        if plain:
+            self.draw_dropout(x_BTD, biases, unpadder)
         x_BTD = self.positions.embed(x_BTD, offset)
-        biases = self.attention_biases(x_BTD, offset + x_BTD.shape[1], token_mask_BT, unpadder, with_weights)
         x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
-            of_layer = (self.positions.at_layer(k), biases[k], with_weights)
-            x_BTD, own, cross = run(x_BTD, *of_layer, memory and memory[k], None if cache is None else cache[k])
+            past, positions = None if cache is None else cache[k], self.positions.at_layer(k)
+            x_BTD, own, cross = run(x_BTD, positions, biases[k], with_weights, memory and memory[k], past)
+            forget_hidden_keys(past, self.patterns[k], S)
             weights += [] if own is None else [own]
             cross_weights += [] if cross is None else [cross]
         x_BTD = self.final_norm(x_BTD)

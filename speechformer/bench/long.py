@@ -1,0 +1,84 @@
+"""Benchmark training and generation over long texts: `python -m speechformer.bench long`.
+
+A decoder of six layers, 512 wide, with RoPE, reads one text of random tokens. Each row has a process of its own, and
+reports the peak of its memory, weights and optimiser included. Then a small decoder with attention sinks and a window
+generates 100,000 tokens; the row compares its first 10,000 with its last.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+
+import torch
+
+from speechformer.bench.gpu import decoder_of
+from speechformer.bench.timing import Comparison, device, in_processes, turns
+from speechformer.kernels.loss import next_token_loss
+
+SIZES = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "vocab_size": 5634}
+SMALL = {"width": 128, "heads": 4, "layers": 2, "ff": 256, "vocab_size": 5634, "block_size": 256}
+TEXTS = (("window 256", 4096), ("window 256", 8192), ("window 256", 16_384), ("full", 4096), ("full", 8192))
+
+
+def bench_long(rounds: int) -> list[Comparison]:
+    """Measure this part."""
+    rows = [in_processes(functools.partial(measure, *text, rounds), 1)[0] for text in TEXTS]
+    return [*rows, in_processes(bench_stream, 1)[0]]
+
+
+def measure(pattern: str, T: int, rounds: int, sizes: dict[str, int] = SIZES) -> Comparison:
+    """Measure a training step and the peak of memory."""
+    name, _, window = pattern.partition(" ")
+    overrides = [f"pattern={name}", *([f"pattern.window={window}"] if window else [])]
+    torch.manual_seed(0)
+    model = decoder_of({**sizes, "block_size": T}, *overrides).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(sizes["vocab_size"], (1, T + 1), device=device())
+
+    def training_step() -> float:
+        optimizer.zero_grad()
+        hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
+        next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        return 1
+
+    seconds = turns({"speechformer": training_step}, rounds)
+    more = {"tokens": T, "peak_bytes": peak_bytes()}
+    what = f"lm, 512 wide, 6 layers, {pattern}, {T:,} tokens, {more['peak_bytes'] / 1e9:.1f} GB"
+    return Comparison("a long text", what, "step", seconds, more)
+
+
+def bench_stream(tokens: int = 100_000, part: int = 10_000, sizes: dict[str, int] = SMALL) -> Comparison:
+    """Measure the last part of a stream of tokens against the first, the cache, and the memory that was added."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # more do not help at this size
+    model = decoder_of(sizes, "pattern=sinks", "pattern.window=256").to(device()).eval()
+    past, following, seconds, memory = model.decoder.new_cache(), torch.ones(1, 1, dtype=torch.long), [], []
+    following = following.to(device())
+    for _ in range(tokens // part):
+        started = time.perf_counter()
+        with torch.inference_mode():
+            for _ in range(part):
+                logits = model.output(model.hidden(following, past)[:, -1])
+                following = torch.multinomial(logits.softmax(dim=-1), 1)
+        seconds.append((time.perf_counter() - started) / part)
+        memory.append(peak_bytes())
+    cached = sum(x.numel() * x.element_size() for layer in past for x in layer.values())
+    more = {"cache_bytes": cached, "added_bytes": memory[-1] - memory[0], "seconds": seconds}
+    what = f"lm, sinks and window 256, {tokens:,} tokens, {cached / 1e6:.1f} MB of cache"
+    sides = {"last 10,000": seconds[-1], "first 10,000": seconds[0]}
+    return Comparison("a stream", what, "token", sides, more)
+
+
+def peak_bytes() -> int:
+    """Return the peak of this process's memory, or of its allocations on a GPU."""
+    if device().type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")  # Linux; `ru_maxrss` would begin with the peak of the parent process
+    if status.exists():
+        return 1024 * int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
