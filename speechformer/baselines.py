@@ -142,8 +142,8 @@ def classifiers(data: SentenceData) -> Baselines:
     from sklearn.pipeline import make_pipeline
     from threadpoolctl import threadpool_limits
 
-    parts = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()}
-    decode = data.tokenizer.decode
+    parts = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()} | {"train": data.train}
+    decode = data.tokenizer.tokens
     words = {split: [decode(ids[ids != PAD].tolist()) for ids in rows["ids"]] for split, rows in parts.items()}
     labels = {split: rows["labels"].numpy() for split, rows in parts.items()}
     counts = Counter(labels["train"].tolist())

@@ -27,7 +27,8 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (0, 10**9, "recipe.warmup_steps trainer.min_epochs? trainer.min_steps?"),
     (1, 10**9, "eval_interval? checkpoint_every trainer.log_every_n_steps trainer.accumulate_grad_batches"),
     (0, 2**32 - 1, "seed corpus.seed pattern.seed"),
-    (1, 2**20, "batch_size vocab_size? task.vocab_size task.batch_tokens?"),
+    (1, 2**20, "batch_size vocab_size? task.vocab_size? task.batch_tokens?"),
+    (1, 10**9, "task.min_count task.evaluation_tokens corpus.documents corpus.words"),
     (1, 2**20, "pattern.window pattern.block pattern.stride pattern.dilation"),
     (0, 2**20, "pattern.tokens"),
     (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths model.hidden"),
@@ -80,6 +81,10 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
             and all(type(name) is str and name.strip() and name.isprintable() for name in value)
             and len(set(value)) == len(value)
         ),
+    ),
+    "corpus.separator": (
+        "a text that stands between documents, or null",
+        lambda value: value is None or (type(value) is str and value != ""),
     ),
     "model.encoding": ("a choice of model, such as rope", is_choice),
     **dict.fromkeys(
@@ -198,7 +203,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
         file = CONF / group / f"{name}.yaml"
         if file.exists():
             content = load_plain(file)
-            plain[group] = content[group] if group in ("task", "probe") else content  # they set keys of other groups
+            plain[group] = content.get(group, content)  # some set keys of other groups
     if "defaults" in plain.get("corpus", {}):  # auto
         parts = {part: load_plain(CONF / "corpus" / f"{part}.yaml") for part in ("speeches", "ted", "sample")}
         plain["corpus"] = {key: value for key, value in plain["corpus"].items() if key != "defaults"} | parts

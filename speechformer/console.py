@@ -161,7 +161,7 @@ def format_metric(name: str, value: float | None) -> str:
         return "-"
     if is_fraction(name):
         return f"{100 * value:.1f} %"
-    if "ratio" in name or ("perplexity" in name and value < 10):
+    if "ratio" in name or "bits_per" in name or ("perplexity" in name and value < 10):
         return f"{value:.2f}"
     return f"{value:.1f}"
 

@@ -12,11 +12,8 @@ from speechformer.analysis.continuation import (
     DEFAULT_TOKENS,
     check_options,
     continue_text,
-    detokenize,
-    read_prompt,
 )
 from speechformer.analysis.load import TrainedRun
-from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import UserError, require, run_command
 from speechformer.tasks.text import note_unknown
 
@@ -24,12 +21,13 @@ from speechformer.tasks.text import note_unknown
 def print_continuations(run: TrainedRun, prompt: str, n: int, seed: int, **options: Any) -> None:
     """Print a prompt and n continuations of it, with seeds from `seed` on, as they are sampled."""
     continuations = [continue_text(run, prompt, seed=seed + k, **options) for k in range(n)]
-    if note := note_unknown(split_words(prompt), run.tokenizer.encode(prompt)):
+    ids = run.tokenizer.encode(prompt)
+    if note := note_unknown(run.tokenizer.split(prompt), ids):
         console.warn(f"({note})")
-    for k, words in enumerate(continuations):
+    for k, drawn in enumerate(continuations):
         if n > 1:
             console.write(f"--- {k + 1}, seed {seed + k}")
-        for piece in detokenize(itertools.chain(read_prompt(run, prompt), words)):
+        for piece in run.tokenizer.stream(itertools.chain(ids, drawn)):
             console.write(piece, end="")
         console.write("")
 

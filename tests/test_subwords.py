@@ -65,7 +65,7 @@ def test_save_and_load(bpe: Subwords, tmp_path: Path) -> None:
         assert loaded.encode(text) == bpe.encode(text) and loaded.decode(loaded.encode(text)) == text
     (tmp_path / "other.json").write_text('{"kind": "nltk words"}')
     for name in ("other.json", "nothing.json"):
-        with pytest.raises(UserError, match=f"{name} is not a tokenizer of a translation run"):
+        with pytest.raises(UserError, match=f"{name} is not a tokenizer of speechformer"):
             Subwords.load(tmp_path / name)
 
 

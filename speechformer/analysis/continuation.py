@@ -1,9 +1,9 @@
-"""Continue a text with a language model, word by word."""
+"""Continue a text with a language model, token by token."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,24 +16,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 40
 MAX_PROMPT = 4096  # words; the scores of all pairs of them are in memory at once
-NO_SPACE_BEFORE = {".", ",", ";", ":", "!", "?", ")", "]", "}", "%", "''", "...", "n't", "--"}
-NO_SPACE_AFTER = {"(", "[", "{", "$", "#", "``"}
-QUOTES = {"``": '"', "''": '"'}  # as the Penn Treebank writes them
-
-
-def detokenize(words: Iterable[str]) -> Iterator[str]:
-    """Yield each word as a piece of text, with the space before it: I do n't , ( ever ) . -> I don't, (ever)."""
-    previous: str | None = None
-    for word in words:
-        clitic = len(word) > 1 and word[0] == "'" and word[1:].isalpha()  # 's, 're, 've
-        joined = previous is None or previous in NO_SPACE_AFTER or word in NO_SPACE_BEFORE or clitic
-        yield ("" if joined else " ") + QUOTES.get(word, word)
-        previous = word
-
-
-def read_prompt(run: TrainedRun, prompt: str) -> list[str]:
-    """Return the words of a prompt as the model reads them: words outside the vocabulary are <unk>."""
-    return run.tokenizer.decode(run.tokenizer.encode(prompt))
 
 
 def check_options(
@@ -55,15 +37,15 @@ def continue_text(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-) -> Iterator[str]:
-    """Sample the words that follow a prompt, one after another.
+) -> Iterator[int]:
+    """Sample the ids of the tokens that follow a prompt, one after another; `tokenizer.stream` makes them a text.
 
     Args:
         run: a run of task=lm.
-        tokens: how many words; None: 40, or as many as the model has positions for.
-        temperature: divides the logits; 0 takes the most probable word.
-        top_k: sample from the k most probable words only.
-        top_p: sample from the fewest words whose probabilities sum to this.
+        tokens: how many; None: 40, or as many as the model has positions for.
+        temperature: divides the logits; 0 takes the most probable token.
+        top_k: sample from the k most probable tokens only.
+        top_p: sample from the fewest tokens whose probabilities sum to this.
         seed: of the random numbers.
 
     Raises:
@@ -78,7 +60,7 @@ def continue_text(
     generator, limit = torch.Generator().manual_seed(seed), count_tokens(run, len(ids), tokens)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     drawn = sample(run.model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
-    return (run.tokenizer.decode([index])[0] for index in itertools.islice(drawn, limit))
+    return itertools.islice(drawn, limit)
 
 
 def count_tokens(run: TrainedRun, prompt: int, tokens: int | None) -> int:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import UNKNOWN
-from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def predict(run: TrainedRun, text: str) -> Prediction:
     """Predict the class of a text with a run of task=classify; the text is cut at `block_size`, as in training."""
-    words, ids = list(split_words(text)), run.tokenizer.encode(text)[: run.block_size]
+    words, ids = run.tokenizer.split(text), run.tokenizer.encode(text)[: run.block_size]
     if not ids:
         raise UserError("The text is empty; give at least one word.")
     log_C, weights = erase(run.model, torch.tensor(ids, device=run.task.device))

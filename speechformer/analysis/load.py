@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from speechformer.analysis import continuation, erasure, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
+from speechformer.corpora.load import load_tokenizer
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
@@ -138,8 +139,8 @@ class TrainedRun:
     ) -> str:
         """Return a prompt and its continuation; `analysis.continuation.continue_text` explains the arguments."""
         self.require("generate")
-        words = continuation.continue_text(self, prompt, tokens, temperature, top_k, top_p, seed)
-        return "".join(continuation.detokenize([*continuation.read_prompt(self, prompt), *words]))
+        ids = continuation.continue_text(self, prompt, tokens, temperature, top_k, top_p, seed)
+        return "".join(self.tokenizer.stream([*self.tokenizer.encode(prompt), *ids]))
 
     def translate(
         self, texts: str | Sequence[str], beam: int | None = None, length_penalty: float | None = None
@@ -195,7 +196,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     if task.diverged():
         raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
     path = directory / runs.TOKENIZER
-    tokenizer = task.tokenizer_class.load(path)
+    tokenizer = load_tokenizer(path)
     if len(tokenizer) > (rows := task.hparams["architecture"]["vocab_size"]):
         words = f"has {len(tokenizer)} words, and {name} has {rows} embeddings"
         raise UserError(f"{path} {words}: they are of different runs.")

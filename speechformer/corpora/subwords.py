@@ -1,12 +1,12 @@
-"""Encode sentences of two languages with one vocabulary, and decode them character for character.
+"""Encode texts with a vocabulary of subwords, words or bytes, and decode them character for character.
 
     bpe     byte-pair encoding (Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units")
             over bytes (Radford et al. 2019), so that no character is unknown
     words   the most frequent words and punctuation marks; all others are <unk>
+    bytes   the 256 bytes
 
-The vocabulary is fitted on both sides of train together, with Hugging Face `tokenizers`. A token includes the space
-before it, so decoding is concatenation: accents, no-break spaces and punctuation survive, and scoring needs no
-detokenizer.
+The library is Hugging Face `tokenizers`. A token includes the space before it, so decoding is concatenation: accents,
+no-break spaces and punctuation survive, and scoring needs no detokenizer. White space begins a token.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speechformer.corpora.files import atomic_write, read_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
+KINDS = ("words", "bpe", "bytes")
+MERGES, ALL_WORDS = 4000, 1 << 22
 SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctuation, with the space before it
 
 
@@ -34,11 +39,19 @@ class Subwords:
         self.tokenizer.encode_special_tokens = True  # "<eos>" in a text is text
 
     @classmethod
-    def fit(cls, texts: Iterable[str], kind: str, size: int) -> Subwords:
-        """Fit a vocabulary of `size` merges (`kind` "bpe") or words ("words")."""
+    def fit(cls, texts: Iterable[str], kind: str, size: int | None, min_count: int = 1) -> Subwords:
+        """Fit a vocabulary of `size` merges (`kind` "bpe") or words ("words"), or of bytes ("bytes").
+
+        Args:
+            size: None for all words, or for `MERGES` merges.
+            min_count: how often a word or a merged pair must occur.
+        """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        pick(dict.fromkeys(("bpe", "words")), kind, "task.tokens")
+        pick(dict.fromkeys(KINDS), kind, "task.tokens")
+        if kind == "bytes":
+            texts, kind, size = (), "bpe", 0
+        size = {"bpe": MERGES, "words": ALL_WORDS}[kind] if size is None else size
         split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
         trainer: Any
         common: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
@@ -49,12 +62,13 @@ class Subwords:
             tokenizer.decoder = decoders.ByteLevel()
             alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
             size += len(alphabet)
-            trainer = trainers.BpeTrainer(vocab_size=len(SPECIAL) + size, initial_alphabet=alphabet, **common)
+            common |= {"initial_alphabet": alphabet, "min_frequency": min_count if min_count > 1 else 0}
+            trainer = trainers.BpeTrainer(vocab_size=len(SPECIAL) + size, **common)
         else:
             tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
             tokenizer.pre_tokenizer = split
             tokenizer.decoder = decoders.Fuse()
-            trainer = trainers.WordLevelTrainer(vocab_size=len(SPECIAL) + size, **common)
+            trainer = trainers.WordLevelTrainer(vocab_size=len(SPECIAL) + size, min_frequency=min_count, **common)
         # the leading space makes a sentence-initial word the same token as elsewhere
         tokenizer.train_from_iterator((f" {text}" for text in texts), trainer)
         return cls(tokenizer)
@@ -70,6 +84,53 @@ class Subwords:
         """Encode many texts, faster than one by one."""
         encodings = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_pieces(self, texts: Sequence[str], firsts: Sequence[bool]) -> list[np.ndarray]:
+        """Encode documents that may be cut into pieces before white space.
+
+        Args:
+            firsts: which texts begin a document; those get the space before them.
+        """
+        import numpy as np
+
+        spaced = [f" {text}" if first else text for text, first in zip(texts, firsts)]
+        if self.byte_ids is not None:
+            return [self.byte_ids[np.frombuffer(text.encode(), np.uint8)] for text in spaced]
+        encodings = self.tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    @functools.cached_property
+    def byte_ids(self) -> np.ndarray | None:
+        """The id of each of the 256 bytes, if the vocabulary has nothing else."""
+        import numpy as np
+
+        if len(self) != len(SPECIAL) + 256:
+            return None
+        printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes these bytes as themselves
+        others = [byte for byte in range(256) if byte not in printed]
+        symbols = {byte: chr(byte) for byte in printed} | {byte: chr(256 + k) for k, byte in enumerate(others)}
+        ids = [self.tokenizer.token_to_id(symbols[byte]) for byte in range(256)]
+        return None if None in ids else np.array(ids, dtype=np.int64)
+
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of a text, as many as `encode` returns."""
+        return self.tokens(self.encode(text))
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Decode ids one after another; several may make up one character."""
+        from tokenizers.decoders import DecodeStream
+
+        decoder, first = DecodeStream(skip_special_tokens=False), True
+        for index in ids:
+            if index == END:
+                yield "\n"
+            elif index < len(SPECIAL) or index >= len(self):
+                yield f" {SPECIAL[UNKNOWN]}"
+            elif text := decoder.step(self.tokenizer, index):
+                yield text.removeprefix(" ") if first else text
+            else:
+                continue
+            first = False
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids up to the first <eos>; <unk> is shown, other special tokens are omitted."""
@@ -98,7 +159,7 @@ class Subwords:
         try:
             return cls(Tokenizer.from_str(read_file(path).decode()))
         except Exception as error:  # tokenizers raises bare exceptions
-            raise UserError(f"{path} is not a tokenizer of a translation run ({type(error).__name__}).") from None
+            raise UserError(f"{path} is not a tokenizer of speechformer ({type(error).__name__}).") from None
 
 
 def on_one_line(text: str) -> str:

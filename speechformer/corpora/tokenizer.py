@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
 PAD_TOKEN, UNKNOWN_TOKEN = "<pad>", "<unk>"
+NO_SPACE_BEFORE = {".", ",", ";", ":", "!", "?", ")", "]", "}", "%", "''", "...", "n't", "--"}
+NO_SPACE_AFTER = {"(", "[", "{", "$", "#", "``"}
+QUOTES = {"``": '"', "''": '"'}  # as the Penn Treebank writes them
 ABBREVIATIONS = ["mr", "mrs", "dr", "jr", "u.s", "u.s.a", "u.n", "d.c", "j.p", "vs", "d", "w", "f", "c"]
 
 
@@ -48,6 +51,16 @@ def split_words(text: str) -> tuple[str, ...]:
     return WORDS[text]
 
 
+def detokenize(words: Iterable[str]) -> Iterator[str]:
+    """Yield each word as a piece of text, with the space before it."""
+    previous: str | None = None
+    for word in words:
+        clitic = len(word) > 1 and word[0] == "'" and word[1:].isalpha()  # 's, 're, 've
+        joined = previous is None or previous in NO_SPACE_AFTER or word in NO_SPACE_BEFORE or clitic
+        yield ("" if joined else " ") + QUOTES.get(word, word)
+        previous = word
+
+
 @functools.cache
 def settings() -> str:
     """Return a fingerprint of this tokenizer."""
@@ -65,11 +78,17 @@ class Tokenizer:
         self.ids = {word: index for index, word in enumerate(vocabulary)}
 
     @classmethod
-    def fit(cls, texts: Iterable[str]) -> Tokenizer:
-        """Fit the vocabulary on all words of `texts`; ties in frequency are sorted by code point."""
+    def fit(cls, texts: Iterable[str], size: int | None = None, min_count: int = 1) -> Tokenizer:
+        """Fit the vocabulary on the words of `texts`; ties in frequency are sorted by code point.
+
+        Args:
+            size: the most words; None for all.
+            min_count: how often a word must occur.
+        """
         counts = Counter(word for text in texts for word in split_words(text))
-        words = sorted(counts.keys() - {PAD_TOKEN, UNKNOWN_TOKEN}, key=lambda word: (-counts[word], word))
-        return cls([PAD_TOKEN, UNKNOWN_TOKEN, *words])
+        frequent = {word for word, count in counts.items() if count >= min_count} - {PAD_TOKEN, UNKNOWN_TOKEN}
+        words = sorted(frequent, key=lambda word: (-counts[word], word))
+        return cls([PAD_TOKEN, UNKNOWN_TOKEN, *words[:size]])
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -78,9 +97,17 @@ class Tokenizer:
         """Encode a text; unknown words are `UNKNOWN`."""
         return [self.ids.get(word, UNKNOWN) for word in split_words(text)]
 
-    def decode(self, ids: Iterable[int]) -> list[str]:
+    def split(self, text: str) -> list[str]:
+        """Return the words of a text, as many as `encode` returns."""
+        return list(split_words(text))
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         """Decode ids to words; ids that only pad the embedding table are `<unk>`."""
         return [self.vocabulary[index] if index < len(self.vocabulary) else UNKNOWN_TOKEN for index in ids]
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Decode ids one after another to a text: I do n't , ( ever ) . -> I don't, (ever)."""
+        return detokenize(self.tokens([index])[0] for index in ids)
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
+from speechformer.corpora.token_file import TokenFile
 
 EVALUATION_TOKENS = 4096  # of an evaluation batch
+LONG_STREAM = 1 << 20  # tokens; from here on an epoch is no permutation of all windows
+Stream = Tensor | TokenFile  # ids, [n]
 Rows = dict[str, Tensor]
 Batch = dict[str, Any]
 Batches = Iterable[Batch]
@@ -78,6 +82,10 @@ class SeededBatches:
         """Return the indices of the rows of each batch of an epoch."""
         return torch.randperm(self.N, generator=self.generator(epoch)).split(self.size)
 
+    def remaining(self) -> Iterable[Tensor]:
+        """Return the indices of the rows of each batch that is left of the epoch."""
+        return self.order(self.epoch)[self.batches_done :]
+
     def batch(self, chosen: Tensor) -> Batch:
         """Return the rows with these indices as a batch."""
         raise NotImplementedError
@@ -93,7 +101,7 @@ class SeededBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         k, n = self.shard
-        for chosen in self.order(self.epoch)[self.batches_done :]:
+        for chosen in self.remaining():
             self.batches_done += 1
             if n == 1:
                 yield self.batch(chosen)
@@ -122,43 +130,132 @@ class TrainingBatches(SeededBatches):
         return take(self.rows, chosen, self.lengths_N)
 
 
-class EvaluationBatches:
-    """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part."""
+class WindowBatches(SeededBatches):
+    """Batches of windows of `length` tokens anywhere in a long stream, drawn at random for each batch.
 
-    def __init__(self, parts: Mapping[Part, Rows]) -> None:
+    An epoch has as many windows as the stream, but some more than once.
+    """
+
+    def __init__(self, stream: Stream, length: int, size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
+        super().__init__(len(stream) - length + 1, size, seed, shard)
+        self.stream, self.column = stream, torch.arange(length)
+
+    def remaining(self) -> Iterable[Tensor]:
+        for k in range(self.batches_done, len(self)):
+            seed = self.generator(self.epoch).initial_seed() * 1_000_003 + k
+            generator = torch.Generator().manual_seed(seed % (1 << 63))
+            yield torch.randint(self.N, (min(self.size, self.N - k * self.size),), generator=generator)
+
+    def batch(self, chosen: Tensor) -> Batch:
+        return {"ids": self.stream[chosen[:, None] + self.column]}
+
+
+class EvaluationBatches:
+    """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part.
+
+    Those of `StreamRows` are read when it is their turn.
+    """
+
+    def __init__(self, parts: Mapping[Part, Rows | StreamRows]) -> None:
         self.batches: list[Batch] = []
+        self.streamed = {part: rows for part, rows in parts.items() if isinstance(rows, StreamRows)}
         for part, rows in parts.items():
-            lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
-            batches = lengths_N.argsort(stable=True).split(size)
-            self.batches += [{"part": part, **take(rows, chosen, lengths_N)} for chosen in batches]
+            if not isinstance(rows, StreamRows):
+                lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
+                batches = lengths_N.argsort(stable=True).split(size)
+                self.batches += [{"part": part, **take(rows, chosen, lengths_N)} for chosen in batches]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.batches) + sum(map(len, self.streamed.values()))
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
+        yield from self.batches
+        for part, rows in self.streamed.items():
+            for batch in rows.batches():
+                yield {"part": part, **batch}
 
 
-def evaluation_rows(stream: Tensor, block_size: int, stride: int) -> Rows:
-    """Cover a stream of n ids with windows in which each token but the first is a target exactly once.
+@dataclass(frozen=True)
+class Windows:
+    """Windows over a stream of ids in which each token but the first of a segment is a target exactly once.
 
-    A window holds `block_size` inputs and starts `stride` after the previous one. It scores only targets that no
-    earlier window scored. With stride == block_size these are blocks: a target has 1 to block_size tokens of
-    context. With a smaller stride it has at least block_size - stride + 1, except at the start of the text. Press,
-    Smith, Lewis 2021, "Shortformer", section 2, "sliding window".
-
-    Returns:
-        ids and targets, [windows, block_size]; targets that are not scored are -100.
+    Args:
+        start: place of the first input of each window, [W].
+        size: number of inputs, [W].
+        scored: the first target, counted from 0, that no earlier window scores, [W].
     """
-    n = len(stream)
-    starts = list(range(0, max(1, n - 1 - block_size + stride), stride))
-    ids = torch.full((len(starts), block_size), PAD)
-    targets = torch.full((len(starts), block_size), IGNORE)
-    scored = 1  # the first token has no context, so it is not predicted
-    for row, start in enumerate(starts):
-        inputs = stream[start : min(start + block_size, n - 1)]
-        ids[row, : len(inputs)] = inputs
-        end = start + len(inputs) + 1
-        targets[row, scored - 1 - start : len(inputs)] = stream[scored:end]
-        scored = end
-    return {"ids": ids, "targets": targets}
+
+    start: Tensor
+    size: Tensor
+    scored: Tensor
+
+    @classmethod
+    def cover(cls, begins: Tensor, ends: Tensor, block_size: int, stride: int) -> Windows:
+        """Cover segments of a stream, from `begins` up to, but without, `ends`.
+
+        A window holds `block_size` inputs and starts `stride` after the previous one. It scores only targets that no
+        earlier window scored. With stride == block_size these are blocks: a target has 1 to block_size tokens of
+        context. With a smaller stride it has at least block_size - stride + 1, except at the start of a segment.
+        Press, Smith, Lewis 2021, "Shortformer", section 2, "sliding window".
+        """
+        inputs = ends - begins - 1
+        count = ((inputs - block_size + stride - 1).div(stride, rounding_mode="floor") + 1).clamp(min=1) * (
+            inputs > 0
+        )
+        segment = torch.repeat_interleave(torch.arange(len(begins)), count)
+        offset = (torch.arange(len(segment)) - (count.cumsum(0) - count)[segment]) * stride
+        size = (inputs[segment] - offset).clamp(max=block_size)
+        return cls(begins[segment] + offset, size, (offset > 0) * (block_size - stride))
+
+    @property
+    def tokens(self) -> int:
+        """The number of targets."""
+        return int((self.size - self.scored).sum())
+
+    def sample(self, tokens: int) -> Windows:
+        """Return evenly spaced windows with about this many targets; all of them if they have no more."""
+        total, W = self.tokens, len(self.start)
+        if total <= tokens:
+            return self
+        number = max(1, W * tokens // total)
+        chosen = torch.arange(number) * W // number
+        return Windows(self.start[chosen], self.size[chosen], self.scored[chosen])
+
+    def rows(self, stream: Stream, chosen: Tensor | None = None) -> Rows:
+        """Return ids and targets of some windows, [windows, longest]; targets that are not scored are -100."""
+        start, size, scored = (x if chosen is None else x[chosen] for x in (self.start, self.size, self.scored))
+        column = torch.arange(int(size.max()))
+        places = start[:, None] + column
+        is_input = column < size[:, None]
+        places = torch.where(is_input, places, start[:, None])
+        ids = torch.where(is_input, stream[places], PAD)
+        targets = torch.where(is_input & (column >= scored[:, None]), stream[places + 1], IGNORE)
+        return {"ids": ids, "targets": targets}
+
+
+class StreamRows:
+    """Windows over a stream that is too long to have all of them in memory."""
+
+    def __init__(self, stream: Stream, windows: Windows) -> None:
+        self.stream, self.windows = stream, windows
+        self.size = max(1, EVALUATION_TOKENS // int(windows.size.max()))  # of a batch
+
+    def __len__(self) -> int:
+        return -(-len(self.windows.start) // self.size)
+
+    def batches(self) -> Iterator[Rows]:
+        """Yield the windows sorted by length."""
+        for chosen in self.windows.size.argsort(stable=True).split(self.size):
+            yield self.windows.rows(self.stream, chosen)
+
+
+def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | None = None) -> Rows:
+    """Cover a stream with windows, see `Windows.cover`: ids and targets, [windows, block_size].
+
+    Args:
+        tokens: take evenly spaced windows with about this many targets; None for all.
+    """
+    windows = Windows.cover(torch.tensor([0]), torch.tensor([len(stream)]), block_size, stride)
+    rows = (windows if tokens is None else windows.sample(tokens)).rows(stream)
+    missing = block_size - rows["ids"].shape[1]
+    return {name: F.pad(x, (0, missing), value={"ids": PAD, "targets": IGNORE}[name]) for name, x in rows.items()}

@@ -138,7 +138,7 @@ class ProbeData(TaskData):
     def examples(self) -> list[Example]:
         """Return two validation rows."""
         rows = [ids[ids != PAD] for ids in self.validation["ids"][:2]]
-        return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in rows]
+        return [Example([ids], [self.tokenizer.tokens(ids.tolist())]) for ids in rows]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the accuracies of chance: of guesses among the symbols that could stand there, all alike."""

@@ -9,7 +9,7 @@ Shapes: N rows, B rows of a batch, T tokens.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,19 @@ from torch import Tensor
 from speechformer.corpora.cache import remember_words
 from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
 from speechformer.corpora.splits import Row, Splits, split
+from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import (
+    LONG_STREAM,
     EvaluationBatches,
     Example,
     Part,
     Rows,
+    SeededBatches,
+    Stream,
     TrainingBatches,
+    WindowBatches,
     evaluation_rows,
     lengths_of,
 )
@@ -52,8 +57,11 @@ class SpeechData(TaskData):
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options)
 
-    def fit_tokenizer(self) -> Tokenizer:
-        return Tokenizer.fit(self.splits.vocabulary_texts)
+    def fit_tokenizer(self) -> Tokenizer | Subwords:
+        tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))
+        if tokens == "words":
+            return Tokenizer.fit(self.splits.vocabulary_texts, size, least)
+        return fitted(tuple(self.splits.vocabulary_texts), tokens, size, least)
 
     @property
     def chosen_on(self) -> str:
@@ -83,7 +91,7 @@ class SpeechData(TaskData):
             "removed_from_train": splits.removed,
             **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
-            "train_tokens": int((self.monitored["train", ""]["ids"] != PAD).sum()),
+            "train_tokens": self.train_tokens,
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": sum(
                 label is not None and len(encode(text)) > self.block_size
@@ -102,16 +110,39 @@ class SpeechData(TaskData):
             f"training set and {counts['test_nearly_in_train']} nearly{f'; cut at block_size: {cut}' if cut else ''}."
         )
 
-    def train_dataloader(self) -> TrainingBatches:
+    @property
+    def train_tokens(self) -> int:
+        """The number of tokens of train."""
+        return int(lengths_of(self.train).sum())
+
+    def train_dataloader(self) -> SeededBatches:
         return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
 
     def val_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated during training."""
-        return EvaluationBatches(self.monitored if self.splits.validation else self.monitored | self.tested)
+        return EvaluationBatches(self.monitored | ({} if self.chosen_on == "validation" else self.tested))
 
     def test_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated once, at the end: everything."""
         return EvaluationBatches(self.monitored | self.tested)
+
+
+def check_length(tokens: int, part: str, least: int) -> None:
+    """Raise a `UserError` if a text has fewer tokens than are needed."""
+    if tokens < least:
+        raise UserError(
+            f"The {part} text has {tokens} tokens and needs at least {least}; use more text"
+            f"{' or a smaller block_size' if least > 2 else ''}."
+        )
+
+
+def sample_rows(rows: Rows, tokens: int) -> Rows:
+    """Return evenly spaced rows with about this many tokens; all of them if they have no more."""
+    N, total = len(rows["ids"]), int(lengths_of(rows).sum())
+    if total <= tokens:
+        return rows
+    number = max(1, N * tokens // total)
+    return {name: tensor[torch.arange(number) * N // number] for name, tensor in rows.items()}
 
 
 class SentenceData(SpeechData):
@@ -121,7 +152,7 @@ class SentenceData(SpeechData):
 
     def encode(self) -> None:
         self.train = self.encode_rows(self.splits.train)
-        self.monitored = {("train", ""): self.train}
+        self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor(self.splits.in_train("test"))
@@ -144,7 +175,7 @@ class SentenceData(SpeechData):
         for label in rows["labels"].unique().tolist():
             for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
                 ids = rows["ids"][k][: lengths[k]]
-                examples.append(Example([ids], [self.tokenizer.decode(ids.tolist())], label))
+                examples.append(Example([ids], [self.tokenizer.tokens(ids.tolist())], label))
         return examples
 
     def reference_metrics(self) -> dict[str, float | None]:
@@ -154,27 +185,50 @@ class SentenceData(SpeechData):
         return {"majority_accuracy": accuracy, "test_accuracy_in_train": None, "test_accuracy_not_in_train": None}
 
 
+class TextSize(NamedTuple):
+    """The size of a text that is evaluated: its targets, its bytes in UTF-8, and its words between white space."""
+
+    tokens: int
+    bytes: int
+    words: int
+
+
 class StreamData(SpeechData):
-    """Running text. The task's config adds `stride` of the sliding window, and `lengths`: longer contexts to test."""
+    """Running text.
+
+    The task's config adds `stride` of the sliding window, `lengths`, longer contexts to test, and
+    `evaluation_tokens`, the targets of train and of validation that are evaluated.
+
+    Attributes:
+        stream: the ids of train.
+        text_sizes: of each test.
+    """
 
     labelled = False
+    stream: Stream
+    text_sizes: dict[str, TextSize]
+    monitored: dict[Part, Rows]
+    tested: dict[Part, Any]
+    longer_contexts: dict[Part, Any]
 
     def encode(self) -> None:
         if "mean" in self.splits.test:
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
-        size, stride = self.block_size, self.task["stride"]
-        stride = max(1, size // 2) if stride is None else stride
-        if not 1 <= stride <= size:
-            raise UserError(f"task.stride must be between 1 and block_size={size}, not {stride}.")
-        stream = self.encode_stream(self.splits.train, "training", least=size + 1)
-        self.train = {"ids": stream.unfold(0, size + 1, 1)}
-        self.monitored = {("train", ""): evaluation_rows(stream, size, size)}
+        if self.task["documents"] != "joined":
+            raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
+        size, stride, limit = self.block_size, self.checked_stride(), self.task["evaluation_tokens"]
+        self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
+        self.train = {"ids": self.stream.unfold(0, size + 1, 1)}
+        self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
         if self.splits.validation:
             held_out = self.encode_stream(self.splits.validation, "validation", least=2)
-            self.monitored["validation", ""] = evaluation_rows(held_out, size, size)
-        self.tested, self.longer_contexts = {}, {}
+            self.monitored["validation", ""] = evaluation_rows(held_out, size, size, limit)
+        self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}
         for name, rows in self.splits.test.items():
             stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
+            texts = [text for _, text in rows]
+            counts = (len(f"{text} ".encode()) for text in texts), (len(text.split()) for text in texts)
+            self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
             self.tested["test", name] = evaluation_rows(stream, size, size)
             self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)
             for length in self.task["lengths"]:
@@ -183,17 +237,30 @@ class StreamData(SpeechData):
     def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
         """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
         stream = torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
-        if len(stream) < least:
-            raise UserError(
-                f"The {part} text has {len(stream)} tokens and needs at least {least}; use more text"
-                f"{' or a smaller block_size' if least > 2 else ''}."
-            )
+        check_length(len(stream), part, least)
         return stream
+
+    def checked_stride(self) -> int:
+        """Return the stride of the sliding window; raise a `UserError` if the config has none that fits."""
+        size, stride = self.block_size, self.task["stride"]
+        stride = max(1, size // 2) if stride is None else stride
+        if not 1 <= stride <= size:
+            raise UserError(f"task.stride must be between 1 and block_size={size}, not {stride}.")
+        return stride
+
+    @property
+    def train_tokens(self) -> int:
+        return len(self.stream) - 1
+
+    def train_dataloader(self) -> SeededBatches:
+        if len(self.stream) < LONG_STREAM:
+            return super().train_dataloader()
+        return WindowBatches(self.stream, self.block_size + 1, self.batch_size, self.seed, self.shard)
 
     def limit_length(self, max_length: int | None) -> None:
         """Drop tests on contexts longer than `max_length`; None: no limit."""
         for part, name in list(self.longer_contexts):
-            if max_length is not None and self.longer_contexts[part, name]["ids"].shape[1] > max_length:
+            if max_length is not None and int(part.removeprefix("test_length_")) > max_length:
                 del self.longer_contexts[part, name]
 
     def test_dataloader(self) -> EvaluationBatches:
@@ -209,7 +276,7 @@ class StreamData(SpeechData):
         parts = (self.monitored | self.tested).items()
         rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
         beginnings = [ids[ids != PAD] for ids in rows]
-        return [Example([ids], [self.tokenizer.decode(ids.tolist())]) for ids in beginnings]
+        return [Example([ids], [self.tokenizer.tokens(ids.tolist())]) for ids in beginnings]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the fraction of unknown words among the targets of the validation text and of each test."""

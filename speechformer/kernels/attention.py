@@ -113,7 +113,11 @@ def block_mask(
         mask = pattern(i, j)
         if causal:
             mask = mask & (j <= i)
-        return mask if token_mask_BT is None else mask & (token_mask_BT[b, j] | (i == j))
+        if token_mask_BT is None:
+            return mask
+        if token_mask_BT.dtype == torch.bool:
+            return mask & (token_mask_BT[b, j] | (i == j))
+        return mask & (token_mask_BT[b, i] == token_mask_BT[b, j])
 
     B = None if token_mask_BT is None else len(token_mask_BT)
     return create_block_mask(mask_mod, B, None, T, T, device=device, _compile=device.type == "cuda")

@@ -109,7 +109,7 @@ class AttentionBias:
         """Return the bias of queries i and keys j, of which the mask allows some, [1 or B, 1 or N, ...]."""
         mask = mask[None, None]
         if self.token_mask_BS is not None:
-            mask = mask & (self.token_mask_BS[:, j] | (i == j))[:, None]
+            mask = mask & reference.shares_text(self.token_mask_BS, i, j)[:, None]
         bias = self.positions.bias(i, j)
         bias = torch.zeros((), device=self.device) if bias is None else bias
         if self.z_BSN is not None:
@@ -306,7 +306,8 @@ class StackKernels(nn.Module):
         """Return the bias of each layer in a pass; those of the last pass again if only the length decides them."""
         (_, T, _), device = x_BTD.shape, x_BTD.device
         eager = device.type == "cpu" and not torch.compiler.is_compiling()  # where reading the mask costs nothing
-        if token_mask_BS is not None and eager and not self.training and token_mask_BS.all():
+        is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
+        if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
             token_mask_BS = None
         own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
         compiled = torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)

@@ -47,16 +47,26 @@ def attention_reference(
     return dropped_BNTS.to(v_BNSH.dtype) @ v_BNSH, weights_BNTS
 
 
+def shares_text(tokens_BS: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return whether key j is a token that query i may attend to, as far as padding and documents decide, [B, ...].
+
+    Args:
+        tokens_BS: False on padding; or the document of each token, counted from 1, and 0 on padding. Padding attends
+            to itself, since a softmax over an empty row would be NaN.
+    """
+    if tokens_BS.dtype == torch.bool:
+        return tokens_BS[:, j] | (i == j)
+    return tokens_BS[:, i] == tokens_BS[:, j]
+
+
 def attention_mask(
     pattern: Pattern, T: int, S: int, causal: bool, token_mask_BS: Tensor | None = None, device: Device = None
 ) -> Tensor:
     """Return which query may attend to which key, [1 or B, 1, T, S]: pattern, causality and padding combined.
 
-    Padding attends to itself, since a softmax over an empty row would be NaN. No other query attends to padding.
-
     Args:
         T, S: numbers of queries and keys; the queries are the last T of S positions.
-        token_mask_BS: False on padding.
+        token_mask_BS: False on padding, or the documents of the tokens; see `shares_text`.
     """
     i, j = query_and_key_indices(T, S, device)
     mask_TS = pattern(i, j)
@@ -64,7 +74,7 @@ def attention_mask(
         mask_TS = mask_TS & (j <= i)
     if token_mask_BS is None:
         return mask_TS[None, None]
-    return mask_TS[None, None] & (token_mask_BS[:, None, None, :] | (i == j))
+    return (mask_TS & shares_text(token_mask_BS, i, j))[:, None]
 
 
 def attention_bias(positions: Positions, mask: Tensor) -> Tensor:

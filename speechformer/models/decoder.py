@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from speechformer.models.stack import Cache, Weights, build_stack
+from speechformer.errors import UserError
+from speechformer.models.stack import Cache, Stack, Weights, build_stack
 
 
 class Decoder(nn.Module):
@@ -32,14 +33,28 @@ class Decoder(nn.Module):
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 
-    def hidden(self, ids_BT: Tensor, cache: Cache | None = None, token_mask_BT: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        ids_BT: Tensor,
+        cache: Cache | None = None,
+        token_mask_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:
         """Return the hidden states that `output` turns into logits, [B, T, D].
 
         Args:
             cache: what the model has read before, extended in place; start with `decoder.new_cache()`.
             token_mask_BT: False on padding at the end, which training on a CPU then leaves out; its states are
                 undefined. The states of the tokens do not depend on it.
+            documents_BT: the document of each token, counted from 1. Attention then stays within documents.
+
+        Raises:
+            UserError: a recurrent network is to keep documents apart.
         """
+        if documents_BT is not None:
+            if not isinstance(self.decoder, Stack):
+                raise UserError("model=rnn reads one document after another; set task.documents=joined.")
+            return self.decoder(ids_BT, documents_BT)[0]
         if not self.decoder.can_unpad:  # a mask would only keep other kernels from being taken
             token_mask_BT = None
         return self.decoder(ids_BT, token_mask_BT, cache=cache)[0]

@@ -27,6 +27,8 @@ NOT_IDENTITY = (
 )
 # Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
 ADDED = {"model.fraction": 1, "model.scaling": "none", "model.factor": 4}
+WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "task.evaluation_tokens": 65536}
+ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, "task.documents": "joined"}}
 
 
 def plain_number(value: Any, key: str) -> Any:
@@ -38,15 +40,19 @@ def plain_number(value: Any, key: str) -> Any:
     return int(value) if is_whole else value
 
 
-def identity_settings(value: Any, key: str = "") -> Any:
-    """Return the settings that identify a run. The corpus is left out: its files identify it, not their path."""
+def identity_settings(value: Any, key: str = "", added: Mapping[str, Any] = ADDED) -> Any:
+    """Return the settings that identify a run. The corpus is left out: its files identify it, not their path.
+
+    Args:
+        added: settings that are left out if they have these values.
+    """
     if isinstance(value, Mapping):
         paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
         own = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
-        settings = {path: (name, identity_settings(value[name], path)) for name, path in own.items()}
-        return dict(pair for path, pair in settings.items() if path not in ADDED or pair[1] != ADDED[path])
+        settings = {path: (name, identity_settings(value[name], path, added)) for name, path in own.items()}
+        return dict(pair for path, pair in settings.items() if path not in added or pair[1] != added[path])
     if isinstance(value, list | tuple):
-        return [identity_settings(item, key) for item in value]
+        return [identity_settings(item, key, added) for item in value]
     return plain_number(value, key)
 
 
@@ -57,7 +63,8 @@ def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: 
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
     numerics = NUMERICS_VERSION + clean_pairs + 2 * t5_start
-    content = {"config": identity_settings(config), "corpus": corpus, "numerics": numerics}
+    added = ADDED | ADDED_TO_TASK.get(config["task"]["name"], {})
+    content = {"config": identity_settings(config, added=added), "corpus": corpus, "numerics": numerics}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -95,7 +95,6 @@ class Task(EvaluableModule):
     purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
     datamodule: ClassVar[type[TaskData]]
     abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
-    tokenizer_class: ClassVar[Any]  # has a classmethod `load(path)`
     inputs: ClassVar[dict[str, str]]  # of the network, by name
     output: ClassVar[str]
     pads_input: ClassVar[bool] = True  # whether batches of the first input are padded
@@ -108,6 +107,11 @@ class Task(EvaluableModule):
     unit: ClassVar[str] = "lines"
     note: ClassVar[str] = ""
     baseline_keys: ClassVar[tuple[str, ...]] = ()  # config keys that a baseline shares with the runs of its table
+
+    @classmethod
+    def data_class(cls, corpus: Any) -> type[TaskData]:
+        """Return the LightningDataModule for a corpus."""
+        return cls.datamodule
 
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Task:

@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example, Rows
@@ -40,7 +41,7 @@ class Classify(Task):
     name, metric, mode = "classify", "accuracy", "max"
     purpose = "classifies the speaker of a sentence"
     abilities = frozenset({"predict"})
-    datamodule, tokenizer_class = SentenceData, Tokenizer
+    datamodule = SentenceData
     inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
     output = "logits [sentences, classes]"
     options = ("pool", "classifier_width")
@@ -119,7 +120,7 @@ class Classify(Task):
             if chosen.any():
                 self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
 
-    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> TextInputs:
+    def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         block_size = self.hparams["architecture"]["block_size"]
         limit = min(max_tokens, self.model.max_length or max_tokens, block_size)
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
@@ -128,7 +129,9 @@ class Classify(Task):
         hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
         return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
-    def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    def describe_examples(
+        self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
+    ) -> Iterator[tuple[str, str]]:
         classes = [escape_markdown(name) for name in self.classes]
         rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
         for example in examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -13,12 +14,15 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from speechformer.console import format_metric
-from speechformer.corpora.special_tokens import IGNORE, UNKNOWN
+from speechformer.corpora.documents import Documents
+from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
+from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example
-from speechformer.data.speeches import StreamData
-from speechformer.errors import UserError
+from speechformer.data.documents import DocumentData
+from speechformer.data.speeches import StreamData, TextSize
+from speechformer.errors import UserError, pick
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
@@ -29,7 +33,13 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
-HIDDEN = ("test_sliding_", "test_known_", "validation_known_")  # metrics that the console does not show in training
+HIDDEN = (
+    "test_sliding_",
+    "test_known_",
+    "validation_known_",
+    "test_word_",
+    "test_bits_",
+)  # metrics that the console does not show in training
 
 
 class LanguageModel(Task):
@@ -38,12 +48,13 @@ class LanguageModel(Task):
     Args:
         architecture: the arguments of `Decoder`.
         recipe: the config group.
+        separate: whether attention stays within documents, from one <eos> to the next.
     """
 
     name, metric, mode = "lm", "perplexity", "min"
     purpose = "continues a text"
     abilities = frozenset({"generate"})
-    datamodule, tokenizer_class = StreamData, Tokenizer
+    datamodule = StreamData
     inputs: ClassVar = {"ids": "[texts, tokens], whole numbers"}
     output = "logits of the token after each [texts, tokens, vocabulary]"
     pads_input = False
@@ -53,15 +64,28 @@ class LanguageModel(Task):
     note = "Perplexity per token; lower is better."
     model: Decoder
 
-    def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any]) -> None:
+    def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], separate: bool = False) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
+        self.separate = separate
         self.speakers: list[str] = []
+        self.text_sizes: dict[str, TextSize] = {}
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
+    @classmethod
+    def data_class(cls, corpus: Any) -> type[TaskData]:
+        return DocumentData if isinstance(corpus, Documents) else StreamData
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> LanguageModel:
+        documents = config["task"]["documents"]
+        pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
+        return cls(cls.architecture_arguments(config, data), config["recipe"], documents == "separate")
+
     def attach(self, data: TaskData) -> None:
-        self.speakers = data.corpus.classes
+        assert isinstance(data, StreamData)
+        self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
 
     def metric_name(self, split: str) -> str:
         """Return the name of the main metric; of several test texts it is the mean of their perplexities."""
@@ -69,14 +93,18 @@ class LanguageModel(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
-        hidden, smoothing = self.model.hidden(ids).flatten(0, 1), self.recipe["label_smoothing"]
+        hidden, smoothing = self.hidden(self.model, ids).flatten(0, 1), self.recipe["label_smoothing"]
         loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets.flatten(), smoothing)
         self.tokens += ids.numel()
         return self.track_loss(loss, batch, batch_idx)
 
+    def hidden(self, model: Any, ids: Tensor) -> Tensor:
+        """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""
+        return model.hidden(ids, documents_BT=1 + (ids == END).cumsum(dim=1) if self.separate else None)
+
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, int]:
         smoothing, tokens = self.recipe["label_smoothing"], batch["ids"][:, 1:].numel() // members
-        targets, hidden = batch["ids"][:, 1:], model.hidden(batch["ids"][:, :-1])
+        targets, hidden = batch["ids"][:, 1:], self.hidden(model, batch["ids"][:, :-1])
         if hidden.device.type == "cpu":  # one member's logits at a time fit into the cache
             each = zip(model.output.members(), hidden.chunk(members), targets.chunk(members))
             losses = [next_token_loss(w, b, h.flatten(0, 1), t.flatten(), smoothing) for (w, b), h, t in each]
@@ -108,22 +136,28 @@ class LanguageModel(Task):
 
     def compute_metrics(self) -> dict[str, float]:
         metrics, tests = super().compute_metrics(), defaultdict(list)
+        for test, size in self.text_sizes.items():
+            if f"test_perplexity_{test}" in metrics:
+                metrics |= per_unit(metrics[f"test_perplexity_{test}"], size, test)
         for name, value in metrics.items():
-            split, _, test = name.partition("_perplexity_")
-            if test:
-                tests[split].append(value)
-        return metrics | {f"{split}_perplexity_mean": sum(values) / len(values) for split, values in tests.items()}
+            for kind in ("_perplexity_", "_bits_per_byte_"):
+                split, _, test = name.partition(kind)
+                if test:
+                    tests[split + kind].append(value)
+        return metrics | {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
 
-    def read(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> TextInputs:
+    def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
         if len(inputs.ids[0]) > block_size:
-            inputs.notes.append(f"it was trained on {block_size} words at once")
+            inputs.notes.append(f"it was trained on {block_size} tokens at once")
         return inputs
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
         return {name: value for name, value in metrics.items() if not name.startswith(HIDDEN)}
 
-    def describe_examples(self, examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    def describe_examples(
+        self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
+    ) -> Iterator[tuple[str, str]]:
         for example in examples[:1]:
             prompt = example.ids[0][:PROMPT].tolist()
             max_length = self.model.max_length
@@ -131,10 +165,10 @@ class LanguageModel(Task):
             generator = torch.Generator().manual_seed(0)
             drawn = sample(self.model, prompt, generator=generator, words=len(tokenizer))
             try:
-                words = tokenizer.decode(itertools.islice(drawn, room))
+                words = "".join(tokenizer.stream(itertools.islice(drawn, room)))
             except UserError as error:
-                words = [str(error)]
-            parts = (escape_markdown(" ".join(part)) for part in (example.tokens[0][: len(prompt)], words))
+                words = str(error)
+            parts = (escape_markdown(part) for part in ("".join(tokenizer.stream(prompt)), words))
             yield "what comes next", "{} **{}**".format(*parts)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -145,10 +179,23 @@ class LanguageModel(Task):
         tests = [name for name in metrics if name.startswith(prefix) and name != main]
         order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
         tests.sort(key=lambda name: order.get(name, len(order)))
-        known = (
-            ["test_known_perplexity_mean", "test_unknown_rate_mean"] if metrics.get("test_unknown_rate_mean") else []
-        )
-        return [main, *tests, *known, "test_sliding_perplexity_mean", "train_perplexity"]
+        more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
+        if metrics.get("test_unknown_rate_mean"):
+            more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
+        return [main, *tests, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+
+
+def per_unit(perplexity: float, size: TextSize, test: str) -> dict[str, float]:
+    """Return the perplexity of a test per word and its bits per byte, which vocabularies have in common.
+
+    With unknown words they are too low: <unk> stands for many words, and which one it is costs nothing.
+    """
+    loss = size.tokens * math.log(perplexity) if perplexity < math.inf else math.inf
+    per_word = loss / max(1, size.words)
+    return {
+        f"test_word_perplexity_{test}": math.exp(per_word) if per_word < 700 else math.inf,
+        f"test_bits_per_byte_{test}": loss / math.log(2) / size.bytes,
+    }
 
 
 def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
@@ -156,6 +203,8 @@ def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Seque
     columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
     if metrics.get("test_unknown_rate_mean"):
         columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
+    else:
+        columns |= {"per word": "word_perplexity", "bits per byte": "bits_per_byte"}
     rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
     for name in metrics:
         if name in ("train_perplexity", "validation_perplexity"):

@@ -38,7 +38,7 @@ class ProbeTask(Task):
     later_if_equal = True  # accuracy can be 100 % long before longer rows are solved
     purpose = "answers a probe"
     abilities = frozenset({"generate"})
-    datamodule, tokenizer_class = ProbeData, Tokenizer
+    datamodule = ProbeData
     inputs: ClassVar = {"ids": "[rows, symbols], whole numbers, 0 is padding at the end"}
     output = "logits of the symbol after each [rows, symbols, vocabulary]"
     options = ("tied_output",)
@@ -104,7 +104,7 @@ class ProbeTask(Task):
         rows = ["| symbol | most probable next symbol |", "|---|---|"]
         for example in examples[:1]:
             predicted = self.model(example.ids[0].to(self.device)[None])[0].argmax(dim=-1).tolist()
-            for pair in zip(example.tokens[0], tokenizer.decode(predicted)):
+            for pair in zip(example.tokens[0], tokenizer.tokens(predicted)):
                 rows.append("| " + " | ".join(map(escape_markdown, pair)) + " |")
         yield "which symbol is next", "\n".join(rows)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import UNKNOWN
-from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer, split_words
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer
 
 
 @dataclass
@@ -21,9 +22,9 @@ class TextInputs:
     notes: list[str]  # what to tell the user about the text
 
 
-def read_words(text: str, tokenizer: Tokenizer, limit: int, why: str = "") -> TextInputs:
-    """Read the first `limit` words of a text; `why` explains the limit to the user."""
-    words, ids = list(split_words(text)), tokenizer.encode(text)
+def read_words(text: str, tokenizer: Tokenizer | Subwords, limit: int, why: str = "") -> TextInputs:
+    """Read the first `limit` tokens of a text; `why` explains the limit to the user."""
+    words, ids = tokenizer.split(text), tokenizer.encode(text)
     cut = f"the first {limit} of its {len(ids)} words are read{why}" if len(ids) > limit else None
     words, ids = words[:limit], ids[:limit]
     notes = [note for note in (cut, note_unknown(words, ids)) if note]

@@ -43,7 +43,7 @@ class Translate(Task):
     name, metric, mode = "translate", "bleu", "max"
     purpose = "translates"
     abilities = frozenset({"translate"})
-    datamodule, tokenizer_class = PairData, Subwords
+    datamodule = PairData
     inputs: ClassVar = {
         "source": "[pairs, tokens], whole numbers, with <eos>, 0 is padding at the end",
         "target": "[pairs, tokens], whole numbers, what is written so far, from <bos> on",

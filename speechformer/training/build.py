@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.config import count_devices, value_of
+from speechformer.corpora.documents import Documents
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence, pick
@@ -32,9 +33,10 @@ NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # over
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-def build_data(config: dict[str, Any], corpus: Corpus | Pairs | GeneratedRows) -> Any:
+def build_data(config: dict[str, Any], corpus: Corpus | Pairs | Documents | GeneratedRows) -> Any:
     """Return the LightningDataModule of a config's task."""
-    return TASKS[config["task"]["name"]].datamodule(corpus, **{key: config[key] for key in DATA_KEYS})
+    data_class = TASKS[config["task"]["name"]].data_class(corpus)
+    return data_class(corpus, **{key: config[key] for key in DATA_KEYS})
 
 
 def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

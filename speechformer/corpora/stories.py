@@ -1,0 +1,90 @@
+"""Make a corpus of stories, as long and as many as you like: `corpus=stories`.
+
+A story introduces its people: trade, town, and what each of them has. After that, each paragraph is about two of
+them, and half of its sentences repeat what the introduction said. So a model that remembers the beginning predicts
+those words, and one with a short context cannot. The longer the story, the more people it has.
+
+    Hana was a miller from Tarn, who had a green kettle and a goose.  ...  (hundreds of words later)
+    Hana looked for the kettle, the green one, and the goose followed.
+
+The files have the format of `documents`. They are in the user's cache folder, made by the first run that needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from speechformer.corpora.files import atomic_write, cache_directory, read_yaml
+from speechformer.errors import UserError
+
+WORDS_PER_PERSON = 120  # of a story
+SENTENCES, TESTED = 8, 0.05  # of a paragraph; stories of the test text, as a share of those of train
+OWN = {"trade": "trades", "town": "towns", "colour": "colours", "thing": "things", "pet": "pets"}
+DRAWN = {**OWN, "time": "times", "act": "acts", "place": "places", "mood": "moods"}
+VERSION = 1  # of what a seed generates
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    """Load the word tables."""
+    return read_yaml(Path(__file__).with_suffix(".yaml"))
+
+
+def story(rng: random.Random, words: int) -> str:
+    """Generate a story of at least this many words: lines of sentences, the first one the introduction."""
+    own = tables()
+    names = rng.sample(own["names"], min(len(own["names"]), max(2, words // WORDS_PER_PERSON)))
+    people = [
+        {"name": name, **{f"own_{key}": rng.choice(own[table]) for key, table in OWN.items()}} for name in names
+    ]
+    lines = [" ".join(own["introduction"].format(**person) for person in people)]
+    length = len(lines[0].split())
+    while length < words:
+        pair, sentences = rng.sample(people, 2), []
+        for _ in range(SENTENCES):
+            person, other = rng.sample(pair, 2)
+            drawn = {key: rng.choice(own[table]) for key, table in DRAWN.items()}
+            template = rng.choice(own["facts" if rng.random() < 0.5 else "scenes"])
+            sentences.append(template.format(other=other["name"], **person, **drawn))
+        lines.append(" ".join(sentences))
+        length += len(lines[-1].split())
+    return "\n".join(lines)
+
+
+def write_stories(path: Path, count: int, words: int, seed: str) -> None:
+    """Write stories to a file, an empty line between them."""
+    rng = random.Random(seed)
+    with atomic_write(path) as file:
+        for k in range(count):
+            file.write(f"{chr(10) * 2 if k else ''}{story(rng, words)}".encode())
+
+
+def folder_of(config: Mapping[str, Any]) -> tuple[Path, str]:
+    """Return the folder with the stories of a `corpus` config, and a description; make them if they are not there.
+
+    Args:
+        config: `seed`, `documents`, the number of stories of train, and `words`, the least length of a story.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    seed, count, words = config["seed"], config["documents"], config["words"]
+    folder = cache_directory() / "stories" / f"{count}-of-{words}-words-seed-{seed}-v{VERSION}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            for part, number in (("train_LM.txt", count), ("test_LM_stories.txt", max(1, round(count * TESTED)))):
+                if not (folder / part).exists():
+                    write_stories(folder / part, number, words, f"{seed} {part}")
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or folder}: {error.strerror}. The stories need a cache folder; set XDG_CACHE_HOME to "
+            "one that can be written."
+        ) from None
+    return folder, f"made by the package, seed {seed}, in {folder}"

@@ -1,0 +1,265 @@
+"""The data of `task=lm` on documents: token files, of which a batch reads what it needs, so that any text will do.
+
+The first run tokenizes each part of the text, into a token file in the user's cache folder. Later runs, and other
+processes, map it into memory. Evaluation during training reads a fixed sample, so the text may have any size.
+
+Shapes: see `batches`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from tqdm import tqdm
+
+from speechformer import console
+from speechformer.corpora.documents import Documents
+from speechformer.corpora.files import cache_directory
+from speechformer.corpora.special_tokens import END
+from speechformer.corpora.splits import held_out
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.token_file import TokenFile, open_token_file, write_token_files
+from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows
+from speechformer.data.speeches import StreamData, TextSize, check_length
+from speechformer.errors import UserError
+
+FITTED, ENCODED = 32 << 20, 4 << 20  # characters that a vocabulary is fitted on, and that are encoded together
+VERSION = 1  # of what is in token files
+
+
+def cache_key(*settings: Any) -> str:
+    """Return the name of a cached file that depends on these settings, as plain data."""
+    return hashlib.sha256(json.dumps([VERSION, *settings]).encode()).hexdigest()
+
+
+class DocumentData(StreamData):
+    """Documents. `StreamData` and `TaskData` describe the rest.
+
+    Of the protocol, `validation` holds out that share of the documents of train, by a hash of their text, unless the
+    corpus has a validation text; `remove_test_sentences` removes documents of train that are in a test text.
+    """
+
+    corpus: Documents
+
+    def split(self) -> None:
+        share = self.protocol["validation"]
+        if not 0 <= share < 1:
+            raise UserError(f"protocol.validation is a share of train in [0, 1), not {share}.")
+        self.share = 0.0 if "validation" in self.corpus.parts else share
+        self.folder = cache_directory() / "tokens"
+
+    @property
+    def train_key(self) -> list[Any]:
+        """What decides which documents train and validation have."""
+        digests, removes = self.corpus.digests, self.protocol["remove_test_sentences"]
+        tests = sorted(digest for part, digest in digests.items() if part != "train") if removes else []
+        return [digests["train"], self.corpus.separator, self.share, tests]
+
+    @functools.cached_property
+    def tested_documents(self) -> set[bytes]:
+        """Hashes of the documents that may not be in train."""
+        if not self.protocol["remove_test_sentences"]:
+            return set()
+        parts = [part for part in self.corpus.parts if part != "train"]
+        return {hash_of(piece.text) for part in parts for piece in self.corpus.pieces(part) if piece.first}
+
+    def part_of(self, text: str) -> str | None:
+        """Return whether a document of train, which begins with this text, is for train or validation, or removed."""
+        if self.tested_documents and hash_of(text) in self.tested_documents:
+            return None
+        return "validation" if held_out(text, self.share) else "train"
+
+    def fit_tokenizer(self) -> Subwords:
+        """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
+        settings = [self.task[key] for key in ("tokens", "vocab_size", "min_count")]
+        path = self.folder / f"{cache_key(*self.train_key, *settings)[:32]}.json"
+        with locked(path):
+            if path.exists():
+                return Subwords.load(path)
+            console.say("Fitting a vocabulary, only this once.")
+            tokenizer = Subwords.fit(self.vocabulary_texts(), *settings)
+            tokenizer.save(path)
+        return tokenizer
+
+    def vocabulary_texts(self) -> Iterator[str]:
+        """Yield the pieces of train, or if they are too many a part of them, drawn by a hash."""
+        size = sum(path.stat().st_size for path in self.corpus.parts["train"])
+        part: str | None = None
+        for piece in self.corpus.pieces("train"):
+            part = self.part_of(piece.text) if piece.first else part
+            if part == "train" and (size <= FITTED or held_out(f"vocabulary {piece.text[:1000]}", FITTED / size)):
+                yield piece.text
+
+    def encode(self) -> None:
+        stride = self.checked_stride()
+        files = self.token_files("train")
+        self.files = {("train", ""): files["train"]}
+        if "validation" in self.corpus.parts or self.share:
+            own = files if self.share else self.token_files("validation")
+            self.files["validation", ""] = own["validation"]
+        self.files |= {("test", name): self.token_files(f"test_{name}")[f"test_{name}"] for name in self.corpus.tests}
+        for (split, name), file in self.files.items():
+            least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
+            check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
+        self.stream = self.files["train", ""]
+        limit = self.task["evaluation_tokens"]
+        rows = {part: StreamRows(file, self.cover(file, self.block_size)) for part, file in self.files.items()}
+        self.monitored, self.tested, self.longer_contexts = {}, {}, {}
+        for part, own_rows in rows.items():
+            split, name = part
+            if split != "test":
+                sampled = StreamRows(own_rows.stream, own_rows.windows.sample(limit))
+                self.monitored[part] = sampled.windows.rows(sampled.stream)
+                continue
+            file = self.files[part]
+            self.tested[part] = own_rows
+            self.tested["test_sliding", name] = StreamRows(file, self.cover(file, self.block_size, stride))
+            for length in self.task["lengths"]:
+                self.longer_contexts[f"test_length_{length}", name] = StreamRows(file, self.cover(file, length))
+        tests = {name: (own.windows.tokens, self.files[split, name].counts) for (split, name), own in rows.items()}
+        self.text_sizes = {
+            name: TextSize(tokens, counts["bytes"], counts["words"])
+            for name, (tokens, counts) in tests.items()
+            if name
+        }
+
+    def cover(self, file: TokenFile, length: int, stride: int | None = None) -> Windows:
+        """Return the windows that evaluate a text: across the ends of documents, or within each of them."""
+        begins, ends = torch.tensor([0]), torch.tensor([len(file)])
+        if self.task["documents"] == "separate":  # from one <eos> to the next
+            places = torch.from_numpy(np.array(file.ends))
+            begins, ends = places[:-1], places[1:] + 1
+        return Windows.cover(begins, ends, length, length if stride is None else stride)
+
+    def token_files(self, part: str) -> dict[str, TokenFile]:
+        """Open the token files of a part of the corpus, or tokenize it: "train" may have one of validation, too."""
+        names = ["validation", "train"] if part == "train" and self.share else [part]
+        text = self.train_key if part == "train" else [self.corpus.digests[part], self.corpus.separator]
+        key = cache_key(*text, hashlib.sha256(self.tokenizer.tokenizer.to_str().encode()).hexdigest())
+        paths = {name: self.folder / f"{key[:32]}-{name.partition('_')[0]}.bin" for name in names}
+        with locked(paths[part]):
+            opened = {name: open_token_file(path, key) for name, path in paths.items()}
+            if None in opened.values():
+                self.tokenize(part, list(paths.values()), names, key)
+                opened = {name: open_token_file(path, key) for name, path in paths.items()}
+        if None in opened.values():
+            raise UserError(f"{paths[part]} cannot be read after it was written; is the disk full or damaged?")
+        return {name: file for name, file in opened.items() if file is not None}
+
+    def tokenize(self, part: str, paths: list[Path], names: list[str], key: str) -> None:
+        """Write the token files of a part of the corpus."""
+        size = sum(path.stat().st_size for path in self.corpus.parts[part])
+        console.say(f"Tokenizing {part} ({size / 1e6:,.1f} MB), only this once, into {paths[-1]}")
+        shown = None if not int(os.environ.get("LOCAL_RANK", 0)) else True  # None: on a terminal
+        with (
+            tqdm(total=size, unit="B", unit_scale=True, desc=part, leave=False, disable=shown) as bar,
+            write_token_files(paths, key, len(self.tokenizer)) as writers,
+        ):
+            own: str | None = part
+            for pieces in in_batches(self.corpus.pieces(part, bar.update)):
+                ids = self.tokenizer.encode_pieces(
+                    [piece.text for piece in pieces], [piece.first for piece in pieces]
+                )
+                chosen: dict[str | None, tuple[list[np.ndarray], list[str]]] = {name: ([], []) for name in names}
+                for piece, ids_of_piece in zip(pieces, ids):
+                    if part == "train" and piece.first:
+                        own = self.part_of(piece.text)
+                    if own in chosen:
+                        chosen[own][0].append(np.append(ids_of_piece, END) if piece.last else ids_of_piece)
+                        chosen[own][1].append(f"{piece.text}\n" if piece.last else piece.text)
+                for writer, name in zip(writers, names):
+                    if chosen[name][0]:
+                        writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
+
+    @property
+    def chosen_on(self) -> str:
+        return "validation" if ("validation", "") in self.files else "test"
+
+    def count(self) -> dict[str, Any]:
+        tests = {}
+        for name in self.corpus.tests:
+            own = self.files["test", name].counts
+            tests[name] = {"rows": own["documents"], "tokens": own["tokens"], "unknown_tokens": own["unknown"]}
+        held = self.files.get(("validation", ""))
+        evaluated = {split: int((rows["targets"] >= 0).sum()) for (split, _), rows in self.monitored.items()}
+        return {
+            "train": self.files["train", ""].counts["documents"],
+            "validation": held.counts["documents"] if held else 0,
+            "test": sum(test["rows"] for test in tests.values()),
+            "tests": tests,
+            "train_tokens": len(self.files["train", ""]),
+            "evaluated_tokens": evaluated,
+            "vocabulary": len(self.tokenizer),
+            "cut_at_block_size": 0,
+        }
+
+    def examples(self) -> list[Example]:
+        """Return the beginning of the first text of the part that selects the checkpoint."""
+        first = next(file for (split, _), file in self.files.items() if split == self.chosen_on)
+        ids = first[torch.arange(1, min(17, len(first)))]
+        return [Example([ids], [self.tokenizer.tokens(ids.tolist())])]
+
+    def reference_metrics(self) -> dict[str, float | None]:
+        """Return the fraction of unknown tokens in the validation text and in each test."""
+        rates: dict[str, float | None] = {}
+        for (split, name), file in self.files.items():
+            if split != "train":
+                rate = file.counts["unknown"] / (len(file) - 1)
+                rates["_".join(filter(None, (split, "unknown_rate", name)))] = rate
+        tests = [
+            file.counts["unknown"] / (len(file) - 1) for (split, _), file in self.files.items() if split == "test"
+        ]
+        return rates | {"test_unknown_rate_mean": sum(tests) / len(tests)}
+
+    def corpus_line(self) -> str:
+        corpus, counts = self.corpus, self.counts
+        held = f", selects on {counts['validation']:,}" if counts["validation"] else ""
+        return (
+            f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']:,} documents of "
+            f"{counts['train_tokens']:,} tokens{held}, tests on {counts['test']:,}."
+        )
+
+    def train_dataloader(self) -> WindowBatches:
+        return WindowBatches(self.stream, self.block_size + 1, self.batch_size, self.seed, self.shard)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file of the cache against other processes; a `UserError` if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path}: {error.strerror}. Tokens need a cache folder; make room, or set "
+            "XDG_CACHE_HOME to a folder that can be written."
+        ) from error
+
+
+def hash_of(text: str) -> bytes:
+    """Return a short hash of the first piece of a document."""
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def in_batches(pieces: Iterator[Any]) -> Iterator[list[Any]]:
+    """Yield pieces in lists of about `ENCODED` characters."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= ENCODED:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
