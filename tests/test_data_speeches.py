@@ -140,7 +140,7 @@ def test_errors(corpus: Corpus) -> None:
         UserError, match="training text has [0-9]+ tokens and needs at least 100001; use more text or a smaller"
     ):
         make(corpus, "lm", block_size=100_000)
-    task = {"name": "lm", "stride": 33}
+    task = group("task", "lm") | {"stride": 33}
     with pytest.raises(UserError, match=r"task\.stride must be between 1 and block_size=32, not 33"):
         StreamData(
             corpus,

@@ -43,6 +43,10 @@ RUNS = {
         *("task=probe", "probe.max_length=4", "probe.test_lengths=[6]", "task.test_rows=20", "batch_size=4"),
         *("trainer.max_steps=6", "trainer.limit_train_batches=4", "eval_interval=3", "recipe.warmup_steps=2"),
     ],
+    "documents": [
+        *("task=lm", "corpus=stories", "corpus.documents=30", "corpus.words=40", "task.tokens=bytes"),
+        *("task.documents=separate", "trainer.max_steps=7", "eval_interval=3", "model=rope"),
+    ],
     "lm, clean": ["task=lm", "trainer.max_steps=7", "eval_interval=3", "protocol=clean"],
     "epochs": ["trainer.max_epochs=3", "trainer.limit_train_batches=4"],
     "epochs, scheduled": [
@@ -94,8 +98,9 @@ class KilledError(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def small_corpus(little: Path, little_pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_corpus(little: Path, little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a tenth of a second, for there are hundreds of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]"]
     monkeypatch.setattr("test_fit.OWN", [*own, *TINY[1:], "threads=1"])
     pairs = ["corpus=ted", f"corpus.root={little_pairs}", *PAIRS]
@@ -107,7 +112,8 @@ OWN_PAIRS: list[str] = []
 
 
 def run(folder: Path, *overrides: str) -> dict[str, Any]:
-    own = OWN_PAIRS if "task=translate" in overrides else OWN[3:] if "task=probe" in overrides else OWN
+    generated = {"task=probe", "corpus=stories"} & {*overrides}
+    own = OWN_PAIRS if "task=translate" in overrides else OWN[3:] if generated else OWN
     return execute(compose(*own, "trainer.log_every_n_steps=2", *overrides), folder)
 
 
@@ -585,11 +591,13 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
     options = [*OWN, "dropout=0", "trainer.log_every_n_steps=1", "protocol=clean"]
     for task in (
         ["task=lm", "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
+        ["task=lm", *RUNS["documents"][1:5], "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
         ["task=classify", "trainer.max_epochs=2", "batch_size=11"],
         ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"],
     ):
         own = [*OWN_PAIRS, *options[len(OWN) :]] if task[0] == "task=translate" else options
-        folder = tmp_path / task[0].partition("=")[2]
+        own = options[3:] if "corpus=stories" in task else own
+        folder = tmp_path / "".join(task[:2]).replace("=", "-")
         one = execute(compose(*own, *task), folder / "one")
         place = [f"hydra.run.dir={folder / 'two'}", "machine=ddp", "trainer.accelerator=cpu"]
         environment = {key: value for key, value in os.environ.items() if key != "LOCAL_RANK"}

@@ -118,6 +118,34 @@ def test_a_decoder_may_leave_out_padding(model: str, pattern: str) -> None:
     torch.testing.assert_close(model.hidden(ids, token_mask_BT=ids != 0)[ids != 0], expected[ids != 0])
 
 
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "relative", "kerple", "forgetting"])
+@pytest.mark.parametrize(
+    ("length", "pattern"),
+    [(24, {"name": "full"}), (600, {"name": "window", "window": 9}), (2050, {"name": "full"})],
+    ids=["dense", "sparse blocks", "query blocks"],
+)
+def test_attention_within_documents_is_that_of_each_alone(name: str, length: int, pattern: dict[str, Any]) -> None:
+    """Oracle: the hidden states of each document by itself, which depend on distances alone."""
+    model = decoder(model=group("model", name), pattern=pattern, layers=1, dropout=0.0).double()
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(4, VOCABULARY, (2, length), generator=generator)
+    numbers = torch.sort(torch.randint(1, 5, (2, length), generator=generator), dim=1).values
+    for training in (False, True):
+        model.train(training)
+        hidden = model.hidden(ids, documents_BT=numbers)
+        for row in range(2):
+            for number in numbers[row].unique():
+                own = numbers[row] == number
+                alone = model.hidden(ids[row : row + 1, own])[0]
+                torch.testing.assert_close(hidden[row, own], alone)
+
+
+def test_a_recurrent_network_reads_documents_one_after_another() -> None:
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"model=rnn reads one document after another; set task\.documents=joined"):
+        decoder(model=group("model", "rnn")).hidden(ids, documents_BT=ids)
+
+
 @pytest.mark.parametrize(("name", "training"), [("rnn", True), ("rope", False), ("rope", True)])
 def test_a_decoder_masks_padding_only_where_it_is_left_out(
     name: str, training: bool, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from typing import Any
 import speechformer
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.special_tokens import BEGIN, END
+from speechformer.corpora.subwords import Subwords
 from speechformer.escape import escape_markdown
 
 LOAD = """\
@@ -17,7 +18,11 @@ from tokenizers import Tokenizer
 model = torch.export.load("model.pt2").module()
 tokenizer = Tokenizer.from_file("tokenizers.json")
 """
-EXAMPLES = {  # by an ability of the task; LENGTH: the most tokens
+WORDS, SUBWORDS = (
+    '" ".join(tokenizer.id_to_token(index) or "<unk>" for index in ids)',
+    "tokenizer.decode(ids).strip()",
+)
+EXAMPLES = {  # by an ability of the task; LENGTH: the most tokens; TEXT: that of ids
     "predict": f"""import json
 {LOAD}classes = json.load(open("export.json", encoding="utf-8"))["classes"]
 ids = tokenizer.encode("Together we will mend the harbours.").ids
@@ -28,7 +33,7 @@ for name, probability in zip(classes, probabilities):
     "generate": f"""{LOAD}ids = tokenizer.encode("We will").ids
 while len(ids) < LENGTH:
     ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-print(" ".join(tokenizer.id_to_token(index) or "<unk>" for index in ids))
+print(TEXT)
 """,
     "translate": f"""{LOAD}source = [*tokenizer.encode("The old woman does not see the horses.").ids, {END}][:LENGTH]
 target = [{BEGIN}]
@@ -62,7 +67,7 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
         f"# {run.task.name}: {escape_markdown(run.label)}",
         f"A small model that {run.task.purpose}, trained with speechformer {speechformer.__version__}.",
         "## Use",
-        *use(ability, formats, min(run.max_length or 50, 50)),
+        *use(ability, formats, min(run.max_length or 50, 50), isinstance(run.tokenizer, Subwords)),
         "## Data",
         data(run.result),
         "## Figures",
@@ -75,15 +80,16 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def use(ability: str, formats: Sequence[str], length: int) -> list[str]:
+def use(ability: str, formats: Sequence[str], length: int, subwords: bool) -> list[str]:
     """Return an example that does without this package, and what each file is."""
     computes = "torch.export" in formats
     libraries = "torch and tokenizers" if computes else "torch, safetensors and tokenizers"
     example = EXAMPLES[ability].replace("LENGTH", str(length)) if computes else WEIGHTS
+    example = example.replace("TEXT", SUBWORDS if subwords else WORDS)
     notes = ["- `export.json` describes inputs, output and hyperparameters. `tokenizer.json` is the run's own file."]
     if "safetensors" in formats:
         notes.append("- `speechformer.export.load_safetensors` rebuilds the model from `model.safetensors` alone.")
-    if ability != "translate":
+    if not subwords:
         notes.append("- `tokenizers.json` splits words as NLTK does, but in rare cases of quotes after a period.")
     return [f"In this folder, with {libraries} installed:", f"```python\n{example}```", "\n".join(notes)]
 

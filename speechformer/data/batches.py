@@ -156,6 +156,8 @@ class EvaluationBatches:
     Those of `StreamRows` are read when it is their turn.
     """
 
+    streamed: Mapping[Part, StreamRows] = {}
+
     def __init__(self, parts: Mapping[Part, Rows | StreamRows]) -> None:
         self.batches: list[Batch] = []
         self.streamed = {part: rows for part, rows in parts.items() if isinstance(rows, StreamRows)}

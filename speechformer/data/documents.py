@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,21 +62,19 @@ class DocumentData(StreamData):
     @property
     def train_key(self) -> list[Any]:
         """What decides which documents train and validation have."""
-        digests, removes = self.corpus.digests, self.protocol["remove_test_sentences"]
-        tests = sorted(digest for part, digest in digests.items() if part != "train") if removes else []
-        return [digests["train"], self.corpus.separator, self.share, tests]
+        others = sorted(digest for part, digest in self.corpus.digests.items() if part != "train")
+        removes = self.protocol["remove_test_sentences"]
+        return [self.corpus.digests["train"], self.corpus.separator, self.share, removes, others]
 
     @functools.cached_property
     def tested_documents(self) -> set[bytes]:
-        """Hashes of the documents that may not be in train."""
-        if not self.protocol["remove_test_sentences"]:
-            return set()
+        """Hashes of the documents of test and validation texts."""
         parts = [part for part in self.corpus.parts if part != "train"]
         return {hash_of(piece.text) for part in parts for piece in self.corpus.pieces(part) if piece.first}
 
     def part_of(self, text: str) -> str | None:
         """Return whether a document of train, which begins with this text, is for train or validation, or removed."""
-        if self.tested_documents and hash_of(text) in self.tested_documents:
+        if self.protocol["remove_test_sentences"] and hash_of(text) in self.tested_documents:
             return None
         return "validation" if held_out(text, self.share) else "train"
 
@@ -166,6 +165,7 @@ class DocumentData(StreamData):
             write_token_files(paths, key, len(self.tokenizer)) as writers,
         ):
             own: str | None = part
+            leaked = Counter[bytes]()
             for pieces in in_batches(self.corpus.pieces(part, bar.update)):
                 ids = self.tokenizer.encode_pieces(
                     [piece.text for piece in pieces], [piece.first for piece in pieces]
@@ -173,13 +173,16 @@ class DocumentData(StreamData):
                 chosen: dict[str | None, tuple[list[np.ndarray], list[str]]] = {name: ([], []) for name in names}
                 for piece, ids_of_piece in zip(pieces, ids):
                     if part == "train" and piece.first:
-                        own = self.part_of(piece.text)
+                        own, digest = self.part_of(piece.text), hash_of(piece.text)
+                        if digest in self.tested_documents:
+                            leaked[digest] += 1
                     if own in chosen:
                         chosen[own][0].append(np.append(ids_of_piece, END) if piece.last else ids_of_piece)
                         chosen[own][1].append(f"{piece.text}\n" if piece.last else piece.text)
                 for writer, name in zip(writers, names):
                     if chosen[name][0]:
                         writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
+            writers[-1].counts |= {"leaked": len(leaked), "copies": leaked.total()}
 
     @property
     def chosen_on(self) -> str:
@@ -192,10 +195,13 @@ class DocumentData(StreamData):
             tests[name] = {"rows": own["documents"], "tokens": own["tokens"], "unknown_tokens": own["unknown"]}
         held = self.files.get(("validation", ""))
         evaluated = {split: int((rows["targets"] >= 0).sum()) for (split, _), rows in self.monitored.items()}
+        train, removes = self.files["train", ""].counts, self.protocol["remove_test_sentences"]
         return {
-            "train": self.files["train", ""].counts["documents"],
+            "train": train["documents"],
             "validation": held.counts["documents"] if held else 0,
+            "removed_from_train": train["copies"] if removes else 0,
             "test": sum(test["rows"] for test in tests.values()),
+            "test_in_train": 0 if removes else train["leaked"],
             "tests": tests,
             "train_tokens": len(self.files["train", ""]),
             "evaluated_tokens": evaluated,
@@ -226,7 +232,8 @@ class DocumentData(StreamData):
         held = f", selects on {counts['validation']:,}" if counts["validation"] else ""
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']:,} documents of "
-            f"{counts['train_tokens']:,} tokens{held}, tests on {counts['test']:,}."
+            f"{counts['train_tokens']:,} tokens{held}, tests on {counts['test']:,}, of which "
+            f"{counts['test_in_train']:,} appear verbatim in the training set."
         )
 
     def train_dataloader(self) -> WindowBatches:

@@ -104,7 +104,7 @@ class Task(EvaluableModule):
     # The report
     compared: ClassVar[tuple[str, ...]] = ()  # metrics by which runs are compared, besides the main one
     x_axis: ClassVar[str] = "step"  # or "epoch"
-    unit: ClassVar[str] = "lines"
+    unit: str = "lines"
     note: ClassVar[str] = ""
     baseline_keys: ClassVar[tuple[str, ...]] = ()  # config keys that a baseline shares with the runs of its table
 

@@ -86,6 +86,7 @@ class LanguageModel(Task):
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
+        self.unit = "documents" if isinstance(data, DocumentData) else "lines"
 
     def metric_name(self, split: str) -> str:
         """Return the name of the main metric; of several test texts it is the mean of their perplexities."""

@@ -1,0 +1,312 @@
+"""Documents of any size. Oracles: `str.split` of the whole text, the tokenizer on whole documents, and slices."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import group
+
+from speechformer.corpora import documents, stories, token_file
+from speechformer.corpora.documents import Documents, load_documents, split_documents
+from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.token_file import open_token_file, write_token_files
+from speechformer.data import documents as data_module
+from speechformer.data.batches import EvaluationBatches, WindowBatches
+from speechformer.data.documents import DocumentData
+from speechformer.errors import UserError
+
+TEXT = {
+    "train_LM.txt": "One fish.\nTwo fish.\n\nRed  fish ünd blue.\n\n\nLast one",
+    "test_LM_a.txt": "A fish.\n\nTwo fish.",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(data_module, "cache_directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(stories, "cache_directory", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def corpus_of(folder: Path, files: dict[str, str], separator: str | None = "\n\n") -> Documents:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return load_documents({"name": "text", "root": str(folder), "separator": separator})
+
+
+def data_of(corpus: Documents, block_size: int = 4, protocol: str = "paper", **task: Any) -> DocumentData:
+    own = group("task", "lm") | {"tokens": "bytes", **task}
+    arguments = {"block_size": block_size, "batch_size": 4, "vocab_size": None, "seed": 0}
+    return DocumentData(corpus, task=own, protocol=group("protocol", protocol), **arguments)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "<|end|>", "\n", None])
+def test_documents_are_those_of_the_whole_text(separator: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        size = rng.choice([30, 50])
+        monkeypatch.setattr(documents, "CHUNK", size)
+        words = ["a", "b", " ", "\n", "\n\n", "<|end|>", "<|", "word", "ä"]
+        text = "".join(rng.choice(words) for _ in range(rng.randint(1, 200)))
+        whole = [part.strip() for part in (text.split(separator) if separator else [text])]
+        pieces = list(split_documents([text[k : k + size] for k in range(0, len(text), size)], separator))
+        joined: list[str] = []
+        for before, piece in zip([None, *pieces], pieces):
+            assert piece.first == (before is None or before.last)
+            joined += [""] if piece.first else []
+            joined[-1] += piece.text
+            begins_a_token = piece.first or piece.text == "" or piece.text[0].isspace()
+            assert begins_a_token or max(map(len, text.split())) >= size - 10
+        assert joined == [part for part in whole if part]
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
+def test_pieces_have_the_tokens_of_the_whole(kind: str) -> None:
+    rng = random.Random(1)
+    texts = [
+        "".join(rng.choice(["fish", "Äg", " ", "\n", "12", "!?", "é", "𝄞"]) for _ in range(60)) for _ in range(40)
+    ]
+    tokenizer = Subwords.fit(texts[:20], kind, 50)
+    for text in texts:
+        cuts = [0, *(k for k in range(1, len(text)) if text[k].isspace() and rng.random() < 0.3), len(text)]
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+        ids = tokenizer.encode_pieces(pieces, [k == 0 for k in range(len(pieces))])
+        assert np.concatenate(ids).tolist() == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
+def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path) -> None:
+    data = data_of(corpus_of(tmp_path / "text", TEXT), tokens=kind, vocab_size=40)
+    whole = [text.strip() for text in TEXT["train_LM.txt"].split("\n\n")]
+    file = data.files["train", ""]
+    expected = [END]
+    for text in whole:
+        expected += [*data.tokenizer.encode(text), END]
+    assert file.ids.tolist() == expected
+    assert file.ends.tolist() == [k for k, index in enumerate(expected) if index == END]
+    assert file.counts["bytes"] == sum(len(text.encode()) + 1 for text in whole)
+    assert file.counts["words"] == sum(len(text.split()) for text in whole)
+    assert file.counts["documents"] == 3 and file.counts["unknown"] == expected.count(UNKNOWN)
+    if kind != "words":
+        assert [data.tokenizer.decode(part) for part in parts(expected)] == whole
+
+
+def parts(ids: list[int]) -> list[list[int]]:
+    """The ids between two <eos>."""
+    ends = [k for k, index in enumerate(ids) if index == END]
+    return [ids[a + 1 : b] for a, b in itertools.pairwise(ends)]
+
+
+def test_a_large_vocabulary_has_wider_ids(tmp_path: Path) -> None:
+    for size, dtype in ((1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)):
+        with write_token_files([tmp_path / "x.bin"], "key", size) as (writer,):
+            writer.add([np.array([size - 1, END])], b"word")
+        file = open_token_file(tmp_path / "x.bin", "key")
+        assert file is not None and file.ids.dtype == dtype and file.ids.tolist() == [END, size - 1, END]
+
+
+def test_a_damaged_or_foreign_token_file_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    with write_token_files([path], "key", 300) as (writer,):
+        writer.add([np.array([5, 6, END])], b"two words")
+    content = path.read_bytes()
+    assert open_token_file(path, "key") is not None
+    assert open_token_file(path, "other") is None and open_token_file(tmp_path / "none", "key") is None
+    for k in range(len(content)):
+        path.write_bytes(content[:k])
+        assert open_token_file(path, "key") is None, f"{k} of {len(content)} bytes"
+        path.write_bytes(content[:k] + bytes([content[k] ^ 1]) + content[k + 1 :])
+        opened = open_token_file(path, "key")  # a byte of the sizes or words that are not checked may differ
+        assert opened is None or opened.ids.tolist() == [END, 5, 6, END], f"byte {k}"
+
+
+def test_tokenizing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """A run that ends in the middle, or finds the disk full, leaves nothing that a later one takes for whole."""
+    corpus = corpus_of(tmp_path / "text", TEXT)
+    for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")):
+
+        def fail(*_: Any, error: BaseException = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(token_file.TokenWriter, "add", fail)
+            expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
+            with pytest.raises(
+                expected, match="No space left on device. .*make room" if expected is UserError else ""
+            ):
+                data_of(corpus)
+        assert not list((cache / "tokens").glob("*.bin*.partial")) and not list((cache / "tokens").glob("*.bin"))
+    assert len(data_of(corpus).files["train", ""]) > 10
+
+
+def build(folder: Path, home: Path, barrier: Any, queue: Any) -> None:
+    """Tokenize at the same time as another process, and tell what became of it."""
+    data_module.cache_directory = lambda: home
+    count = []
+    original = DocumentData.tokenize
+    DocumentData.tokenize = lambda *arguments: (count.append(1), original(*arguments))[1]
+    barrier.wait()
+    data = data_of(load_documents({"name": "text", "root": str(folder), "separator": "\n\n"}))
+    queue.put((len(count), hashlib.sha256(data.files["train", ""].ids.tobytes()).hexdigest()))
+
+
+def test_runs_that_start_at_once_tokenize_once(tmp_path: Path, cache: Path) -> None:
+    corpus_of(tmp_path / "text", TEXT)
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=build, args=(tmp_path / "text", cache, barrier, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    answers = [queue.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sum(count for count, _ in answers) == 2  # train and test, each once
+    assert answers[0][1] == answers[1][1]
+
+
+def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:
+    first = data_of(corpus_of(tmp_path / "text", TEXT))
+    changed = TEXT | {"train_LM.txt": TEXT["train_LM.txt"].replace("Red", "Tan")}  # of the same length
+    second = data_of(corpus_of(tmp_path / "text", changed))
+    assert first.corpus.sha256 != second.corpus.sha256
+    assert first.files["train", ""].ids.tolist() != second.files["train", ""].ids.tolist()
+    assert first.files["test", "a"].ids.tolist() == second.files["test", "a"].ids.tolist()
+
+
+def test_documents_held_out_and_removed(tmp_path: Path) -> None:
+    """protocol=clean: no document is in two parts; every one of train is somewhere, unless a test has it."""
+    rng = random.Random(2)
+    texts = [" ".join(rng.choice(["fish", "bird", "cat"]) for _ in range(12)) + f" {k}" for k in range(300)]
+    files = {"train_LM.txt": "\n\n".join(texts), "test_LM_a.txt": "\n\n".join([*texts[:20], "new"])}
+    data = data_of(corpus_of(tmp_path / "text", files), protocol="clean")
+    held = {
+        part: {data.tokenizer.decode(ids) for ids in parts(file.ids.tolist())} for part, file in data.files.items()
+    }
+    train, validation = held["train", ""], held["validation", ""]
+    assert not train & validation and train | validation == set(texts[20:])
+    assert 10 < len(validation) < 50  # a tenth of 280: three standard deviations are 15
+    assert data.chosen_on == "validation"
+    assert data.counts["removed_from_train"] == 20 and data.counts["test_in_train"] == 0
+    leaky = data_of(data.corpus).counts
+    assert leaky["train"] == 300 and leaky["test_in_train"] == 20 and leaky["removed_from_train"] == 0
+
+
+def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:
+    files = {"train_LM/one.txt": "First\n\nstill first", "train_LM/two.txt": "Second", "test_LM_b.txt": "Third one"}
+    data = data_of(corpus_of(tmp_path / "text", files, separator=None), block_size=3)
+    assert [data.tokenizer.decode(ids) for ids in parts(data.files["train", ""].ids.tolist())] == [
+        "First\n\nstill first",
+        "Second",
+    ]
+
+
+@pytest.mark.parametrize("how", ["joined", "separate"])
+@pytest.mark.parametrize(("block_size", "stride"), [(3, 3), (8, 3), (4, 1), (50, 50)])
+def test_every_token_is_evaluated_once(how: str, block_size: int, stride: int, tmp_path: Path) -> None:
+    """Each token but the first <eos> is a target once; kept apart, its inputs are of its document alone."""
+    data = data_of(corpus_of(tmp_path / "text", TEXT), block_size, documents=how, stride=stride)
+    for part, least in ((("test", "a"), 1), (("test_sliding", "a"), block_size - stride + 1)):
+        stream, count = data.files["test", "a"].ids.tolist(), 0
+        begins = [k for k, index in enumerate(stream) if index == END][:-1] if how == "separate" else [0]
+        windows = data.tested[part].windows
+        for start, size, scored in zip(*(x.tolist() for x in (windows.start, windows.size, windows.scored))):
+            begin = max(begin for begin in begins if begin <= start)
+            end = min((k for k in begins if k > begin), default=len(stream) - 1)
+            assert start + size <= end
+            for t in range(scored, size):
+                assert t + 1 >= min(least, start + t + 1 - begin)
+            count += size - scored
+        assert count == len(stream) - 1
+        rows = [batch for batch in EvaluationBatches({part: data.tested[part]})]
+        targets = torch.cat([batch["targets"][batch["targets"] != IGNORE] for batch in rows])
+        assert sorted(targets.tolist()) == sorted(stream[1:])
+        for batch in rows:
+            inputs = torch.where(batch["targets"] != IGNORE, batch["ids"], -1)
+            pairs = set(itertools.pairwise(stream)) | {(-1, IGNORE)}
+            assert set(zip(inputs.flatten().tolist(), batch["targets"].flatten().tolist())) <= pairs
+
+
+def test_evaluation_during_training_takes_a_fixed_sample(tmp_path: Path) -> None:
+    files = {"train_LM.txt": "\n\n".join(f"story {k} " * 20 for k in range(200)), "test_LM_a.txt": "short story"}
+    corpus = corpus_of(tmp_path / "text", files)
+    data, whole = (data_of(corpus, evaluation_tokens=n) for n in (2000, 10**9))
+    targets = data.monitored["train", ""]["targets"]
+    assert 1000 < int((targets != IGNORE).sum()) <= 2004 == 2000 + 4
+    assert data.counts["evaluated_tokens"]["train"] == int((targets != IGNORE).sum())
+    assert whole.counts["evaluated_tokens"]["train"] == len(whole.files["train", ""]) - 1
+    again = data_of(corpus, evaluation_tokens=2000).monitored["train", ""]["ids"]
+    assert torch.equal(data.monitored["train", ""]["ids"], again)
+
+
+def test_training_windows_are_slices_of_the_text(tmp_path: Path) -> None:
+    stream = torch.arange(1000) + 4
+    batches = WindowBatches(stream, 9, 64, seed=3)
+    rows = torch.cat([batch["ids"] for batch in batches])
+    assert rows.shape == (992, 9) and (rows.diff(dim=1) == 1).all() and len(rows[:, 0].unique()) > 500
+    again = WindowBatches(stream, 9, 64, seed=3)
+    first = [batch["ids"] for batch in again]
+    assert torch.equal(torch.cat(first), rows)
+    second = torch.cat([batch["ids"] for batch in again])  # of the next epoch
+    assert not torch.equal(second, rows)
+    resumed = WindowBatches(stream, 9, 64, seed=3)
+    resumed.load_state_dict({"epoch": 0, "given": 5})
+    assert torch.equal(torch.cat([batch["ids"] for batch in resumed]), rows[5 * 64 :])
+    shards = [torch.cat([batch["ids"] for batch in WindowBatches(stream, 9, 64, 3, (k, 2))]) for k in (0, 1)]
+    assert sorted(torch.cat(shards)[:, 0].tolist()) == sorted(rows[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"test_LM_a.txt": "x y z"}, "has no train_LM.txt, which task=lm needs"),
+        ({"train_LM.txt": "x y z"}, "has no test_LM_<name>.txt, which task=lm needs"),
+        ({"train_LM.txt": "x", "test_LM_a.txt": "x y z"}, "train text has 4 tokens and needs at least 5"),
+        ({"train_LM.txt": "", "test_LM_a.txt": "x y z"}, r"train_LM\.txt:1: the file is empty"),
+        ({"train_LM.txt": "x\0y", "test_LM_a.txt": "x y z"}, r"train_LM\.txt: there is a NUL character"),
+        ({"train_LM.txt": "x", "train_LM/a.txt": "x", "test_LM_a.txt": "x"}, "both a file and a folder"),
+        ({"train_LM.txt": "x", "test_LM_mean.txt": "x"}, "'mean' is the name of the mean"),
+    ],
+)
+def test_errors(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        data_of(corpus_of(tmp_path / "text", files))
+
+
+def test_invalid_bytes_are_named_with_their_line(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "text", TEXT)
+    corpus.parts["train"][0].write_bytes(b"one\ntwo\nthr\xe9e\n")
+    with pytest.raises(UserError, match=r"train_LM\.txt:3: byte 0xe9 is not UTF-8"):
+        data_of(load_documents({"name": "text", "root": str(tmp_path / "text"), "separator": None}))
+
+
+def test_stories_are_deterministic_and_as_long_as_asked(cache: Path) -> None:
+    config = group("corpus", "stories") | {"documents": 30, "words": 200}
+    corpus = load_documents(config)
+    texts = [piece.text for piece in corpus.pieces("train")]
+    assert len(texts) == 30 and min(len(text.split()) for text in texts) >= 200
+    for text in texts:  # every fact was told in the introduction
+        introduction, *rest = text.split("\n")
+        for sentence in " ".join(rest).split(". "):
+            if " the " in sentence and " went back to " in sentence:
+                name, _, town = sentence.split(", ")[1].partition(" the ")
+                assert (
+                    f"{name} was a {town.split(' went')[0]} from {town.split('back to ')[1].rstrip('.')}"
+                    in introduction
+                )
+    before = corpus.sha256
+    for path in cache.rglob("*_LM*.txt"):
+        path.unlink()
+    assert load_documents(config).sha256 == before
+    assert load_documents(config | {"seed": 1}).sha256 != before
