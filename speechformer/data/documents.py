@@ -182,7 +182,7 @@ class DocumentData(StreamData):
                 for writer, name in zip(writers, names):
                     if chosen[name][0]:
                         writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
-            writers[-1].counts |= {"leaked": len(leaked), "copies": leaked.total()}
+            writers[-1].counts.update(leaked=len(leaked), copies=leaked.total())
 
     @property
     def chosen_on(self) -> str:
