@@ -4,6 +4,7 @@
     loop         the Trainer's loop against a bare loop
     attention    time and memory by length, for each position, pattern and kernel
     long         a training step of a larger decoder over long texts, and its memory
+    corpus       a text of a gigabyte: tokenizing it, starting on it, and steps on it
     startup      from the command to the first step, against importing torch and lightning
     sweep        the overhead of a run in a sweep
     ensemble     an ensemble of runs against the same runs in sequence
@@ -12,10 +13,10 @@
     gpu          what needs a GPU: 32 runs as an ensemble, a window over 16k tokens, a model of 124M parameters
     translation  the encoder-decoder; takes the overrides of a run, and --run
 
-Without PART, all but the last three. Where possible, the sides take turns in one process, so that other load on the
-machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as the fastest
-other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its fastest
-setting. In the folder --output, results of other parts from the same machine stay.
+Without PART, all but corpus and the last three. Where possible, the sides take turns in one process, so that other
+load on the machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as
+the fastest other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its
+fastest setting. In the folder --output, results of other parts from the same machine stay.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 
 from speechformer import console
-from speechformer.bench import attention, gpu, long, runs, steps, translation
+from speechformer.bench import attention, corpus, gpu, long, runs, steps, translation
 from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
@@ -45,13 +46,14 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "loop": runs.bench_loop,
     "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
     "long": lambda rounds: long.bench_long(fewer(rounds)),
+    "corpus": lambda rounds: corpus.bench_corpus(fewer(rounds)),
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
     "whole": lambda rounds: runs.bench_whole(),
     "threads": lambda rounds: runs.bench_threads(),
 }
-LONG = ("threads",)  # parts that must be named, besides those of other machines and data
+LONG = ("corpus", "threads")  # parts that must be named, besides those of other machines and data
 RENAMED = {"packed": "ensemble"}  # parts of an earlier version
 
 

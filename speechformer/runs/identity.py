@@ -27,7 +27,7 @@ NOT_IDENTITY = (
 )
 # Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
 ADDED = {"model.fraction": 1, "model.scaling": "none", "model.factor": 4}
-WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "task.evaluation_tokens": 65536}
+WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "task.evaluation_tokens": 40000}
 ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, "task.documents": "joined"}}
 
 
