@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes clean
+.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -110,6 +110,19 @@ reproduce-probes: $(STAMP)
 	$(PROBES) probe=copy,needle,recall layers=3 model=rope pattern=by_layer \
 		'pattern.layers=[window,window,full],[full,window,window]' hydra.sweep.dir=$(PROBED)/patterns_by_layer
 	$(BIN)/python -m speechformer.report $(PROBED) --output $(PROBED)/report --title "What probes tell apart"
+
+# Patterns in contexts of three lengths. Each run has a process of its own, of whose memory it reports the peak.
+IN_CONTEXTS := outputs/reproduce-contexts
+reproduce-contexts: $(STAMP)
+	-for seed in 0 1 2; do \
+	for context in "512 batch_size=16" "2048 batch_size=4" "8192 batch_size=1"; do \
+	for pattern in full "window pattern.window=64" "window pattern.window=256" "sinks pattern.window=64" \
+		"block pattern.block=64" "strided pattern.stride=64"; do \
+		echo "seed=$$seed block_size=$$context pattern=$$pattern"; done; done; done \
+	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=patterns_context \
+		'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
+	$(BIN)/python -m speechformer.report $(IN_CONTEXTS) --output $(IN_CONTEXTS)/report \
+		--title "Sparse patterns over long contexts"
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."

@@ -17,7 +17,7 @@ from speechformer.bench import __main__ as bench
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
-from speechformer.bench.long import bench_stream, measure, peak_bytes
+from speechformer.bench.long import bench_stream, measure
 from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
@@ -27,6 +27,7 @@ from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
 from speechformer.kernels.sparse import pairs_computed
 from speechformer.layers.patterns import all_pairs
+from speechformer.training.memory import peak_bytes
 
 
 def test_sides_take_turns_and_the_result_is_the_median_per_unit() -> None:
@@ -186,9 +187,9 @@ def test_the_training_step_and_the_stream_of_the_bench() -> None:
 
 
 def test_the_peak_of_memory_grows_by_what_is_allocated() -> None:
-    before = peak_bytes()
+    before = peak_bytes(device()) or 0
     more = torch.ones(before + 2**26, dtype=torch.uint8, device=device())  # more than was ever free
-    assert before + 2**26 <= peak_bytes() <= 2 * before + 2**27 and more[-1] == 1
+    assert before + 2**26 <= (peak_bytes(device()) or 0) <= 2 * before + 2**27 and more[-1] == 1
 
 
 def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import math
 import multiprocessing
 import random
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import group
+from conftest import group, run_in
 
+from speechformer import load
 from speechformer.corpora import documents, stories, token_file
 from speechformer.corpora.documents import Documents, load_documents, split_documents
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.token_file import open_token_file, write_token_files
+from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import documents as data_module
 from speechformer.data.batches import EvaluationBatches, WindowBatches
 from speechformer.data.documents import DocumentData
@@ -310,3 +313,38 @@ def test_stories_are_deterministic_and_as_long_as_asked(cache: Path) -> None:
         path.unlink()
     assert load_documents(config).sha256 == before
     assert load_documents(config | {"seed": 1}).sha256 != before
+
+
+@pytest.mark.parametrize("tokens", ["bpe", "bytes"])
+def test_runs_with_subwords(tokens: str, little: Path, tmp_path: Path) -> None:
+    """A language model and a classifier train, generate and predict. Oracle of bits per byte: the definition."""
+    own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[a,b,c]", f"task.tokens={tokens}"]
+    folder = run_in(
+        tmp_path / "lm", *own, "task=lm", "task.vocab_size=60", "trainer.max_steps=3", "trainer.max_epochs=-1"
+    )
+    run = load(folder)
+    assert run.result is not None and isinstance(run.tokenizer, Subwords)
+    assert run.generate("We will", tokens=5).startswith("We will")
+    metrics = run.result["metrics"]
+    for path in little.glob("test_LM_*.txt"):
+        text, name = path.read_text(encoding="utf-8").rstrip("\n"), path.stem.removeprefix("test_LM_")
+        lines = text.split("\n")
+        count = sum(len(run.tokenizer.encode(line)) for line in lines) - 1
+        bits = count * math.log2(metrics[f"test_perplexity_{name}"])
+        assert metrics[f"test_bits_per_byte_{name}"] == pytest.approx(bits / (len(text.encode()) + 1), rel=1e-5)
+        per_word = 2 ** (bits / len(text.split()))
+        assert metrics[f"test_word_perplexity_{name}"] == pytest.approx(per_word, rel=1e-4)
+    classifier = load(run_in(tmp_path / "classify", *own, "task.vocab_size=60"))
+    prediction = classifier.predict("We will mend the wells.")
+    assert (
+        len(prediction.words)
+        == len(prediction.weights or [])
+        == len(classifier.tokenizer.encode("We will mend the wells."))
+    )
+    assert "".join(prediction.words).strip() == "We will mend the wells."
+
+
+def test_few_words_are_the_most_frequent() -> None:
+    texts = ["the cat and the dog", "the cat and a bird"]
+    assert Tokenizer.fit(texts, 2).vocabulary[2:] == ["the", "and"]
+    assert Tokenizer.fit(texts, None, 2).vocabulary[2:] == ["the", "and", "cat"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import time
-from pathlib import Path
 
 import torch
 
 from speechformer.bench.gpu import decoder_of
 from speechformer.bench.timing import Comparison, device, in_processes, turns
 from speechformer.kernels.loss import next_token_loss
+from speechformer.training.memory import peak_bytes
 
 SIZES = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "vocab_size": 5634}
 SMALL = {"width": 128, "heads": 4, "layers": 2, "ff": 256, "vocab_size": 5634, "block_size": 256}
@@ -45,7 +45,7 @@ def measure(pattern: str, T: int, rounds: int, sizes: dict[str, int] = SIZES) ->
         return 1
 
     seconds = turns({"speechformer": training_step}, rounds)
-    more = {"tokens": T, "peak_bytes": peak_bytes()}
+    more = {"tokens": T, "peak_bytes": peak_bytes(device()) or 0}
     what = f"lm, 512 wide, 6 layers, {pattern}, {T:,} tokens, {more['peak_bytes'] / 1e9:.1f} GB"
     return Comparison("a long text", what, "step", seconds, more)
 
@@ -64,21 +64,9 @@ def bench_stream(tokens: int = 100_000, part: int = 10_000, sizes: dict[str, int
                 logits = model.output(model.hidden(following, past)[:, -1])
                 following = torch.multinomial(logits.softmax(dim=-1), 1)
         seconds.append((time.perf_counter() - started) / part)
-        memory.append(peak_bytes())
+        memory.append(peak_bytes(device()) or 0)
     cached = sum(x.numel() * x.element_size() for layer in past for x in layer.values())
     more = {"cache_bytes": cached, "added_bytes": memory[-1] - memory[0], "seconds": seconds}
     what = f"lm, sinks and window 256, {tokens:,} tokens, {cached / 1e6:.1f} MB of cache"
     sides = {"last 10,000": seconds[-1], "first 10,000": seconds[0]}
     return Comparison("a stream", what, "token", sides, more)
-
-
-def peak_bytes() -> int:
-    """Return the peak of this process's memory, or of its allocations on a GPU."""
-    if device().type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")  # Linux; `ru_maxrss` would begin with the peak of the parent process
-    if status.exists():
-        return 1024 * int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,7 +22,7 @@ NAMES = {
     "large": "512 wide, 1,024 tokens",
 }
 LIBRARY = "times as fast as local-attention"
-LONG = ("attention_table", "attention_slopes", "sparse_rule", "long_table", "stream")
+LONG = ("attention_table", "attention_slopes", "sparse_rule", "long_table", "stream", "corpus_table")
 
 
 class Rows:
@@ -103,6 +103,23 @@ class LongTexts(Rows):
         for row in self.of("a long text"):
             lines.append([row.what.rpartition(", ")[0], format_seconds(row.seconds["speechformer"])])
             lines[-1].append(f"{row.more['peak_bytes'] / 1e9:.1f} GB")
+        return markdown(lines)
+
+    def corpus_table(self) -> str:
+        """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""
+        units = ("start", "100 steps, training", "100 steps, evaluation")
+        lines = [["tokens", "first start", "MB a second and core", "peak of memory"]]
+        lines[0] += [f"{unit}, of the sample" for unit in units]
+        for first in self.of("a large text"):
+            if first.unit != "first start":
+                continue
+            (seconds,), more = first.seconds.values(), first.more
+            speed = more["text_bytes"] / 1e6 / seconds / more["cores"]
+            line = [first.what, format_seconds(seconds), f"{speed:.1f}", f"{more['peak_bytes'] / 1e9:.1f} GB"]
+            for unit in units:
+                (row,) = (row for row in self.of("a large text", first.what) if row.unit == unit)
+                line.append(", ".join(map(format_seconds, row.seconds.values())))
+            lines.append(line)
         return markdown(lines)
 
     def stream(self) -> str:

@@ -24,7 +24,8 @@ from speechformer.corpora.files import atomic_write, cache_directory, read_yaml
 from speechformer.errors import UserError
 
 WORDS_PER_PERSON = 120  # of a story
-SENTENCES, TESTED = 8, 0.05  # of a paragraph; stories of the test text, as a share of those of train
+SENTENCES = 8  # of a paragraph
+TESTED, MOST_TESTED = 0.05, 100  # stories of the test text: this share of train, but no more than that
 OWN = {"trade": "trades", "town": "towns", "colour": "colours", "thing": "things", "pet": "pets"}
 DRAWN = {**OWN, "time": "times", "act": "acts", "place": "places", "mood": "moods"}
 VERSION = 1  # of what a seed generates
@@ -79,7 +80,8 @@ def folder_of(config: Mapping[str, Any]) -> tuple[Path, str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            for part, number in (("train_LM.txt", count), ("test_LM_stories.txt", max(1, round(count * TESTED)))):
+            tested = min(max(1, round(count * TESTED)), MOST_TESTED)
+            for part, number in (("train_LM.txt", count), ("test_LM_stories.txt", tested)):
                 if not (folder / part).exists():
                     write_stories(folder / part, number, words, f"{seed} {part}")
     except OSError as error:

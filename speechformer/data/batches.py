@@ -214,15 +214,6 @@ class Windows:
         """The number of targets."""
         return int((self.size - self.scored).sum())
 
-    def sample(self, tokens: int) -> Windows:
-        """Return evenly spaced windows with about this many targets; all of them if they have no more."""
-        total, W = self.tokens, len(self.start)
-        if total <= tokens:
-            return self
-        number = max(1, W * tokens // total)
-        chosen = torch.arange(number) * W // number
-        return Windows(self.start[chosen], self.size[chosen], self.scored[chosen])
-
     def rows(self, stream: Stream, chosen: Tensor | None = None) -> Rows:
         """Return ids and targets of some windows, [windows, longest]; targets that are not scored are -100."""
         start, size, scored = (x if chosen is None else x[chosen] for x in (self.start, self.size, self.scored))
@@ -251,13 +242,32 @@ class StreamRows:
             yield self.windows.rows(self.stream, chosen)
 
 
+def sample_segments(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return evenly spaced segments with about this many targets; all of them if they have no more.
+
+    A single one is cut into blocks, which can be evaluated without each other.
+    """
+    total = int((ends - begins - 1).sum())
+    if total <= tokens:
+        return begins, ends
+    if len(begins) == 1:
+        W, number = -(-total // block_size), max(1, tokens // block_size)
+        chosen = begins + torch.arange(number) * W // number * block_size
+        return chosen, (chosen + block_size + 1).clamp(max=int(ends[0]))
+    number = max(1, len(begins) * tokens // total)
+    chosen = torch.arange(number) * len(begins) // number
+    return begins[chosen], ends[chosen]
+
+
 def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | None = None) -> Rows:
     """Cover a stream with windows, see `Windows.cover`: ids and targets, [windows, block_size].
 
     Args:
-        tokens: take evenly spaced windows with about this many targets; None for all.
+        tokens: take evenly spaced blocks with about this many targets; None for all.
     """
-    windows = Windows.cover(torch.tensor([0]), torch.tensor([len(stream)]), block_size, stride)
-    rows = (windows if tokens is None else windows.sample(tokens)).rows(stream)
+    begins, ends = torch.tensor([0]), torch.tensor([len(stream)])
+    if tokens is not None:
+        begins, ends = sample_segments(begins, ends, block_size, tokens)
+    rows = Windows.cover(begins, ends, block_size, stride).rows(stream)
     missing = block_size - rows["ids"].shape[1]
     return {name: F.pad(x, (0, missing), value={"ids": PAD, "targets": IGNORE}[name]) for name, x in rows.items()}

@@ -15,22 +15,24 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
+from torch import Tensor
 from tqdm import tqdm
 
 from speechformer import console
-from speechformer.corpora.documents import Documents
+from speechformer.corpora.documents import Documents, digest_of
 from speechformer.corpora.files import cache_directory
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.token_file import TokenFile, open_token_file, write_token_files
-from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows
+from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_segments
 from speechformer.data.speeches import StreamData, TextSize, check_length
 from speechformer.errors import UserError
 
@@ -81,7 +83,8 @@ class DocumentData(StreamData):
     def fit_tokenizer(self) -> Subwords:
         """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
         settings = [self.task[key] for key in ("tokens", "vocab_size", "min_count")]
-        path = self.folder / f"{cache_key(*self.train_key, *settings)[:32]}.json"
+        key = cache_key(*self.train_key, *settings, metadata.version("tokenizers"))
+        path = self.folder / f"{key[:32]}.json"
         with locked(path):
             if path.exists():
                 return Subwords.load(path)
@@ -111,34 +114,28 @@ class DocumentData(StreamData):
             least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
             check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
         self.stream = self.files["train", ""]
-        limit = self.task["evaluation_tokens"]
-        rows = {part: StreamRows(file, self.cover(file, self.block_size)) for part, file in self.files.items()}
-        self.monitored, self.tested, self.longer_contexts = {}, {}, {}
-        for part, own_rows in rows.items():
-            split, name = part
+        self.monitored, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
+        for (split, name), file in self.files.items():
             if split != "test":
-                sampled = StreamRows(own_rows.stream, own_rows.windows.sample(limit))
-                self.monitored[part] = sampled.windows.rows(sampled.stream)
+                segments = sample_segments(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
+                self.monitored[split, name] = Windows.cover(*segments, self.block_size, self.block_size).rows(file)
                 continue
-            file = self.files[part]
-            self.tested[part] = own_rows
-            self.tested["test_sliding", name] = StreamRows(file, self.cover(file, self.block_size, stride))
+            self.tested["test", name] = self.cover(file, self.block_size, self.block_size)
+            self.tested["test_sliding", name] = self.cover(file, self.block_size, stride)
             for length in self.task["lengths"]:
-                self.longer_contexts[f"test_length_{length}", name] = StreamRows(file, self.cover(file, length))
-        tests = {name: (own.windows.tokens, self.files[split, name].counts) for (split, name), own in rows.items()}
-        self.text_sizes = {
-            name: TextSize(tokens, counts["bytes"], counts["words"])
-            for name, (tokens, counts) in tests.items()
-            if name
-        }
+                self.longer_contexts[f"test_length_{length}", name] = self.cover(file, length, length)
+            self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
 
-    def cover(self, file: TokenFile, length: int, stride: int | None = None) -> Windows:
-        """Return the windows that evaluate a text: across the ends of documents, or within each of them."""
-        begins, ends = torch.tensor([0]), torch.tensor([len(file)])
-        if self.task["documents"] == "separate":  # from one <eos> to the next
-            places = torch.from_numpy(np.array(file.ends))
-            begins, ends = places[:-1], places[1:] + 1
-        return Windows.cover(begins, ends, length, length if stride is None else stride)
+    def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
+        """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
+        if self.task["documents"] == "joined":
+            return torch.tensor([0]), torch.tensor([len(file)])
+        places = torch.from_numpy(np.array(file.ends))
+        return places[:-1], places[1:] + 1  # from one <eos> to the next
+
+    def cover(self, file: TokenFile, length: int, stride: int) -> StreamRows:
+        """Return the windows that evaluate a text."""
+        return StreamRows(file, Windows.cover(*self.segments(file), length, stride))
 
     def token_files(self, part: str) -> dict[str, TokenFile]:
         """Open the token files of a part of the corpus, or tokenize it: "train" may have one of validation, too."""
@@ -182,6 +179,8 @@ class DocumentData(StreamData):
                 for writer, name in zip(writers, names):
                     if chosen[name][0]:
                         writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
+            if digest_of(self.corpus.parts[part]) != self.corpus.digests[part]:
+                raise UserError(f"{self.corpus.parts[part][0]}: the text changed while it was read; run it again.")
             writers[-1].counts.update(leaked=len(leaked), copies=leaked.total())
 
     @property

@@ -96,6 +96,11 @@ class Run:
         step = round(at * (self.steps_per_epoch if self.report["x_axis"] == "epoch" else 1))
         return next((point.get(metric) for point in self.result.get("curve", []) if point["step"] == step), None)
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that the run's process had, or on a GPU its tensors."""
+        return (self.result.get("machine") or {}).get("peak_bytes")
+
     def predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return for each test sentence whether its class was predicted, and whether train has it, too: bool [N].
 

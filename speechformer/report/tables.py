@@ -25,6 +25,8 @@ WORDS = {
     "test_known_perplexity_mean": "known words, mean",
     "test_unknown_rate_mean": "unknown words, %",
     "test_sliding_perplexity_mean": "sliding window, mean",
+    "test_word_perplexity_mean": "per word, mean",
+    "test_bits_per_byte_mean": "bits per byte, mean",
     "test_bleu": "test, BLEU",
     "test_bleu_interval": "± over sentences",
     "test_chrf": "test, chrF",

@@ -26,7 +26,7 @@ from speechformer.training import runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
-from speechformer.training.memory import SIGNS
+from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
 from speechformer.training.run import OnEvaluation
 from speechformer.training.threads import ThreadTuner, tuners
 from speechformer.training.trackers import closed_at_failure
@@ -104,6 +104,7 @@ def announce(run: Run, resumes: bool) -> None:
 def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any) -> None:
     """Train, evaluate the last step, and test the chosen weights; the metrics go into `run.metrics`."""
     task, data = run.task, run.data
+    reset_peak(trainer.strategy.root_device)
     with resuming(checkpoint, timer):
         trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
     timer.enter("evaluation")
@@ -161,6 +162,7 @@ def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "ensemble_size": 1,
+        "peak_bytes": peak_bytes(device),
     }
 
 

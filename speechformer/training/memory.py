@@ -31,6 +31,33 @@ def available(accelerator: str) -> int:
     return min(limits)
 
 
+def reset_peak(device: Any) -> None:
+    """Let `peak_bytes` count from now on, where the system can."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: VmHWM
+
+
+def peak_bytes(device: Any) -> int | None:
+    """Return the most memory that this process had, or on a GPU that its tensors had; None where nothing tells."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")  # Linux; `ru_maxrss` would begin with the peak of the parent process
+    if status.exists():
+        return 1024 * int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None
+
+
 def check_memory(build: Callable[[], Any], config: dict[str, Any], vocab_size: int) -> None:
     """Require memory for the weights of a task's model, their gradients, and the optimizer's state.
 
