@@ -97,12 +97,16 @@ def plain(experiment: str, *overrides: str) -> dict:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_for_two_steps(
-    experiment: str, little: Path, little_pairs: Path, tmp_path: Path
+    experiment: str, little: Path, little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle of the count of parameters: what the report says of this model, where it says it (as printed there)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "trainer.accelerator=cpu"]
-    if compose(f"experiment={experiment}").task.name == "translate":
+    config = compose(f"experiment={experiment}")
+    if config.task.name == "translate":
         own = ["corpus=ted", f"corpus.root={little_pairs}", "trainer.accelerator=cpu"]
+    elif config.corpus.name == "stories":
+        own = ["corpus.documents=100", "trainer.accelerator=cpu", "block_size=64", "batch_size=4"]
     result = execute(
         compose(f"experiment={experiment}", *own, "trainer.max_steps=2", "recipe.warmup_steps=1"), tmp_path / "run"
     )

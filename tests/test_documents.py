@@ -17,15 +17,16 @@ import torch
 from conftest import group, run_in
 
 from speechformer import load
-from speechformer.corpora import documents, stories, token_file
+from speechformer.corpora import documents, stories
 from speechformer.corpora.documents import Documents, load_documents, split_documents
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.subwords import Subwords
-from speechformer.corpora.token_file import open_token_file, write_token_files
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import documents as data_module
+from speechformer.data import token_file
 from speechformer.data.batches import EvaluationBatches, WindowBatches
 from speechformer.data.documents import DocumentData
+from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
 
 TEXT = {

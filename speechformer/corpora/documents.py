@@ -21,6 +21,7 @@ from speechformer.corpora.files import find_folder, kind_of
 from speechformer.errors import UserError
 
 PART = re.compile(r"(train|validation)_LM(\.txt)?|test_LM_.+?(\.txt)?")
+BLANK_LINE = "blank_line"  # as `corpus.separator`
 CHUNK = 1 << 20  # characters that are read at once, and about the longest piece
 
 
@@ -179,7 +180,7 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
     Raises:
         UserError: the folder or a file is missing or invalid.
     """
-    name, separator = config["name"], config["separator"]
+    name, separator = config["name"], "\n\n" if config["separator"] == BLANK_LINE else config["separator"]
     if name == "stories":
         folder, where = stories.folder_of(config)
     else:

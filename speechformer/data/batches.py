@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
-from speechformer.corpora.token_file import TokenFile
+from speechformer.data.token_file import TokenFile
 
 EVALUATION_TOKENS = 4096  # of an evaluation batch
 LONG_STREAM = 1 << 20  # tokens; from here on an epoch is no permutation of all windows

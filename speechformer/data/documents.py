@@ -31,9 +31,9 @@ from speechformer.corpora.files import cache_directory
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
-from speechformer.corpora.token_file import TokenFile, open_token_file, write_token_files
 from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_segments
 from speechformer.data.speeches import StreamData, TextSize, check_length
+from speechformer.data.token_file import TokenFile, open_token_file, write_token_files
 from speechformer.errors import UserError
 
 FITTED, ENCODED = 32 << 20, 4 << 20  # characters that a vocabulary is fitted on, and that are encoded together

@@ -53,7 +53,8 @@ class SpeechData(TaskData):
     tested: dict[Part, Rows]
 
     def split(self) -> None:
-        remember_words(self.corpus)
+        if self.task["tokens"] == "words":
+            remember_words(self.corpus)
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options)
 

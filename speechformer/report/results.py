@@ -25,7 +25,7 @@ from speechformer.report import legacy, published
 from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
-from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, plain_number
+from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, added_to, plain_number
 from speechformer.runs.predictions import read_predictions
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class Run:
         """The part of the config that decides the row."""
         own = {key: value for key, value in self.config.items() if key not in NOT_IN_ROW}
         settings = {key: plain_number(own[key], key) for key in own if not key.startswith(NOT_IN_ROW_GROUPS)}
+        added = added_to(settings.get("task.name"))
+        settings = {key: value for key, value in settings.items() if key not in added or value != added[key]}
         if settings.get("recipe.init") != "normal":  # no other initialisation reads it
             settings.pop("recipe.init_std", None)
         explicit = any(override.startswith("pattern.seed=") for override in self.result.get("overrides") or [])

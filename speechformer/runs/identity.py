@@ -31,6 +31,11 @@ WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "
 ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, "task.documents": "joined"}}
 
 
+def added_to(task: str | None) -> dict[str, Any]:
+    """Return the keys that runs of a task may lack, with the value that they stand for."""
+    return ADDED | ADDED_TO_TASK.get(task or "", {})
+
+
 def plain_number(value: Any, key: str) -> Any:
     """Return a whole float as an integer: `dropout=0` and `dropout=0.0` are the same setting.
 
@@ -63,8 +68,8 @@ def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: 
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
     numerics = NUMERICS_VERSION + clean_pairs + 2 * t5_start
-    added = ADDED | ADDED_TO_TASK.get(config["task"]["name"], {})
-    content = {"config": identity_settings(config, added=added), "corpus": corpus, "numerics": numerics}
+    own = identity_settings(config, added=added_to(config["task"]["name"]))
+    content = {"config": own, "corpus": corpus, "numerics": numerics}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
