@@ -121,6 +121,7 @@ reproduce-contexts: $(STAMP)
 		echo "seed=$$seed block_size=$$context pattern=$$pattern"; done; done; done \
 	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=patterns_context \
 		'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
+	-$(BIN)/python -m speechformer.train experiment=tiny_stories_like 'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
 	$(BIN)/python -m speechformer.report $(IN_CONTEXTS) --output $(IN_CONTEXTS)/report \
 		--title "Sparse patterns over long contexts"
 

@@ -204,10 +204,14 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     task, started = config["task"]["name"], time.perf_counter()
     baselines_of = pick(BASELINES, task, "the table of baselines")
 
+    from speechformer.corpora.documents import Documents
     from speechformer.corpora.load import load
     from speechformer.training.build import build_data
 
-    data = build_data(config, load(config))
+    corpus = load(config)
+    if isinstance(corpus, Documents):
+        raise UserError(f"corpus={corpus.name} may be too large for baselines; use corpus=speeches or sample.")
+    data = build_data(config, corpus)
     baselines, results = baselines_of(data), []
     about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}

@@ -53,7 +53,7 @@ def main() -> None:
     """Run the command line."""
     parser = run_parser("generate", "Continue a text with a language model.", "folder of a run with task=lm")
     parser.add_argument("prompt", nargs="*", help="one or more prompts (default: lines of standard input)")
-    parser.add_argument("--tokens", type=int, help=f"words to add (default: up to {DEFAULT_TOKENS})")
+    parser.add_argument("--tokens", type=int, help=f"tokens to add (default: up to {DEFAULT_TOKENS})")
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits; 0: greedy (%(default)s)")
     parser.add_argument("--top-k", type=int, help="sample from the k most probable words only")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample from the fewest words of this probability")

@@ -215,6 +215,18 @@ def test_flex_attention_is_the_reference(model: str, pattern: str, causal: bool,
         torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
 
 
+def test_flex_attention_within_documents_is_the_reference() -> None:
+    torch.manual_seed(0)
+    bias = bias_of("rope", "window", True, False, length=150)
+    bias.token_mask_BS = torch.sort(torch.randint(1, 5, (2, 150)), dim=1).values
+    q, k, v = torch.randn(3, 2, 2, 150, 16)
+    with torch.no_grad():
+        output = flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
+        torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+        mask = bias.token_mask_BS[:, :, None] == bias.token_mask_BS[:, None, :]
+        assert torch.equal(bias.dense[:, 0].isfinite() & ~mask, torch.zeros_like(mask))
+
+
 def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
     """One graph (or torch says why not), and the same values."""
     torch.manual_seed(0)

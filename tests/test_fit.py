@@ -591,7 +591,7 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
     options = [*OWN, "dropout=0", "trainer.log_every_n_steps=1", "protocol=clean"]
     for task in (
         ["task=lm", "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
-        ["task=lm", *RUNS["documents"][1:5], "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
+        ["task=lm", *RUNS["documents"][1:6], "trainer.max_steps=8", "eval_interval=4", "batch_size=9"],
         ["task=classify", "trainer.max_epochs=2", "batch_size=11"],
         ["task=translate", "trainer.max_epochs=2", "task.batch_tokens=1000"],
     ):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from speechformer.corpora.special_tokens import END
+from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError, require
 from speechformer.generation.sampling import sample
 
@@ -40,6 +42,8 @@ def continue_text(
 ) -> Iterator[int]:
     """Sample the ids of the tokens that follow a prompt, one after another; `tokenizer.stream` makes them a text.
 
+    It ends before a document does.
+
     Args:
         run: a run of task=lm.
         tokens: how many; None: 40, or as many as the model has positions for.
@@ -60,7 +64,8 @@ def continue_text(
     generator, limit = torch.Generator().manual_seed(seed), count_tokens(run, len(ids), tokens)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     drawn = sample(run.model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
-    return itertools.islice(drawn, limit)
+    end = END if isinstance(run.tokenizer, Subwords) else None  # of a document; other vocabularies have none
+    return itertools.takewhile(lambda index: index != end, itertools.islice(drawn, limit))
 
 
 def count_tokens(run: TrainedRun, prompt: int, tokens: int | None) -> int:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import stories
-from speechformer.corpora.files import find_folder, kind_of
+from speechformer.corpora.files import cached_digest, find_folder, kind_of
 from speechformer.errors import UserError
 
-PART = re.compile(r"(train|validation)_LM(\.txt)?|test_LM_.+?(\.txt)?")
-BLANK_LINE = "blank_line"  # as `corpus.separator`
+PART = re.compile(r"(train|validation)_LM|test_LM_.+", re.IGNORECASE)
+SEPARATORS = {"blank_line": re.compile(r"\n[ \t]*\n")}  # of `corpus.separator`; others are texts
 CHUNK = 1 << 20  # characters that are read at once, and about the longest piece
 
 
@@ -82,6 +83,8 @@ def split_documents(chunks: Iterable[str], separator: str | None) -> Iterator[Pi
     characters without a space or line break is cut anywhere.
     """
     rest, first = "", True
+    boundary = None if separator is None else SEPARATORS.get(separator) or re.compile(re.escape(separator))
+    length = 0 if separator is None or separator in SEPARATORS else len(separator)
 
     def piece(text: str, last: bool) -> Iterator[Piece]:
         nonlocal first
@@ -92,11 +95,11 @@ def split_documents(chunks: Iterable[str], separator: str | None) -> Iterator[Pi
             first = last
 
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(separator) if separator else [rest + chunk]
+        *whole, rest = boundary.split(rest + chunk) if boundary else [rest + chunk]
         for text in whole:
             yield from piece(text, last=True)
         if len(rest) > CHUNK:
-            end = len(rest) - len(separator or "")  # the separator may have begun
+            end = len(rest) - length  # the separator may have begun
             cut = max(rest.rfind(" ", 1, end), rest.rfind("\n", 1, end))
             cut = end if cut < 0 else len(rest[:cut].rstrip()) or cut
             yield from piece(rest[:cut], last=False)
@@ -110,14 +113,19 @@ def read_chunks(path: Path, progress: Callable[[int], object] | None = None) -> 
     Raises:
         UserError: it cannot be read, is empty, is not UTF-8, or has a NUL character.
     """
+    number = 1
     try:
         with open(path, encoding="utf-8-sig") as file:
             empty = True
             while chunk := file.read(CHUNK):
                 if "\0" in chunk:
-                    raise UserError(f"{path}: there is a NUL character (is it UTF-16?); save the file as UTF-8.")
+                    number += chunk.count("\n", 0, chunk.index("\0"))
+                    raise UserError(
+                        f"{path}:{number}: there is a NUL character (is it UTF-16?); save the file as UTF-8."
+                    )
+                number += chunk.count("\n")
                 if progress is not None:
-                    progress(len(chunk))
+                    progress(len(chunk.encode()))
                 empty = False
                 yield chunk
             if empty:
@@ -132,26 +140,31 @@ def read_chunks(path: Path, progress: Callable[[int], object] | None = None) -> 
 
 def first_invalid_line(path: Path) -> int:
     """Return the number of the first line of a file that is not UTF-8."""
+    number, decoder = 1, codecs.getincrementaldecoder("utf-8")()
     with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
+        while chunk := file.read(CHUNK):
             try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    raise AssertionError(f"{path} is UTF-8")
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return number + error.object.count(b"\n", 0, error.start)
+            number += chunk.count(b"\n")
+    return number
 
 
 def files_of_parts(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each part that a folder has, by name: "train", "validation", "test_NAME".
 
     Raises:
-        UserError: a part is both a file and a folder, or a folder has no .txt file.
+        UserError: a part is both a file and a folder, a folder has no .txt file, or a name is not as it must be.
     """
     parts: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        if not PART.fullmatch(path.name):
+        name = path.name if path.is_dir() else path.stem if path.suffix.lower() == ".txt" else ""
+        if not PART.fullmatch(name):
             continue
-        part = path.name.removesuffix(".txt").replace("_LM", "", 1)
+        if not re.fullmatch(PART.pattern, name) or (path.suffix != ".txt" and not path.is_dir()):
+            raise UserError(f"{path}: rename it to train_LM.txt, validation_LM.txt or test_LM_NAME.txt.")
+        part = name.replace("_LM", "", 1)
         if part in parts:
             raise UserError(f"{path}: there are both a file and a folder of this name; remove one.")
         files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
@@ -160,6 +173,8 @@ def files_of_parts(folder: Path) -> dict[str, list[Path]]:
         for file in files:
             if (kind := kind_of(file)) != "a file":
                 raise UserError(f"{file} is {kind}, and must be a file; correct, rename or remove it.")
+            if not file.name.isprintable():
+                raise UserError(f"The name of {str(file)!r} has characters that cannot be printed; rename it.")
         parts[part] = files
     return parts
 
@@ -168,9 +183,8 @@ def digest_of(files: list[Path]) -> str:
     """Return the sha256 of the names and contents of files."""
     digest = hashlib.sha256()
     for path in files:
-        with open(path, "rb") as file:
-            own = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name}\0{path.stat().st_size}\0{own}\0".encode())
+        content = cached_digest(path, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
+        digest.update(f"{path.name}\0{path.stat().st_size}\0{content}\0".encode())
     return digest.hexdigest()
 
 
@@ -180,7 +194,7 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
     Raises:
         UserError: the folder or a file is missing or invalid.
     """
-    name, separator = config["name"], "\n\n" if config["separator"] == BLANK_LINE else config["separator"]
+    name, separator = config["name"], config["separator"]
     if name == "stories":
         folder, where = stories.folder_of(config)
     else:

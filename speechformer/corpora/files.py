@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -96,6 +97,28 @@ def checksum(files: Mapping[str, bytes]) -> str:
     for file, content in sorted(files.items()):
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def cached_digest(path: Path, compute: Callable[[BufferedReader], str]) -> str:
+    """Return `compute(file)`, a digest of a large file, from the user's cache if the file has not changed since.
+
+    Size, time of change and inode tell. If the cache cannot be written, the digest is computed each time.
+    """
+    about, place = path.stat(), str(path.resolve())
+    state = [place, about.st_size, about.st_mtime_ns, about.st_ino]
+    name = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
+    entry = cache_directory() / "digests" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, UserError):
+        *known, digest = json.loads(read_file(entry))
+        if known == state:
+            return str(digest)
+    with open(path, "rb") as file:
+        digest = compute(file)
+    with contextlib.suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(entry) as file:
+            file.write(json.dumps([*state, digest]).encode())
+    return digest
 
 
 def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]:

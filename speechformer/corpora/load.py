@@ -70,5 +70,5 @@ def load_any(config: Mapping[str, Any]) -> Corpus | Pairs:
         data = next((other for other, names in CORPORA.items() if name in names), data)
     corpus = LOADERS[data](config["corpus"])
     if isinstance(corpus, Documents):
-        raise UserError(f"corpus={name} holds documents, and this command reads sentences or pairs.")
+        raise UserError(f"corpus={name} holds documents; this command reads corpus=speeches, sample or pairs.")
     return corpus

@@ -4,8 +4,8 @@ A story introduces its people: trade, town, and what each of them has. After tha
 them, and half of its sentences repeat what the introduction said. So a model that remembers the beginning predicts
 those words, and one with a short context cannot. The longer the story, the more people it has.
 
-    Hana was a miller from Tarn, who had a green kettle and a goose.  ...  (hundreds of words later)
-    Hana looked for the kettle, the green one, and the goose followed.
+    There was Hana the miller from Tarn, with the green kettle and the goose.  ...  (hundreds of words later)
+    At dusk, Emre met Hana the miller from Tarn, with the green kettle and the goose.
 
 The files have the format of `documents`. They are in the user's cache folder, made by the first run that needs them.
 """
@@ -44,6 +44,8 @@ def story(rng: random.Random, words: int) -> str:
     people = [
         {"name": name, **{f"own_{key}": rng.choice(own[table]) for key, table in OWN.items()}} for name in names
     ]
+    for person in people:
+        person["whole"] = own["whole"].format(**person)
     lines = [" ".join(own["introduction"].format(**person) for person in people)]
     length = len(lines[0].split())
     while length < words:

@@ -5,6 +5,7 @@ Shapes: N rows, B rows of a batch, T tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,8 +143,8 @@ class WindowBatches(SeededBatches):
 
     def remaining(self) -> Iterable[Tensor]:
         for k in range(self.batches_done, len(self)):
-            seed = self.generator(self.epoch).initial_seed() * 1_000_003 + k
-            generator = torch.Generator().manual_seed(seed % (1 << 63))
+            digest = hashlib.sha256(f"{self.seed} {self.epoch} {k}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
             yield torch.randint(self.N, (min(self.size, self.N - k * self.size),), generator=generator)
 
     def batch(self, chosen: Tensor) -> Batch:
@@ -242,21 +243,21 @@ class StreamRows:
             yield self.windows.rows(self.stream, chosen)
 
 
-def sample_segments(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return evenly spaced segments with about this many targets; all of them if they have no more.
+def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> Windows:
+    """Return evenly spaced blocks of segments with about this many targets; all of them if they have no more.
 
-    A single one is cut into blocks, which can be evaluated without each other.
+    Blocks, of `block_size` inputs or what is left of a segment, are evaluated without each other.
     """
-    total = int((ends - begins - 1).sum())
-    if total <= tokens:
-        return begins, ends
-    if len(begins) == 1:
-        W, number = -(-total // block_size), max(1, tokens // block_size)
-        chosen = begins + torch.arange(number) * W // number * block_size
-        return chosen, (chosen + block_size + 1).clamp(max=int(ends[0]))
-    number = max(1, len(begins) * tokens // total)
-    chosen = torch.arange(number) * len(begins) // number
-    return begins[chosen], ends[chosen]
+    inputs = (ends - begins - 1).clamp(min=0)
+    count = -(-inputs // block_size)
+    last, total = count.cumsum(0), int(inputs.sum())
+    W = int(last[-1])
+    number = W if total <= tokens else max(1, W * tokens // total)
+    chosen = torch.arange(number) * W // number
+    segment = torch.searchsorted(last, chosen, right=True)
+    offset = (chosen - (last - count)[segment]) * block_size
+    size = (inputs[segment] - offset).clamp(max=block_size)
+    return Windows(begins[segment] + offset, size, torch.zeros_like(size))
 
 
 def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | None = None) -> Rows:
@@ -265,9 +266,8 @@ def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | 
     Args:
         tokens: take evenly spaced blocks with about this many targets; None for all.
     """
-    begins, ends = torch.tensor([0]), torch.tensor([len(stream)])
-    if tokens is not None:
-        begins, ends = sample_segments(begins, ends, block_size, tokens)
-    rows = Windows.cover(begins, ends, block_size, stride).rows(stream)
+    segment = torch.tensor([0]), torch.tensor([len(stream)])
+    windows = Windows.cover(*segment, block_size, stride)
+    rows = (windows if tokens is None else sample_blocks(*segment, block_size, tokens)).rows(stream)
     missing = block_size - rows["ids"].shape[1]
     return {name: F.pad(x, (0, missing), value={"ids": PAD, "targets": IGNORE}[name]) for name, x in rows.items()}

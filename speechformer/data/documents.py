@@ -26,12 +26,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from speechformer import console
-from speechformer.corpora.documents import Documents, digest_of
-from speechformer.corpora.files import cache_directory
+from speechformer.corpora.documents import CHUNK, Documents, digest_of
+from speechformer.corpora.files import cache_directory, delete_leftovers
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
-from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_segments
+from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_blocks
 from speechformer.data.speeches import StreamData, TextSize, check_length
 from speechformer.data.token_file import TokenFile, open_token_file, write_token_files
 from speechformer.errors import UserError
@@ -69,16 +69,24 @@ class DocumentData(StreamData):
         return [self.corpus.digests["train"], self.corpus.separator, self.share, removes, others]
 
     @functools.cached_property
-    def tested_documents(self) -> set[bytes]:
-        """Hashes of the documents of test and validation texts."""
-        parts = [part for part in self.corpus.parts if part != "train"]
-        return {hash_of(piece.text) for part in parts for piece in self.corpus.pieces(part) if piece.first}
+    def tested_documents(self) -> Counter[bytes]:
+        """How often each document is in a test text, by its hash."""
+        parts = [f"test_{name}" for name in self.corpus.tests]
+        return Counter(hash_of(piece.text) for part in parts for piece in self.corpus.pieces(part) if piece.first)
+
+    @functools.cached_property
+    def excluded_documents(self) -> set[bytes]:
+        """The hashes of the documents that may not be in train."""
+        if not self.protocol["remove_test_sentences"]:
+            return set()
+        pieces = self.corpus.pieces("validation") if "validation" in self.corpus.parts else ()
+        return {*self.tested_documents} | {hash_of(piece.text) for piece in pieces if piece.first}
 
     def part_of(self, text: str) -> str | None:
         """Return whether a document of train, which begins with this text, is for train or validation, or removed."""
-        if self.protocol["remove_test_sentences"] and hash_of(text) in self.tested_documents:
+        if self.excluded_documents and hash_of(text) in self.excluded_documents:
             return None
-        return "validation" if held_out(text, self.share) else "train"
+        return "validation" if self.share and held_out(beginning(text), self.share) else "train"
 
     def fit_tokenizer(self) -> Subwords:
         """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
@@ -90,8 +98,15 @@ class DocumentData(StreamData):
                 return Subwords.load(path)
             console.say("Fitting a vocabulary, only this once.")
             tokenizer = Subwords.fit(self.vocabulary_texts(), *settings)
+            self.check_unchanged()
             tokenizer.save(path)
         return tokenizer
+
+    def check_unchanged(self) -> None:
+        """Require that the text is still that of the corpus."""
+        for part, files in self.corpus.parts.items():
+            if digest_of(files) != self.corpus.digests[part]:
+                raise UserError(f"{files[0]}: the text changed while it was read; run the command again.")
 
     def vocabulary_texts(self) -> Iterator[str]:
         """Yield the pieces of train, or if they are too many a part of them, drawn by a hash."""
@@ -110,6 +125,7 @@ class DocumentData(StreamData):
             own = files if self.share else self.token_files("validation")
             self.files["validation", ""] = own["validation"]
         self.files |= {("test", name): self.token_files(f"test_{name}")[f"test_{name}"] for name in self.corpus.tests}
+        self.check_split()
         for (split, name), file in self.files.items():
             least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
             check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
@@ -117,14 +133,24 @@ class DocumentData(StreamData):
         self.monitored, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
         for (split, name), file in self.files.items():
             if split != "test":
-                segments = sample_segments(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
-                self.monitored[split, name] = Windows.cover(*segments, self.block_size, self.block_size).rows(file)
+                blocks = sample_blocks(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
+                self.monitored[split, name] = StreamRows(file, blocks)
                 continue
             self.tested["test", name] = self.cover(file, self.block_size, self.block_size)
             self.tested["test_sliding", name] = self.cover(file, self.block_size, stride)
             for length in self.task["lengths"]:
                 self.longer_contexts[f"test_length_{length}", name] = self.cover(file, length, length)
             self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
+
+    def check_split(self) -> None:
+        """Require documents on both sides, if some are held out."""
+        counts = {split: file.counts["documents"] for (split, _), file in self.files.items()}
+        if self.share and not (counts["train"] and counts["validation"]):
+            raise UserError(
+                f"{self.corpus.where}: {counts['train']} documents are left to train and {counts['validation']} are "
+                "held out, and both need some. Name the text between documents with corpus.separator, add "
+                "validation_LM.txt, or choose the checkpoint on test with protocol.validation=0."
+            )
 
     def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
@@ -143,11 +169,13 @@ class DocumentData(StreamData):
         text = self.train_key if part == "train" else [self.corpus.digests[part], self.corpus.separator]
         key = cache_key(*text, hashlib.sha256(self.tokenizer.tokenizer.to_str().encode()).hexdigest())
         paths = {name: self.folder / f"{key[:32]}-{name.partition('_')[0]}.bin" for name in names}
-        with locked(paths[part]):
-            opened = {name: open_token_file(path, key) for name, path in paths.items()}
-            if None in opened.values():
-                self.tokenize(part, list(paths.values()), names, key)
+        opened = {name: open_token_file(path, key) for name, path in paths.items()}
+        if None in opened.values():
+            with locked(paths[part]):
                 opened = {name: open_token_file(path, key) for name, path in paths.items()}
+                if None in opened.values():  # no other process has made them since
+                    self.tokenize(part, list(paths.values()), names, key)
+                    opened = {name: open_token_file(path, key) for name, path in paths.items()}
         if None in opened.values():
             raise UserError(f"{paths[part]} cannot be read after it was written; is the disk full or damaged?")
         return {name: file for name, file in opened.items() if file is not None}
@@ -156,13 +184,15 @@ class DocumentData(StreamData):
         """Write the token files of a part of the corpus."""
         size = sum(path.stat().st_size for path in self.corpus.parts[part])
         console.say(f"Tokenizing {part} ({size / 1e6:,.1f} MB), only this once, into {paths[-1]}")
-        shown = None if not int(os.environ.get("LOCAL_RANK", 0)) else True  # None: on a terminal
+        for leftover in self.folder.glob("*.partial"):  # of processes that were killed
+            delete_leftovers(self.folder / leftover.name.rsplit(".", 2)[0])
+        disable = True if int(os.environ.get("LOCAL_RANK", 0)) else None  # None: shown on a terminal
         with (
-            tqdm(total=size, unit="B", unit_scale=True, desc=part, leave=False, disable=shown) as bar,
+            tqdm(total=size, unit="B", unit_scale=True, desc=part, leave=False, disable=disable) as bar,
             write_token_files(paths, key, len(self.tokenizer)) as writers,
         ):
             own: str | None = part
-            leaked = Counter[bytes]()
+            trained, removed = set[bytes](), 0  # documents of tests that are in train; those that are left out
             for pieces in in_batches(self.corpus.pieces(part, bar.update)):
                 ids = self.tokenizer.encode_pieces(
                     [piece.text for piece in pieces], [piece.first for piece in pieces]
@@ -171,17 +201,18 @@ class DocumentData(StreamData):
                 for piece, ids_of_piece in zip(pieces, ids):
                     if part == "train" and piece.first:
                         own, digest = self.part_of(piece.text), hash_of(piece.text)
-                        if digest in self.tested_documents:
-                            leaked[digest] += 1
+                        removed += own is None
+                        if own == "train" and digest in self.tested_documents:
+                            trained.add(digest)
                     if own in chosen:
                         chosen[own][0].append(np.append(ids_of_piece, END) if piece.last else ids_of_piece)
                         chosen[own][1].append(f"{piece.text}\n" if piece.last else piece.text)
                 for writer, name in zip(writers, names):
                     if chosen[name][0]:
                         writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
-            if digest_of(self.corpus.parts[part]) != self.corpus.digests[part]:
-                raise UserError(f"{self.corpus.parts[part][0]}: the text changed while it was read; run it again.")
-            writers[-1].counts.update(leaked=len(leaked), copies=leaked.total())
+            self.check_unchanged()
+            leaked = sum(self.tested_documents[digest] for digest in trained) if part == "train" else 0
+            writers[-1].counts.update(leaked=leaked, removed=removed)
 
     @property
     def chosen_on(self) -> str:
@@ -193,16 +224,16 @@ class DocumentData(StreamData):
             own = self.files["test", name].counts
             tests[name] = {"rows": own["documents"], "tokens": own["tokens"], "unknown_tokens": own["unknown"]}
         held = self.files.get(("validation", ""))
-        evaluated = {split: int((rows["targets"] >= 0).sum()) for (split, _), rows in self.monitored.items()}
-        train, removes = self.files["train", ""].counts, self.protocol["remove_test_sentences"]
+        evaluated = {split: rows.windows.tokens for (split, _), rows in self.monitored.items()}
+        train = self.files["train", ""].counts
         return {
             "train": train["documents"],
             "validation": held.counts["documents"] if held else 0,
-            "removed_from_train": train["copies"] if removes else 0,
+            "removed_from_train": train["removed"],
             "test": sum(test["rows"] for test in tests.values()),
-            "test_in_train": 0 if removes else train["leaked"],
+            "test_in_train": train["leaked"],
             "tests": tests,
-            "train_tokens": len(self.files["train", ""]),
+            "train_tokens": len(self.files["train", ""]) - 1,
             "evaluated_tokens": evaluated,
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": 0,
@@ -247,6 +278,10 @@ def locked(path: Path) -> Iterator[None]:
         with FileLock(f"{path}.lock"):
             yield
     except OSError as error:
+        if error.filename is not None and Path(error.filename).parent != path.parent:
+            raise UserError(
+                f"{error.filename}: {error.strerror}; correct the file, or run the command again."
+            ) from None
         raise UserError(
             f"{error.filename or path}: {error.strerror}. Tokens need a cache folder; make room, or set "
             "XDG_CACHE_HOME to a folder that can be written."
@@ -255,7 +290,12 @@ def locked(path: Path) -> Iterator[None]:
 
 def hash_of(text: str) -> bytes:
     """Return a short hash of the first piece of a document."""
-    return hashlib.sha256(text.encode()).digest()[:16]
+    return hashlib.sha256(beginning(text).encode()).digest()[:16]
+
+
+def beginning(text: str) -> str:
+    """Return what a document is known by: all of a short one, wherever a long one is cut into pieces."""
+    return text[: CHUNK // 2]
 
 
 def in_batches(pieces: Iterator[Any]) -> Iterator[list[Any]]:

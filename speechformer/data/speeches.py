@@ -208,7 +208,7 @@ class StreamData(SpeechData):
     labelled = False
     stream: Stream
     text_sizes: dict[str, TextSize]
-    monitored: dict[Part, Rows]
+    monitored: dict[Part, Any]
     tested: dict[Part, Any]
     longer_contexts: dict[Part, Any]
 
@@ -223,12 +223,12 @@ class StreamData(SpeechData):
         self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
         if self.splits.validation:
             held_out = self.encode_stream(self.splits.validation, "validation", least=2)
-            self.monitored["validation", ""] = evaluation_rows(held_out, size, size, limit)
+            self.monitored["validation", ""] = evaluation_rows(held_out, size, size)
         self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}
         for name, rows in self.splits.test.items():
             stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
             texts = [text for _, text in rows]
-            counts = (len(f"{text} ".encode()) for text in texts), (len(text.split()) for text in texts)
+            counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
             self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
             self.tested["test", name] = evaluation_rows(stream, size, size)
             self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)

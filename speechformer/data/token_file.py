@@ -2,7 +2,7 @@
 
     ids          uint16, or uint32 for a vocabulary of more than 65,536 tokens
     documents    int64: the places of <eos>
-    header       JSON: key, type and number of ids, number of documents, counts, and the sha256 of the two above
+    header       JSON: key, type, counts, and the sha256 of the two above and the counts
     its length   8 bytes
 
 A text is <eos>, then for each document its tokens and <eos>. So <eos> begins and ends a document.
@@ -11,6 +11,7 @@ A text is <eos>, then for each document its tokens and <eos>. So <eos> begins an
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import mmap
@@ -25,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import atomic_write, cached_digest
 from speechformer.corpora.special_tokens import END, UNKNOWN
 
+CHUNK = 1 << 20  # bytes
 IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))  # as for bytes.split
 
 
@@ -83,6 +85,7 @@ class TokenWriter:
         ends = self.ends.tobytes()
         self.digest.update(ends)
         self.counts["documents"] = len(self.ends) - 1
+        self.digest.update(json.dumps(self.counts).encode())
         header = {
             "key": key,
             "dtype": self.dtype.name,
@@ -111,15 +114,23 @@ def open_token_file(path: Path, key: str) -> TokenFile | None:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # an empty file
         return None
-    with contextlib.suppress(ValueError, KeyError, TypeError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, UnicodeDecodeError):
         size = int.from_bytes(content[-8:], "little")
         header: dict[str, Any] = json.loads(content[-8 - size : -8])
         counts, dtype = header["counts"], np.dtype(header["dtype"])
         middle, end = counts["tokens"] * dtype.itemsize, len(content) - 8 - size
         if header["key"] == key and middle + 8 * (counts["documents"] + 1) == end:
-            with memoryview(content) as view, view[:end] as data:
-                is_whole = hashlib.sha256(data).hexdigest() == header["sha256"]
-            if is_whole:
+            digest = cached_digest(path, functools.partial(digest_of, end=end, counts=counts))
+            if digest == header["sha256"]:
                 ids = np.frombuffer(content, dtype, counts["tokens"])
                 return TokenFile(ids, np.frombuffer(content, np.int64, counts["documents"] + 1, middle), counts)
     return None
+
+
+def digest_of(file: BinaryIO, end: int, counts: dict[str, int]) -> str:
+    """Return the sha256 of the first bytes of a file, up to `end`, and of the counts."""
+    digest = hashlib.sha256()
+    for start in range(0, end, CHUNK):
+        digest.update(file.read(min(CHUNK, end - start)))
+    digest.update(json.dumps(counts).encode())
+    return digest.hexdigest()

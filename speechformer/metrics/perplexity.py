@@ -22,7 +22,7 @@ class MeanPerplexity(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.add_state("total", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, loss: Tensor, tokens: int) -> None:
         self.total += loss * tokens

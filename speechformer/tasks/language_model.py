@@ -81,6 +81,8 @@ class LanguageModel(Task):
     def from_config(cls, config: dict[str, Any], data: TaskData) -> LanguageModel:
         documents = config["task"]["documents"]
         pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
+        if documents == "separate" and config["model"]["name"] == "rnn":
+            raise UserError("model=rnn reads one document after another; set task.documents=joined.")
         return cls(cls.architecture_arguments(config, data), config["recipe"], documents == "separate")
 
     def attach(self, data: TaskData) -> None:
@@ -191,7 +193,7 @@ def per_unit(perplexity: float, size: TextSize, test: str) -> dict[str, float]:
 
     With unknown words they are too low: <unk> stands for many words, and which one it is costs nothing.
     """
-    loss = size.tokens * math.log(perplexity) if perplexity < math.inf else math.inf
+    loss = size.tokens * math.log(perplexity)
     per_word = loss / max(1, size.words)
     return {
         f"test_word_perplexity_{test}": math.exp(per_word) if per_word < 700 else math.inf,

@@ -108,7 +108,7 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
                 console.say(f"and {len(runs) - 1} more folders, in an ensemble")
                 train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
-        machine = describe_machine(trainer) | {"ensemble_size": len(runs)}
+        machine = describe_machine(trainer) | {"ensemble_size": len(runs), "peak_bytes": None}
         for run in runs:
             conclude(run, make_result(run, timer.seconds, machine))
 

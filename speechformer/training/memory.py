@@ -50,7 +50,8 @@ def peak_bytes(device: Any) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")  # Linux; `ru_maxrss` would begin with the peak of the parent process
     if status.exists():
-        return 1024 * int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
+        words = status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()
+        return 1024 * int(words[0]) if words else None
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
