@@ -127,6 +127,20 @@ def test_protocols_decide_what_is_looked_at_in_training(corpus: Corpus) -> None:
     assert parts(clean.test_dataloader()) == {("train", ""), ("validation", ""), ("test", "")}
 
 
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_a_large_train_is_evaluated_on_a_sample(task: str, corpus: Corpus) -> None:
+    config = group("task", task) | {"evaluation_tokens": 3000}
+    options: dict[str, Any] = {"block_size": 32, "batch_size": 16, "vocab_size": None, "seed": 0}
+    kind = SentenceData if task == "classify" else StreamData
+    data = kind(corpus, task=config, protocol=group("protocol", "clean"), **options)
+    whole = make(corpus, task, "clean")
+    count = sum(int((batch["ids"] != 0).sum()) for batch in data.val_dataloader() if batch["part"][0] == "train")
+    assert 2900 < count <= 3000 and data.counts["evaluated_tokens"] == {"train": count}
+    assert "evaluated_tokens" not in whole.counts
+    assert data.train_tokens == whole.train_tokens and len(data.train["ids"]) == len(whole.train["ids"])
+    assert torch.equal(data.monitored["validation", ""]["ids"], whole.monitored["validation", ""]["ids"])
+
+
 def test_vocab_size_pads_the_table(corpus: Corpus) -> None:
     words = len(make(corpus).tokenizer)
     assert make(corpus).vocab_size == words

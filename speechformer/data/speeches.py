@@ -86,6 +86,7 @@ class SpeechData(TaskData):
                 "tokens": sum(map(len, ids)),
                 "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
             }
+        evaluated = int(lengths_of(self.monitored["train", ""]).sum())
         return {
             "train": len(splits.train),
             "validation": len(splits.validation),
@@ -93,6 +94,7 @@ class SpeechData(TaskData):
             **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
+            **({"evaluated_tokens": {"train": evaluated}} if evaluated < self.train_tokens else {}),
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": sum(
                 label is not None and len(encode(text)) > self.block_size
