@@ -133,7 +133,7 @@ def test_a_long_text_is_cut_and_a_note_says_so(
         inputs = run.read(text, MAX_TOKENS)
         assert run.attention(inputs)[0].weights.shape[-1] == most
         assert f"the first {most} of its 18000 words" in inputs.notes[0]
-    assert "trained on 32 words at once" in load(a_language_model).read(text).notes[-1]
+    assert "trained on 32 tokens at once" in load(a_language_model).read(text).notes[-1]
     run = load(a_translator)
     inputs = run.read("the people " * 100, MAX_TOKENS)
     part = run.attention(inputs)[0]

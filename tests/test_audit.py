@@ -74,7 +74,7 @@ def test_the_command_is_fast_and_writes_json(tmp_path: Path) -> None:
     [
         (
             "corpus=sampel",
-            "corpus has no choice 'sampel'; the valid ones are: auto, digits, sample, speeches, ted. Did you mean",
+            "corpus has no choice 'sampel'; the valid ones are: auto, digits, sample, speeches, stories, ted, text.",
         ),
         (
             "corpus.root=/nowhere",

@@ -31,6 +31,7 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import token_file
 from speechformer.data.batches import EvaluationBatches, WindowBatches
 from speechformer.data.documents import DocumentData
+from speechformer.data.token_cache import TokenCache
 from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel
@@ -164,8 +165,8 @@ def test_tokenizing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 def build(folder: Path, barrier: Any, queue: Any) -> None:
     """Tokenize at the same time as another process, and tell what became of it."""
     count = []
-    original = DocumentData.tokenize
-    DocumentData.tokenize = lambda *arguments: (count.append(1), original(*arguments))[1]
+    original = TokenCache.tokenize
+    TokenCache.tokenize = lambda *arguments: (count.append(1), original(*arguments))[1]
     barrier.wait()
     data = data_of(load_documents({"name": "text", "root": str(folder), "separator": "blank_line"}))
     queue.put((len(count), hashlib.sha256(data.files["train", ""].ids.tobytes()).hexdigest()))
@@ -338,7 +339,7 @@ def test_too_few_documents_to_hold_some_out(tmp_path: Path) -> None:
 def test_long_documents_are_known_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document of many chunks is removed from train, and counted where it is not."""
     monkeypatch.setattr(documents, "CHUNK", 40)
-    monkeypatch.setattr("speechformer.data.documents.CHUNK", 40)
+    monkeypatch.setattr("speechformer.data.token_cache.CHUNK", 40)
     long = "a long document of many words " * 9
     train = "\n\n".join([*(f"short {k} " * (1 + k % 7) for k in range(40)), long])
     validation = "\n\n".join(f"held {k}" for k in range(5))

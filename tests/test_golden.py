@@ -40,7 +40,13 @@ def differences(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
     expected, actual = ({**run, **run["metrics"]} for run in (golden, now))
     for name in sorted((golden.keys() | golden["metrics"].keys() | now["metrics"].keys()) - {"metrics"}):
         one, other = expected.get(name, "no such metric"), actual.get(name, "no such metric")
-        within = WEIGHT_NORM if name == "weight_norm" else PERPLEXITY if "perplexity" in name else DISCRETE
+        within = (
+            WEIGHT_NORM
+            if name == "weight_norm"
+            else PERPLEXITY
+            if "perplexity" in name or "bits" in name
+            else DISCRETE
+        )
         equal = pytest.approx(one, rel=within, abs=0) if isinstance(one, float) else one
         if other != equal:
             lines.append(f"{name}: {other}, not {one}")

@@ -109,7 +109,7 @@ class LongTexts(Rows):
         """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""
         units = ("start", "100 steps, training", "100 steps, evaluation")
         lines = [["tokens", "first start", "MB a second and core", "peak of memory"]]
-        lines[0] += [f"{unit}, of the sample" for unit in units]
+        lines[0] += [f"{unit} (on the sample)" for unit in units]
         for first in self.of("a large text"):
             if first.unit != "first start":
                 continue
@@ -118,7 +118,7 @@ class LongTexts(Rows):
             line = [first.what, format_seconds(seconds), f"{speed:.1f}", f"{more['peak_bytes'] / 1e9:.1f} GB"]
             for unit in units:
                 (row,) = (row for row in self.of("a large text", first.what) if row.unit == unit)
-                line.append(", ".join(map(format_seconds, row.seconds.values())))
+                line.append("{} ({})".format(*map(format_seconds, row.seconds.values())))
             lines.append(line)
         return markdown(lines)
 

@@ -35,6 +35,8 @@ from speechformer.data.batches import (
 )
 from speechformer.errors import UserError
 
+DEFAULTS = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None}  # of tasks without them
+
 
 class SpeechData(TaskData):
     """What sentences and streams share; `TaskData` documents the arguments.
@@ -53,6 +55,7 @@ class SpeechData(TaskData):
     tested: dict[Part, Rows]
 
     def split(self) -> None:
+        self.task = DEFAULTS | self.task
         if self.task["tokens"] == "words":
             remember_words(self.corpus)
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
@@ -139,10 +142,10 @@ def check_length(tokens: int, part: str, least: int) -> None:
         )
 
 
-def sample_rows(rows: Rows, tokens: int) -> Rows:
-    """Return evenly spaced rows with about this many tokens; all of them if they have no more."""
+def sample_rows(rows: Rows, tokens: int | None) -> Rows:
+    """Return evenly spaced rows with about this many tokens; all of them if they have no more, or for None."""
     N, total = len(rows["ids"]), int(lengths_of(rows).sum())
-    if total <= tokens:
+    if tokens is None or total <= tokens:
         return rows
     number = max(1, N * tokens // total)
     return {name: tensor[torch.arange(number) * N // number] for name, tensor in rows.items()}

@@ -138,16 +138,11 @@ class LanguageModel(Task):
             self.measured[f"{split}_known_{metric}"].update(loss, tokens)
 
     def compute_metrics(self) -> dict[str, float]:
-        metrics, tests = super().compute_metrics(), defaultdict(list)
+        metrics = super().compute_metrics()
         for test, size in self.text_sizes.items():
             if f"test_perplexity_{test}" in metrics:
                 metrics |= per_unit(metrics[f"test_perplexity_{test}"], size, test)
-        for name, value in metrics.items():
-            for kind in ("_perplexity_", "_bits_per_byte_"):
-                split, _, test = name.partition(kind)
-                if test:
-                    tests[split + kind].append(value)
-        return metrics | {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
+        return metrics | means_over_tests(metrics)
 
     def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
@@ -178,14 +173,30 @@ class LanguageModel(Task):
         return summary_rows(result["metrics"], result["corpus"]["counts"], result["config"]["task"]["lengths"])
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        main, prefix = self.metric_name("test"), "test_perplexity_"
-        tests = [name for name in metrics if name.startswith(prefix) and name != main]
-        order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
-        tests.sort(key=lambda name: order.get(name, len(order)))
-        more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
-        if metrics.get("test_unknown_rate_mean"):
-            more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
-        return [main, *tests, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+        return columns_of(metrics, self.metric_name("test"), self.speakers)
+
+
+def columns_of(metrics: dict[str, float | None], main: str, speakers: Sequence[str]) -> list[str]:
+    """Return the columns of the report: the main metric, that of each test, and what there is besides."""
+    prefix = "test_perplexity_"
+    tests = [name for name in metrics if name.startswith(prefix) and name != main]
+    order = {f"{prefix}{name}": k for k, name in enumerate(speakers)}  # as in the classification task
+    tests.sort(key=lambda name: order.get(name, len(order)))
+    more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
+    if metrics.get("test_unknown_rate_mean"):
+        more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
+    return [main, *tests, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+
+
+def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the means of what was measured on each test, such as `test_perplexity_mean`."""
+    tests = defaultdict(list)
+    for name, value in metrics.items():
+        for kind in ("_perplexity_", "_bits_per_byte_"):
+            split, _, test = name.partition(kind)
+            if test:
+                tests[split + kind].append(value)
+    return {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
 
 
 def per_unit(perplexity: float, size: TextSize, test: str) -> dict[str, float]:
