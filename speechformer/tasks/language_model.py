@@ -139,9 +139,7 @@ class LanguageModel(Task):
 
     def compute_metrics(self) -> dict[str, float]:
         metrics = super().compute_metrics()
-        for test, size in self.text_sizes.items():
-            if f"test_perplexity_{test}" in metrics:
-                metrics |= per_unit(metrics[f"test_perplexity_{test}"], size, test)
+        metrics |= per_unit(metrics, self.text_sizes)
         return metrics | means_over_tests(metrics)
 
     def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
@@ -199,17 +197,19 @@ def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
     return {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
 
 
-def per_unit(perplexity: float, size: TextSize, test: str) -> dict[str, float]:
-    """Return the perplexity of a test per word and its bits per byte, which vocabularies have in common.
+def per_unit(metrics: dict[str, float], sizes: dict[str, TextSize]) -> dict[str, float]:
+    """Return the perplexity of each test per word and its bits per byte, which vocabularies have in common.
 
     With unknown words they are too low: <unk> stands for many words, and which one it is costs nothing.
     """
-    loss = size.tokens * math.log(perplexity)
-    per_word = loss / max(1, size.words)
-    return {
-        f"test_word_perplexity_{test}": math.exp(per_word) if per_word < 700 else math.inf,
-        f"test_bits_per_byte_{test}": loss / math.log(2) / size.bytes,
-    }
+    units: dict[str, float] = {}
+    for test, size in sizes.items():
+        if (perplexity := metrics.get(f"test_perplexity_{test}")) is not None:
+            loss = size.tokens * math.log(perplexity)
+            per_word = loss / max(1, size.words)
+            units[f"test_word_perplexity_{test}"] = math.exp(per_word) if per_word < 700 else math.inf
+            units[f"test_bits_per_byte_{test}"] = loss / math.log(2) / size.bytes
+    return units
 
 
 def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
