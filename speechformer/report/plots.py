@@ -289,7 +289,13 @@ def cost(table: Table) -> Figure | None:
             look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "mfc": "white", "ls": ""}
             axis.errorbar(*points[-1], yerr=ends, label=row.label, **look)
         axis.plot(*zip(*frontier(points, table.report["higher_is_better"])), color=INK, lw=1, zorder=0)
-        axis.set(xscale="log", xlabel=name)
+        axis.set_xlabel(name)
+        least, most = min(x for x, _ in points), max(x for x, _ in points)
+        if most > 3 * least:
+            axis.set_xscale("log", base=2)
+            ticks = [2.0**k for k in range(math.floor(math.log2(least)), math.ceil(math.log2(most)) + 1)]
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.minorticks_off()
     axes[0].set_ylabel(axis_label(table.metric))
     add_legend(figure, axes[0])
     return figure, "Mean over seeds; bar: lowest to highest run. Line: no other row is as good for less."
