@@ -71,7 +71,7 @@ class Documents:
         return [part.removeprefix("test_") for part in self.parts if part.startswith("test_")]
 
     def pieces(self, part: str, progress: Callable[[int], object] | None = None) -> Iterator[Piece]:
-        """Yield the documents of a part; `progress` is called with the characters read since the last call."""
+        """Yield the documents of a part; `progress` is called with the bytes read since the last call."""
         for path in self.parts[part]:
             yield from split_documents(read_chunks(path, progress), self.separator)
 

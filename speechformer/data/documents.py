@@ -117,15 +117,13 @@ class DocumentData(StreamData):
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the fraction of unknown tokens in the validation text and in each test."""
-        rates: dict[str, float | None] = {}
+        rates: dict[str, float] = {}
         for (split, name), file in self.files.items():
             if split != "train":
                 rate = file.counts["unknown"] / (len(file) - 1)
                 rates["_".join(filter(None, (split, "unknown_rate", name)))] = rate
-        tests = [
-            file.counts["unknown"] / (len(file) - 1) for (split, _), file in self.files.items() if split == "test"
-        ]
-        return rates | {"test_unknown_rate_mean": sum(tests) / len(tests)}
+        tests = [rates[f"test_unknown_rate_{name}"] for name in self.corpus.tests]
+        return {**rates, "test_unknown_rate_mean": sum(tests) / len(tests)}
 
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts

@@ -35,7 +35,8 @@ from speechformer.data.batches import (
 )
 from speechformer.errors import UserError
 
-DEFAULTS = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None}  # of tasks without them
+# Of tasks whose config lacks them
+DEFAULTS = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"}
 
 
 class SpeechData(TaskData):

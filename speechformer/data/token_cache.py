@@ -177,7 +177,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def hash_of(text: str) -> bytes:
-    """Return a short hash of the first piece of a document."""
+    """Return a short hash of the beginning of a document."""
     return hashlib.sha256(beginning(text).encode()).digest()[:16]
 
 
