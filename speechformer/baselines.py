@@ -13,7 +13,6 @@ Baselines use the tokens, splits and vocabulary of the runs, with sentences cut 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
-from speechformer.corpora.special_tokens import PAD, UNKNOWN
+from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import ArgumentParser, UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -38,78 +37,10 @@ if TYPE_CHECKING:
 Baselines = dict[str, tuple[Any, ...]]
 
 
-class KneserNey:
-    """The interpolated n-gram model. Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 27.
-
-    p(w | h) = max(c(hw) - D, 0) / c(h) + D N(h) / c(h) p(w | h without its first word). c counts n-grams at the
-    highest order, and below it the different words that precede one. N(h) counts the different words that follow h.
-    Single words are interpolated with 1 / vocabulary. D = n1 / (n1 + 2 n2) for each order; n1 and n2 n-grams occur
-    once and twice.
-
-    Args:
-        stream: the ids of the training text.
-        order: n of the longest n-gram.
-        vocabulary: the number of words that can occur.
-        discounts: D for each order from 1 to n, in [0, 1]; None estimates them.
-    """
-
-    def __init__(
-        self, stream: Sequence[int], order: int, vocabulary: int, discounts: Sequence[float] | None = None
-    ) -> None:
-        self.order, self.vocabulary = order, vocabulary
-        self.counts: list[Counter[tuple[int, ...]]] = [Counter(zip(*(stream[k:] for k in range(order))))]
-        for _ in range(order - 1):  # of each shorter n-gram, the longer ones that it ends
-            self.counts.insert(0, Counter(gram[1:] for gram in self.counts[0]))
-        self.totals: list[Counter[tuple[int, ...]]] = [Counter() for _ in self.counts]
-        self.followers = [Counter(gram[:-1] for gram in counts) for counts in self.counts]
-        for totals, counts in zip(self.totals, self.counts):
-            for gram, count in counts.items():
-                totals[gram[:-1]] += count
-        self.discounts = list(discounts) if discounts is not None else [self.estimate(c) for c in self.counts]
-
-    @staticmethod
-    def estimate(counts: Counter[tuple[int, ...]]) -> float:
-        """Estimate the discount of one order; never 0, so that every word is possible. Ney, Essen and Kneser 1994."""
-        times = Counter(counts.values())
-        return times[1] / (times[1] + 2 * times[2]) if times[1] else 0.5
-
-    def probability(self, word: int, context: tuple[int, ...]) -> float:
-        """Return p(word | context); only the last order - 1 ids of the context count."""
-        p = 1 / self.vocabulary
-        for k in range(min(len(context), self.order - 1) + 1):
-            history = context[len(context) - k :]
-            total = self.totals[k][history]
-            if total == 0:
-                break  # neither this history nor a longer one occurs in train
-            discount = self.discounts[k]
-            own = max(self.counts[k][(*history, word)] - discount, 0) / total
-            p = own + discount * self.followers[k][history] / total * p
-        return p
-
-    def perplexities(self, stream: Sequence[int]) -> tuple[float, float | None]:
-        """Return exp of the mean negative log-probability of every token but the first, and of the known ones.
-
-        As for the transformers, `<unk>` is a word that has a probability. The second is None without a known word.
-        """
-        contexts = (tuple(stream[max(0, k - self.order + 1) : k]) for k in range(1, len(stream)))
-        logs = [math.log(self.probability(word, context)) for word, context in zip(stream[1:], contexts)]
-        known = [log for log, word in zip(logs, stream[1:]) if word != UNKNOWN]
-        return math.exp(-sum(logs) / len(logs)), math.exp(-sum(known) / len(known)) if known else None
-
-
-class Unigram(KneserNey):
-    """p(w) = (c(w) + 1) / (tokens + vocabulary): Laplace's rule."""
-
-    def __init__(self, stream: Sequence[int], vocabulary: int) -> None:
-        super().__init__(stream, 1, vocabulary, [0.0])
-        self.tokens = len(stream)
-
-    def probability(self, word: int, context: tuple[int, ...]) -> float:
-        return (self.counts[0][(word,)] + 1) / (self.tokens + self.vocabulary)
-
-
 def language_models(data: StreamData) -> Baselines:
     """Measure the n-gram models."""
+    from speechformer.models.kneser_ney import KneserNey, Unigram  # torch takes seconds to import
+
     train = data.encode_stream(data.splits.train, "training", least=2).tolist()
     texts = {f"test_perplexity_{name}": rows for name, rows in data.splits.test.items()}
     if data.splits.validation:

@@ -46,7 +46,7 @@ def test_each_layer_has_its_own_encoding_and_pattern(
     model = by_layer(positions, patterns, dropout=0.3).double().train(training)
     ids, stack = sentences(), model.decoder
     torch.manual_seed(2)
-    x = stack.dropout(stack.embedding(ids))
+    x = stack.embedding_dropout(stack.embedding(ids))
     T, members = ids.shape[1], {}
     for k, block in enumerate(stack.blocks):
         entry, pattern = positions[k % len(positions)], patterns[k % len(patterns)]

@@ -179,7 +179,7 @@ def test_a_model_of_reference_layers_is_the_model_of_fast_layers(
     def reference() -> torch.Tensor:
         mask = attention_mask(fast.patterns[0], T, T, False, token_mask if padded else None)
         bias = attention_bias(fast.positions, mask)
-        x = fast.dropout(fast.positions.embed(fast.embedding(ids)))
+        x = fast.embedding_dropout(fast.positions.embed(fast.embedding(ids)))
         for block in blocks:
             x = block(x, fast.positions, bias)[0]
         return fast.final_norm(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.optim import MuonAdamW
 from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.translate import Translate
 from speechformer.training.build import DATA_KEYS
@@ -225,6 +227,33 @@ def test_the_optimizer_is_the_one_asked_for(optimizer: str, tmp_path: Path) -> N
     assert not torch.equal(task.model.output.weight, before)
 
 
+def test_muon_is_torchs_muon_and_adamw(tmp_path: Path) -> None:
+    """Oracle: torch's two optimizers on the same gradients, the first for the weight matrices of blocks."""
+    task = language_model(optimizer="muon", lr=0.01, matrix_lr=0.02, weight_decay=0.3, betas=[0.8, 0.9])
+    assert isinstance(train(task, 1, tmp_path).optimizers[0], MuonAdamW)
+    other, named = copy.deepcopy(task.model), dict(task.model.named_parameters())
+    matrices = [name for name, own in named.items() if ".blocks." in name and own.ndim == 2]
+    assert len(matrices) == 4 * len(task.model.decoder.blocks)  # queries, keys and values in one; output; two of ff
+    of_other = dict(other.named_parameters())
+    muon = torch.optim.Muon([of_other[name] for name in matrices], lr=0.02, weight_decay=0.3)
+    rest = [own for name, own in of_other.items() if name not in matrices]
+    adamw = torch.optim.AdamW(rest, lr=0.01, weight_decay=0.3, betas=(0.8, 0.9))
+    optimizer = MuonAdamW(list(named.items()), lr=0.01, matrix_lr=0.02, weight_decay=0.3, betas=(0.8, 0.9))
+    for step in range(3):
+        torch.manual_seed(step)
+        for name, own in named.items():
+            own.grad = torch.randn_like(own)
+            of_other[name].grad = own.grad.clone()
+        if step == 2:  # as after a resume
+            saved = copy.deepcopy(optimizer.state_dict())
+            optimizer = MuonAdamW(list(named.items()), lr=1.0, matrix_lr=None, weight_decay=0, betas=(0.8, 0.9))
+            optimizer.load_state_dict(saved)
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for name, own in named.items():
+        torch.testing.assert_close(own, of_other[name])
+
+
 @pytest.mark.parametrize("make", [classifier, language_model])
 def test_a_checkpoint_alone_rebuilds_the_model(make: Any, tmp_path: Path) -> None:
     task = make(init="normal", init_std=0.3)
@@ -293,6 +322,17 @@ def test_inverse_square_root_after_a_warm_up() -> None:
     assert without == pytest.approx([1e-2 / step**0.5 for step in range(1, 10)])
     with pytest.raises(UserError, match="recipe.schedule=vaswani needs recipe.warmup_steps"):
         rates(translation(schedule="vaswani", warmup_steps=0), 1)
+
+
+def test_muon_without_a_block_is_an_error() -> None:
+    with pytest.raises(UserError, match="needs the weight matrices of transformer blocks; use adamw"):
+        MuonAdamW(
+            [("output.weight", torch.nn.Parameter(torch.ones(2, 2)))],
+            lr=1,
+            matrix_lr=None,
+            weight_decay=0,
+            betas=(0.9, 0.9),
+        )
 
 
 def test_label_smoothing_is_its_formula() -> None:

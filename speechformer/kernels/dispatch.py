@@ -271,7 +271,8 @@ class StackKernels(nn.Module):
     patterns: list[Pattern]  # of each layer
     kinds: list[int]  # for each layer, the first one with the same encoding and pattern
     causal: bool
-    dropout: FastDropout
+    embedding_dropout: FastDropout
+    dropout_rate: float  # of the blocks
     blocks: Any  # nn.ModuleList of `FastBlock`s
     last_bias: tuple[tuple, list[Bias]] | None = None
 
@@ -283,16 +284,18 @@ class StackKernels(nn.Module):
 
     def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
-        if not self.dropout.active or x_BTD.device.type != "cpu":
+        if not self.training or x_BTD.device.type != "cpu":
             return
         uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
-        uses = [(self.dropout, x_BTD.shape), *uses]
-        kernels = {choose_kernel(bias, x_BTD.device, self.dropout.rate, with_weights=False) for bias in biases}
-        if kernels & {"sparse blocks", "query blocks"}:
-            for dropout, _ in uses:
-                dropout.ahead.clear()  # of a pass that was interrupted
-        else:
-            draw_ahead(uses, x_BTD.dtype, unpadder)
+        uses = [(self.embedding_dropout, x_BTD.shape), *uses]
+        kernels = {choose_kernel(bias, x_BTD.device, self.dropout_rate, with_weights=False) for bias in biases}
+        for rate in dict.fromkeys(dropout.rate for dropout, _ in uses):
+            same = [use for use in uses if use[0].rate == rate]
+            if kernels & {"sparse blocks", "query blocks"}:
+                for dropout, _ in same:
+                    dropout.ahead.clear()  # of a pass that was interrupted
+            elif rate:
+                draw_ahead(same, x_BTD.dtype, unpadder)
 
     def attention_biases(
         self,
@@ -328,7 +331,7 @@ class StackKernels(nn.Module):
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
         for k in own:
-            biases[k].prepare(self.dropout.rate if self.dropout.active else 0.0, with_weights)  # type: ignore[union-attr]
+            biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
 
 

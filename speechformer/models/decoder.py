@@ -20,16 +20,18 @@ class Decoder(nn.Module):
 
     Args:
         block_size: number of positions the model is trained on.
-        tied_output: whether the output layer shares the embedding table and has no bias (Press and Wolf 2017). Use
-            `recipe=normal` with it, since torch's normal(0, 1) embeddings would give huge logits.
+        tied_output: whether the output layer shares the embedding table (Press and Wolf 2017), without a bias unless
+            `output_bias` is "unigram". Use `recipe=normal` with it, since torch's normal(0, 1) embeddings would give
+            huge logits.
+        output_bias: "unigram" if the task starts the output bias at log frequencies, else "init".
         stack: other arguments of `Stack`.
     """
 
-    def __init__(self, *, block_size: int, tied_output: bool, **stack: Any) -> None:
+    def __init__(self, *, block_size: int, tied_output: bool, output_bias: str = "init", **stack: Any) -> None:
         super().__init__()
         self.decoder = build_stack(length=block_size, causal=True, **stack)
         self.max_length = self.decoder.max_length
-        self.output = nn.Linear(stack["width"], stack["vocab_size"], bias=not tied_output)
+        self.output = nn.Linear(stack["width"], stack["vocab_size"], bias=not tied_output or output_bias == "unigram")
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 

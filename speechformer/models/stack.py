@@ -39,6 +39,7 @@ class Stack(StackKernels):
         length: number of positions the model is trained on.
         causal: whether a token attends only to itself and earlier tokens.
         model, pattern: config groups, `{"name": ..., options}`. See `conf/config.yaml` for the other options.
+        embedding_dropout: rate on the embeddings; None for `dropout`.
         first_token: whether to put a trained vector (CLS) in front of every sequence. It attends to all tokens,
             and all attend to it, whatever the pattern.
         cross: whether the blocks also attend to an encoder.
@@ -59,6 +60,7 @@ class Stack(StackKernels):
         layers: int,
         dropout: float,
         final_norm: bool,
+        embedding_dropout: float | None = None,
         scale_embedding: bool = False,
         first_token: bool = False,
         cross: bool = False,
@@ -80,7 +82,8 @@ class Stack(StackKernels):
         self.patterns = [with_cls[own] for own in patterns]
         pairs = [(self.positions.at_layer(k), own) for k, own in enumerate(self.patterns)]
         self.kinds = [pairs.index(pair) for pair in pairs]
-        self.dropout = FastDropout(dropout)
+        self.dropout_rate = dropout
+        self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
         self.blocks: Iterable[Any] = nn.ModuleList(
             FastBlock(**block, gated=self.positions.at_layer(k).overrides("gate")) for k in range(layers)
@@ -133,7 +136,7 @@ class Stack(StackKernels):
         if plain:
             self.draw_dropout(x_BTD, biases, unpadder)
         x_BTD = self.positions.embed(x_BTD, offset)
-        x_BTD = self.dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
+        x_BTD = self.embedding_dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
@@ -168,6 +171,7 @@ class RecurrentStack(nn.Module):
         width: int,
         layers: int,
         dropout: float,
+        embedding_dropout: float | None = None,
         scale_embedding: bool = False,
         first_token: bool = False,
         embedding: nn.Embedding | None = None,
@@ -184,6 +188,7 @@ class RecurrentStack(nn.Module):
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.dropout = FastDropout(dropout)
+        self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         arguments = {"width": width, "layers": layers, "dropout": FastDropout(dropout)}
         self.cells = build({model["name"]: Recurrent}, model, "model", **arguments)
 
@@ -199,7 +204,7 @@ class RecurrentStack(nn.Module):
         `cache` holds the state before these tokens, and then the state after them.
         """
         state = cache[0] if cache and cache[0] else None
-        x_BTD, state = self.cells(self.dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)
+        x_BTD, state = self.cells(self.embedding_dropout(self.embedding(ids_BT) * self.scale), state, token_mask_BT)
         if cache is not None:
             cache[0].update(state)
         return self.dropout(x_BTD), [], []

@@ -26,7 +26,10 @@ NOT_IDENTITY = (
     *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
 )
 # Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
-ADDED = {"model.fraction": 1, "model.scaling": "none", "model.factor": 4}
+ADDED = {
+    **{"model.fraction": 1, "model.scaling": "none", "model.factor": 4},
+    **{"embedding_dropout": None, "recipe.matrix_lr": None, "architecture.output_bias": "init"},
+}
 WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "task.evaluation_tokens": 40000}
 ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, "task.documents": "joined"}}
 

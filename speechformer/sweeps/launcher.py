@@ -201,6 +201,8 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
         raise UserError("recurrent layers cannot be stacked")
     if config["model"]["name"] in ("by_layer", "randomised"):
         raise UserError("positions that differ by layer, or are random, cannot be stacked")
+    if config["recipe"]["optimizer"] == "muon":
+        raise UserError("torch's Muon takes matrices, not stacks of them")
     if count_devices(config["trainer"]["devices"]) != 1:
         raise UserError("they use several devices")
     if config["force"]:

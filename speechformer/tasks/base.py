@@ -24,9 +24,12 @@ from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.trainable import TrainableModule
 
 # What every network takes: keys of the config, and keys of its group `architecture`
-SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "model", "pattern")
+SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout", "model", "pattern")
 COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
-CHOICES: dict[str, Any] = {"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS}  # checked, even if unused
+CHOICES: dict[str, Any] = {  # checked, even if unused
+    **{"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS},
+    "output_bias": dict.fromkeys(("init", "unigram")),
+}
 
 
 class EvaluableModule(TrainableModule):

@@ -19,7 +19,7 @@ from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, Example
+from speechformer.data.batches import Batch, Example, Stream
 from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import StreamData, TextSize
 from speechformer.errors import UserError, pick
@@ -58,7 +58,7 @@ class LanguageModel(Task):
     inputs: ClassVar = {"ids": "[texts, tokens], whole numbers"}
     output = "logits of the token after each [texts, tokens, vocabulary]"
     pads_input = False
-    options = ("tied_output",)
+    options = ("tied_output", "output_bias")
     charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
     no_ensemble = None
     note = "Perplexity per token; lower is better."
@@ -83,7 +83,12 @@ class LanguageModel(Task):
         pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
         if documents == "separate" and config["model"]["name"] == "rnn":
             raise UserError("model=rnn reads one document after another; set task.documents=joined.")
-        return cls(cls.architecture_arguments(config, data), config["recipe"], documents == "separate")
+        task = cls(cls.architecture_arguments(config, data), config["recipe"], documents == "separate")
+        if config["architecture"]["output_bias"] == "unigram":
+            assert isinstance(data, StreamData)
+            with torch.no_grad():
+                task.model.output.bias.copy_(log_frequencies(data.stream, data.vocab_size))
+        return task
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
@@ -172,6 +177,14 @@ class LanguageModel(Task):
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         return columns_of(metrics, self.metric_name("test"), self.speakers)
+
+
+def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:
+    """Return the log of the frequency of each word in train, add-one smoothed, [vocabulary]."""
+    counts_V = torch.ones(vocab_size, dtype=torch.float64)
+    for places in torch.arange(len(stream)).split(1 << 20):
+        counts_V += stream[places].long().bincount(minlength=vocab_size)
+    return (counts_V / counts_V.sum()).log().float()
 
 
 def columns_of(metrics: dict[str, float | None], main: str, speakers: Sequence[str]) -> list[str]:

@@ -1,19 +1,69 @@
-"""Optimizers and learning-rate schedules: the `recipe` group."""
+"""Optimizers and learning-rate schedules: the `recipe` group.
+
+Muon orthogonalises the momentum of each weight matrix before it is applied: Jordan et al. 2024, "Muon: An optimizer
+for hidden layers in neural networks". The other parameters (embeddings, output layer, norms, biases) get AdamW.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from speechformer.errors import UserError
 
+
+class MuonAdamW(torch.optim.Optimizer):
+    """torch's Muon for the weight matrices of blocks and torch's AdamW for all other parameters, as one optimizer.
+
+    Args:
+        parameters: with their names; those of blocks contain "blocks.".
+        lr: of AdamW.
+        matrix_lr: of Muon; None for `lr`.
+
+    Raises:
+        UserError: torch is older than 2.9, or no parameter is a weight matrix of a block.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        lr: float,
+        matrix_lr: float | None,
+        weight_decay: float,
+        betas: tuple[float, float],
+    ) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise UserError(f"recipe.optimizer=muon needs torch 2.9 or newer, not {torch.__version__}; use adamw.")
+        matrices = [own for name, own in parameters if "blocks." in name and own.ndim == 2]
+        others = [own for name, own in parameters if not ("blocks." in name and own.ndim == 2)]
+        if not matrices:
+            raise UserError("recipe.optimizer=muon needs the weight matrices of transformer blocks; use adamw.")
+        adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)
+        rate = lr if matrix_lr is None else matrix_lr
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay)
+        self.parts: list[torch.optim.Optimizer] = [adamw, muon]
+        super().__init__([dict(part.param_groups[0]) for part in self.parts], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take a step of both, with the states and settings of this optimizer, which a checkpoint holds."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for part, group in zip(self.parts, self.param_groups):
+            part.state, part.param_groups = self.state, [group]
+            part.step()
+        return loss
+
+
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "muon": MuonAdamW,
 }
 
 
@@ -30,11 +80,11 @@ SCHEDULES["vaswani"] = SCHEDULES["inverse_sqrt"]
 ENDLESS = ("inverse_sqrt", "vaswani")  # independent of the length of the run
 
 
-def build_optimizer(parameters: Iterable[torch.nn.Parameter], recipe: dict, width: int, trainer: Any) -> Any:
+def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any) -> Any:
     """Build the optimizer of a recipe, and its schedule: linear warm-up, then `schedule` until the last step.
 
-    Weight decay applies to all parameters, norms and biases included, as in the reports. "vaswani" is the schedule of
-    Vaswani et al. 2017, equation 3: "inverse_sqrt" with the peak `lr` / sqrt(width * warmup_steps).
+    Weight decay applies to all parameters of the model, norms and biases included, as in the reports. "vaswani" is
+    the schedule of Vaswani et al. 2017, equation 3: "inverse_sqrt" with the peak `lr` / sqrt(width * warmup_steps).
 
     Returns:
         What `configure_optimizers` of a LightningModule returns.
@@ -44,11 +94,16 @@ def build_optimizer(parameters: Iterable[torch.nn.Parameter], recipe: dict, widt
         if not warmup:
             raise UserError("recipe.schedule=vaswani needs recipe.warmup_steps, which determines its peak.")
         peak /= math.sqrt(width * warmup)
-    options = {"lr": peak, "weight_decay": recipe["weight_decay"]}
-    # Lightning cannot clip the gradients of a fused optimizer in mixed precision.
-    options["fused"] = not trainer.gradient_clip_val or "mixed" not in str(trainer.precision)
+    options: dict[str, Any] = {"lr": peak, "weight_decay": recipe["weight_decay"]}
     if recipe["optimizer"] != "sgd":
         options["betas"] = tuple(recipe["betas"])
+    if recipe["optimizer"] == "muon":
+        parameters: Any = list(model.named_parameters())
+        options["matrix_lr"] = recipe["matrix_lr"]
+    else:
+        parameters = model.parameters()
+        # Lightning cannot clip the gradients of a fused optimizer in mixed precision.
+        options["fused"] = not trainer.gradient_clip_val or "mixed" not in str(trainer.precision)
     optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
     if warmup == 0 and recipe["schedule"] == "constant":
         return optimizer

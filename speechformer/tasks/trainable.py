@@ -93,7 +93,7 @@ class TrainableModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         width = self.hparams["architecture"]["width"]
-        return build_optimizer(self.model.parameters(), self.recipe, width, self.trainer)
+        return build_optimizer(self.model, self.recipe, width, self.trainer)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

@@ -106,11 +106,11 @@ class Ensemble(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         self.tie()
-        parameters, width = list(self.model.parameters()), self.first.hparams["architecture"]["width"]
-        configured = build_optimizer(parameters, self.recipe, width, self.trainer)
+        width = self.first.hparams["architecture"]["width"]
+        configured = build_optimizer(self.model, self.recipe, width, self.trainer)
         if set(self.rates) != {1.0}:
             optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-            scale_steps(optimizer, parameters, self.rates)
+            scale_steps(optimizer, list(self.model.parameters()), self.rates)
         return configured
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -1,0 +1,163 @@
+"""Kneser-Ney n-gram models: the counting baseline of `lm`, and what a transformer is mixed with or learns from.
+
+    p(w | h) = max(c(hw) - D, 0) / c(h) + D N(h) / c(h) p(w | h without its first word)
+
+c counts n-grams at the highest order, and below it the different words that precede one. N(h) counts the different
+words that follow h. Single words are interpolated with 1 / vocabulary. D = n1 / (n1 + 2 n2) for each order; n1 and n2
+n-grams occur once and twice.
+
+Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 27.
+
+Shapes: R contexts, V words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from speechformer.corpora.special_tokens import UNKNOWN
+
+
+class Followers(NamedTuple):
+    """The words that follow a history, max(c(hw) - D, 0) / c(h) of each, and D N(h) / c(h) for all others."""
+
+    words: Tensor
+    values: Tensor
+    rest: float
+
+
+class KneserNey:
+    """The interpolated n-gram model.
+
+    Args:
+        stream: the ids of the training text.
+        order: n of the longest n-gram.
+        vocabulary: the number of words that can occur.
+        discounts: D for each order from 1 to n, in [0, 1]; None estimates them.
+    """
+
+    def __init__(
+        self, stream: Sequence[int], order: int, vocabulary: int, discounts: Sequence[float] | None = None
+    ) -> None:
+        self.order, self.vocabulary = order, vocabulary
+        self.counts: list[Counter[tuple[int, ...]]] = [Counter(zip(*(stream[k:] for k in range(order))))]
+        for _ in range(order - 1):  # of each shorter n-gram, the longer ones that it ends
+            self.counts.insert(0, Counter(gram[1:] for gram in self.counts[0]))
+        self.totals: list[Counter[tuple[int, ...]]] = [Counter() for _ in self.counts]
+        self.followers = [Counter(gram[:-1] for gram in counts) for counts in self.counts]
+        for totals, counts in zip(self.totals, self.counts):
+            for gram, count in counts.items():
+                totals[gram[:-1]] += count
+        self.discounts = list(discounts) if discounts is not None else [self.estimate(c) for c in self.counts]
+
+    @staticmethod
+    def estimate(counts: Counter[tuple[int, ...]]) -> float:
+        """Estimate the discount of one order; never 0, so that every word is possible. Ney, Essen and Kneser 1994."""
+        times = Counter(counts.values())
+        return times[1] / (times[1] + 2 * times[2]) if times[1] else 0.5
+
+    def probability(self, word: int, context: tuple[int, ...]) -> float:
+        """Return p(word | context); only the last order - 1 ids of the context count."""
+        p = 1 / self.vocabulary
+        for k in range(min(len(context), self.order - 1) + 1):
+            history = context[len(context) - k :]
+            total = self.totals[k][history]
+            if total == 0:
+                break  # neither this history nor a longer one occurs in train
+            discount = self.discounts[k]
+            own = max(self.counts[k][(*history, word)] - discount, 0) / total
+            p = own + discount * self.followers[k][history] / total * p
+        return p
+
+    @cached_property
+    def tables(self) -> list[dict[tuple[int, ...], Followers]]:
+        """The followers of every history of each length from 1 on."""
+        tables = []
+        for k in range(1, self.order):
+            words: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+            for (*history, word), count in self.counts[k].items():
+                words[tuple(history)].append((word, count))
+            discount, table = self.discounts[k], {}
+            for own, pairs in words.items():
+                ids, counts = zip(*pairs)
+                total = self.totals[k][own]
+                values = (torch.tensor(counts) - discount).clamp(min=0).div(total).float()
+                table[own] = Followers(torch.tensor(ids), values, discount * len(ids) / total)
+            tables.append(table)
+        return tables
+
+    @cached_property
+    def single_words(self) -> Tensor:
+        """p(w) of every word, [vocabulary + 1]; that of the padding, id 0, is 0."""
+        total, discount = self.totals[0][()], self.discounts[0]
+        counts = torch.zeros(self.vocabulary + 1, dtype=torch.float64)
+        for (word,), count in self.counts[0].items():
+            counts[word] = count
+        rest = discount * self.followers[0][()] / total / self.vocabulary
+        p_V = (counts - discount).clamp(min=0) / total + rest
+        p_V[0] = 0
+        return p_V.float()
+
+    def matched(self, context: Sequence[int]) -> list[Followers]:
+        """Return the followers of the histories that end a context and occur in train, the longest first."""
+        matched: list[Followers] = []
+        for k in range(1, min(len(context), self.order - 1) + 1):
+            followers = self.tables[k - 1].get(tuple(context[len(context) - k :]))
+            if followers is None:
+                break
+            matched.insert(0, followers)
+        return matched
+
+    def distributions(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """Return p(w | context) of every word after each context, [R, vocabulary + 1]; ids count from padding, 0."""
+        rests, rows, words, values = [], [], [], []
+        for row, context in enumerate(contexts):
+            rest = 1.0
+            for followers in self.matched(context):
+                rows.append(torch.full_like(followers.words, row))
+                words.append(followers.words)
+                values.append(followers.values * rest)
+                rest *= followers.rest
+            rests.append(rest)
+        p_RV = torch.tensor(rests)[:, None] * self.single_words
+        if rows:
+            p_RV.index_put_((torch.cat(rows), torch.cat(words)), torch.cat(values), accumulate=True)
+        return p_RV
+
+    def contexts(self, stream: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return what precedes every token of a stream but the first: order - 1 ids, fewer at its beginning."""
+        return [tuple(stream[max(0, k - self.order + 1) : k]) for k in range(1, len(stream))]
+
+    def log_probabilities(self, stream: Sequence[int]) -> list[float]:
+        """Return log p of every token of a stream but the first, in nats.
+
+        As for the transformers, `<unk>` is a word that has a probability.
+        """
+        return [math.log(self.probability(*pair)) for pair in zip(stream[1:], self.contexts(stream))]
+
+    def perplexities(self, stream: Sequence[int]) -> tuple[float, float | None]:
+        """Return exp of the mean negative log-probability, of every token but the first and of the known ones.
+
+        The second is None without a known word.
+        """
+        logs = self.log_probabilities(stream)
+        known = [log for log, word in zip(logs, stream[1:]) if word != UNKNOWN]
+        return math.exp(-sum(logs) / len(logs)), math.exp(-sum(known) / len(known)) if known else None
+
+
+class Unigram(KneserNey):
+    """p(w) = (c(w) + 1) / (tokens + vocabulary): Laplace's rule."""
+
+    def __init__(self, stream: Sequence[int], vocabulary: int) -> None:
+        super().__init__(stream, 1, vocabulary, [0.0])
+        self.tokens = len(stream)
+
+    def probability(self, word: int, context: tuple[int, ...]) -> float:
+        return (self.counts[0][(word,)] + 1) / (self.tokens + self.vocabulary)
