@@ -5,6 +5,8 @@
                      selected by five-fold cross-validation on train
     unigram          frequencies of words in train, add-one smoothed
     kneser_ney_3, 5  interpolated Kneser-Ney over 3 and 5 words
+    kneser_ney_5_unknown   the same, of a text in which words that occur once are <unk> at a rate selected on the
+                     held-out part, as with task.unknown_rate; of protocol=clean
     untranslated     the source as its own translation
 
 Baselines use the tokens, splits and vocabulary of the runs, with sentences cut at block_size, and write the same
@@ -30,6 +32,8 @@ from speechformer.runs import identity
 from speechformer.runs.predictions import write_predictions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from speechformer.data.pairs import PairData
     from speechformer.data.speeches import SentenceData, StreamData
 
@@ -37,11 +41,25 @@ if TYPE_CHECKING:
 Baselines = dict[str, tuple[Any, ...]]
 
 
+UNKNOWN_RATES = (0.1, 0.2, 0.3, 0.5, 0.7)
+
+
+def with_unknown(stream: Tensor, vocab_size: int, rate: float) -> list[int]:
+    """Return the ids of a text in which words that occur once are <unk> at this rate, as with task.unknown_rate."""
+    import torch
+
+    from speechformer.tasks.word_noise import WordNoise
+
+    generator = torch.Generator().manual_seed(0)
+    return WordNoise(stream, vocab_size, rate, 0.0).with_unknown(stream, generator).tolist()
+
+
 def language_models(data: StreamData) -> Baselines:
     """Measure the n-gram models."""
     from speechformer.models.kneser_ney import KneserNey, Unigram  # torch takes seconds to import
 
-    train = data.encode_stream(data.splits.train, "training", least=2).tolist()
+    ids = data.encode_stream(data.splits.train, "training", least=2)
+    train = ids.tolist()
     texts = {f"test_perplexity_{name}": rows for name, rows in data.splits.test.items()}
     if data.splits.validation:
         texts["validation_perplexity"] = data.splits.validation
@@ -49,6 +67,12 @@ def language_models(data: StreamData) -> Baselines:
     vocabulary = len(data.tokenizer) - 1  # without padding
     models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
     models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
+    more: dict[str, dict[str, Any]] = {name: {} for name in models}
+    if "validation_perplexity" in streams:
+        name, held_out = "kneser_ney_5_unknown", streams["validation_perplexity"]
+        fitted = {rate: KneserNey(with_unknown(ids, data.vocab_size, rate), 5, vocabulary) for rate in UNKNOWN_RATES}
+        rate = min(fitted, key=lambda rate: fitted[rate].perplexities(held_out)[0])
+        models[name], more[name] = fitted[rate], {"unknown_rate": rate, "unknown_rates": list(UNKNOWN_RATES)}
     baselines: Baselines = {}
     for name, model in models.items():
         metrics: dict[str, Any] = {"train_perplexity": model.perplexities(train)[0]} | data.reference_metrics()
@@ -59,7 +83,7 @@ def language_models(data: StreamData) -> Baselines:
         for kind in ("test_perplexity", "test_known_perplexity"):
             if tests := [value for metric, value in metrics.items() if metric.startswith(f"{kind}_")]:
                 metrics[f"{kind}_mean"] = sum(tests) / len(tests)
-        settings = {"order": model.order, "discounts": model.discounts}
+        settings = {"order": model.order, "discounts": model.discounts, **more[name]}
         baselines[name] = (metrics, settings, sum(map(len, model.counts)))
     return baselines
 

@@ -36,7 +36,10 @@ from speechformer.data.batches import (
 from speechformer.errors import UserError
 
 # Of tasks whose config lacks them
-DEFAULTS = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"}
+DEFAULTS = {
+    **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
+    **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none"},
+}
 
 
 class SpeechData(TaskData):
@@ -209,11 +212,13 @@ class StreamData(SpeechData):
     Attributes:
         stream: the ids of train.
         text_sizes: of each test.
+        streams: ids of the validation text and of each test, if the model is mixed with counts.
     """
 
     labelled = False
     stream: Stream
     text_sizes: dict[str, TextSize]
+    streams: dict[Part, Tensor]
     monitored: dict[Part, Any]
     tested: dict[Part, Any]
     longer_contexts: dict[Part, Any]
@@ -224,22 +229,33 @@ class StreamData(SpeechData):
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
         size, stride, limit = self.block_size, self.checked_stride(), self.task["evaluation_tokens"]
+        self.streams, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
         self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
         self.train = {"ids": self.stream.unfold(0, size + 1, 1)}
+        if self.task["ngram_targets"]:
+            self.train["start"] = torch.arange(len(self.train["ids"]))
         self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
         if self.splits.validation:
             held_out = self.encode_stream(self.splits.validation, "validation", least=2)
             self.monitored["validation", ""] = evaluation_rows(held_out, size, size)
-        self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}
+            self.add_places(("validation", ""), held_out)
         for name, rows in self.splits.test.items():
             stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
             texts = [text for _, text in rows]
             counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
             self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
             self.tested["test", name] = evaluation_rows(stream, size, size)
+            self.add_places(("test", name), stream)
             self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)
             for length in self.task["lengths"]:
                 self.longer_contexts[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
+
+    def add_places(self, part: Part, stream: Tensor) -> None:
+        """Add the place of each target in its stream to the rows of a part, if a mixture with counts needs it."""
+        if self.task["ngram_mixture"] != "none":
+            self.streams[part], size = stream, self.block_size
+            rows = self.tested.get(part) or self.monitored[part]
+            rows["places"] = evaluation_rows(torch.arange(len(stream)), size, size)["targets"]
 
     def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
         """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
 from speechformer.models.decoder import Decoder
+from speechformer.models.mixture import CountsMixture
 
 
 def sampling_probabilities(logits_V: Tensor, temperature: float, top_k: int | None, top_p: float) -> Tensor:
@@ -46,6 +47,7 @@ def sample(
     generator: torch.Generator | None = None,
     words: int | None = None,
     cache: bool = True,
+    mixture: CountsMixture | None = None,
 ) -> Iterator[int]:
     """Yield the ids that follow a prompt, without end.
 
@@ -57,21 +59,25 @@ def sample(
         words: the size of the vocabulary, if the embedding table has more rows. Those and padding are never drawn.
         cache: whether to cache keys and values; without, the model reads all words at each step. The results are the
             same.
+        mixture: counts to average the probabilities with.
 
     Raises:
         UserError: the model has diverged.
     """
     device = model.output.weight.device
-    past = model.decoder.new_cache() if cache else None
+    past, text = model.decoder.new_cache() if cache else None, list(prompt)
     ids = torch.tensor([list(prompt)], device=device)
     while True:
         logits_V = model.output(model.hidden(ids, past)[0, -1]).float().cpu()
         if not logits_V.isfinite().all():
             raise UserError("The model has diverged: logits are NaN or infinite; train it with a lower recipe.lr.")
+        if mixture is not None:
+            logits_V = mixture(logits_V, text)
         logits_V[PAD] = float("-inf")
         logits_V[len(logits_V) if words is None else words :] = float("-inf")
         probabilities_V = sampling_probabilities(logits_V, temperature, top_k, top_p)
         index = int(torch.multinomial(probabilities_V, 1, generator=generator))
         yield index
+        text.append(index)
         following = torch.tensor([[index]], device=device)
         ids = following if cache else torch.cat((ids, following), dim=1)

@@ -14,23 +14,14 @@ Shapes: R contexts, V words.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import UNKNOWN
-
-
-class Followers(NamedTuple):
-    """The words that follow a history, max(c(hw) - D, 0) / c(h) of each, and D N(h) / c(h) for all others."""
-
-    words: Tensor
-    values: Tensor
-    rest: float
 
 
 class KneserNey:
@@ -77,20 +68,18 @@ class KneserNey:
         return p
 
     @cached_property
-    def tables(self) -> list[dict[tuple[int, ...], Followers]]:
-        """The followers of every history of each length from 1 on."""
+    def tables(self) -> list[tuple[dict[tuple[int, ...], slice], Tensor, Tensor]]:
+        """For histories of each length from 1 on: where their followers lie; which they are; max(c - D, 0) / c(h)."""
         tables = []
         for k in range(1, self.order):
-            words: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-            for (*history, word), count in self.counts[k].items():
-                words[tuple(history)].append((word, count))
-            discount, table = self.discounts[k], {}
-            for own, pairs in words.items():
-                ids, counts = zip(*pairs)
-                total = self.totals[k][own]
-                values = (torch.tensor(counts) - discount).clamp(min=0).div(total).float()
-                table[own] = Followers(torch.tensor(ids), values, discount * len(ids) / total)
-            tables.append(table)
+            grams, totals = sorted(self.counts[k]), self.totals[k]
+            counts = torch.tensor([self.counts[k][gram] for gram in grams], dtype=torch.float64)
+            of_histories = torch.tensor([totals[gram[:-1]] for gram in grams], dtype=torch.float64)
+            values = (counts - self.discounts[k]).clamp(min=0) / of_histories
+            places, start = {}, 0
+            for history in dict.fromkeys(gram[:-1] for gram in grams):
+                places[history] = slice(start, start := start + self.followers[k][history])
+            tables.append((places, torch.tensor([gram[-1] for gram in grams]), values.float()))
         return tables
 
     @cached_property
@@ -105,26 +94,25 @@ class KneserNey:
         p_V[0] = 0
         return p_V.float()
 
-    def matched(self, context: Sequence[int]) -> list[Followers]:
-        """Return the followers of the histories that end a context and occur in train, the longest first."""
-        matched: list[Followers] = []
+    def matched(self, context: Sequence[int]) -> int:
+        """Return the number of words at the end of a context after which train has a word, at most order - 1."""
         for k in range(1, min(len(context), self.order - 1) + 1):
-            followers = self.tables[k - 1].get(tuple(context[len(context) - k :]))
-            if followers is None:
-                break
-            matched.insert(0, followers)
-        return matched
+            if tuple(context[len(context) - k :]) not in self.totals[k]:
+                return k - 1
+        return min(len(context), self.order - 1)
 
     def distributions(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """Return p(w | context) of every word after each context, [R, vocabulary + 1]; ids count from padding, 0."""
         rests, rows, words, values = [], [], [], []
         for row, context in enumerate(contexts):
             rest = 1.0
-            for followers in self.matched(context):
-                rows.append(torch.full_like(followers.words, row))
-                words.append(followers.words)
-                values.append(followers.values * rest)
-                rest *= followers.rest
+            for k in range(self.matched(context), 0, -1):
+                history = tuple(context[len(context) - k :])
+                places, ids, own = self.tables[k - 1]
+                rows.append(torch.full_like(ids[places[history]], row))
+                words.append(ids[places[history]])
+                values.append(own[places[history]] * rest)
+                rest *= self.discounts[k] * self.followers[k][history] / self.totals[k][history]
             rests.append(rest)
         p_RV = torch.tensor(rests)[:, None] * self.single_words
         if rows:

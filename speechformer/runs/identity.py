@@ -26,17 +26,18 @@ NOT_IDENTITY = (
     *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
 )
 # Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
-ADDED = {
+ADDED: dict[str, Any] = {
     **{"model.fraction": 1, "model.scaling": "none", "model.factor": 4},
     **{"embedding_dropout": None, "recipe.matrix_lr": None, "architecture.output_bias": "init"},
 }
-WORDS = {"task.tokens": "words", "task.vocab_size": None, "task.min_count": 1, "task.evaluation_tokens": 40000}
-ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, "task.documents": "joined"}}
+WORDS: dict[str, Any] = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": 40000}
+COUNTS = {"unknown_rate": 0, "noise": 0, "ngram": 5, "ngram_targets": 0, "ngram_mixture": "none"}
+ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, **COUNTS, "documents": "joined"}}
 
 
 def added_to(task: str | None) -> dict[str, Any]:
     """Return the keys that runs of a task may lack, with the value that they stand for."""
-    return ADDED | ADDED_TO_TASK.get(task or "", {})
+    return ADDED | {f"task.{key}": value for key, value in ADDED_TO_TASK.get(task or "", {}).items()}
 
 
 def plain_number(value: Any, key: str) -> Any:

@@ -19,24 +19,30 @@ from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, Example, Stream
+from speechformer.data.batches import LONG_STREAM, Batch, Example, Stream
 from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import StreamData, TextSize
 from speechformer.errors import UserError, pick
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
+from speechformer.metrics.mixture import MixturePerplexities
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
+from speechformer.models.mixture import CountsMixture
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
+from speechformer.tasks.distillation import CrossFittedTargets
 from speechformer.tasks.text import TextInputs
+from speechformer.tasks.word_noise import WordNoise
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 HIDDEN = (
     "test_sliding_",
     "test_known_",
     "validation_known_",
+    "test_mixture_known_",
+    "validation_mixture_known_",
     "test_word_",
     "test_bits_",
 )  # metrics that the console does not show in training
@@ -49,6 +55,7 @@ class LanguageModel(Task):
         architecture: the arguments of `Decoder`.
         recipe: the config group.
         separate: whether attention stays within documents, from one <eos> to the next.
+        mixture: the arguments of `CountsMixture`; None for no mixture with counts.
     """
 
     name, metric, mode = "lm", "perplexity", "min"
@@ -64,10 +71,20 @@ class LanguageModel(Task):
     note = "Perplexity per token; lower is better."
     model: Decoder
 
-    def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], separate: bool = False) -> None:
+    def __init__(
+        self,
+        architecture: dict[str, Any],
+        recipe: dict[str, Any],
+        separate: bool = False,
+        mixture: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
         self.separate = separate
+        self.mixture = None if mixture is None else CountsMixture(**mixture)
+        self.noise: WordNoise | None = None
+        self.teacher: CrossFittedTargets | None = None
+        self.mixture_metric: MixturePerplexities | None = None
         self.speakers: list[str] = []
         self.text_sizes: dict[str, TextSize] = {}
         self.model = Decoder(**architecture)
@@ -83,27 +100,46 @@ class LanguageModel(Task):
         pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
         if documents == "separate" and config["model"]["name"] == "rnn":
             raise UserError("model=rnn reads one document after another; set task.documents=joined.")
-        task = cls(cls.architecture_arguments(config, data), config["recipe"], documents == "separate")
-        if config["architecture"]["output_bias"] == "unigram":
-            assert isinstance(data, StreamData)
-            with torch.no_grad():
-                task.model.output.bias.copy_(log_frequencies(data.stream, data.vocab_size))
-        return task
+        arguments = cls.architecture_arguments(config, data), config["recipe"], documents == "separate"
+        return cls(*arguments, mixture_arguments(data))
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
         self.unit = "documents" if isinstance(data, DocumentData) else "lines"
+        if self.hparams["architecture"].get("output_bias") == "unigram":
+            self.model.output.bias.data = log_frequencies(data.stream, data.vocab_size)
+        self.attach_counts(data)
+
+    def attach_counts(self, data: StreamData) -> None:
+        """Count the words of train, for noise, for the targets of training and for the mixture."""
+        own = data.task
+        if not any(own[key] for key in ("unknown_rate", "noise", "ngram_targets")) and self.mixture is None:
+            return
+        assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
+        self.noise = WordNoise(data.stream, data.vocab_size, own["unknown_rate"], own["noise"])
+        stream = self.noise.with_unknown(data.stream, torch.Generator().manual_seed(0))
+        if own["ngram_targets"]:
+            self.teacher = CrossFittedTargets(stream, own["ngram"], data.vocab_size, own["ngram_targets"])
+        if self.mixture is not None:
+            self.mixture.stream.copy_(stream)
+            self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
 
     def metric_name(self, split: str) -> str:
         """Return the name of the main metric; of several test texts it is the mean of their perplexities."""
         return f"{split}_perplexity" + ("_mean" if split == "test" else "")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids, targets = batch["ids"][:, :-1], batch["ids"][:, 1:]
-        hidden, smoothing = self.hidden(self.model, ids).flatten(0, 1), self.recipe["label_smoothing"]
-        loss = next_token_loss(self.model.output.weight, self.model.output.bias, hidden, targets.flatten(), smoothing)
-        self.tokens += ids.numel()
+        ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
+        inputs, targets, output = ids[:, :-1], ids[:, 1:].flatten(), self.model.output
+        if self.noise is not None:
+            inputs = self.noise.inputs(inputs, self.generator)
+        hidden = self.hidden(self.model, inputs).flatten(0, 1)
+        if self.teacher is None:
+            loss = next_token_loss(output.weight, output.bias, hidden, targets, self.recipe["label_smoothing"])
+        else:
+            loss = self.teacher.loss(output.weight, output.bias, hidden, batch["start"], targets)
+        self.tokens += inputs.numel()
         return self.track_loss(loss, batch, batch_idx)
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
@@ -133,6 +169,9 @@ class LanguageModel(Task):
         weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
         loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
         self.measured[f"{split}_{metric}"].update(loss, tokens)
+        if self.mixture_metric is not None and "places" in batch:
+            logs = F.linear(hidden, weight, bias).float().log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+            self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
         if split not in ("validation", "test"):
             return
         is_unknown = targets == UNKNOWN
@@ -144,6 +183,8 @@ class LanguageModel(Task):
 
     def compute_metrics(self) -> dict[str, float]:
         metrics = super().compute_metrics()
+        if self.mixture_metric is not None:
+            metrics |= self.mixture_metric.compute()
         metrics |= per_unit(metrics, self.text_sizes)
         return metrics | means_over_tests(metrics)
 
@@ -179,6 +220,29 @@ class LanguageModel(Task):
         return columns_of(metrics, self.metric_name("test"), self.speakers)
 
 
+def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
+    """Return the arguments of `CountsMixture` for a corpus; None if the model is not mixed with counts.
+
+    Raises:
+        UserError: the settings that count words do not fit the corpus, or the protocol.
+    """
+    own, kinds = data.task, {"none": False, "fixed": False, "context": True}
+    by_context = pick(kinds, own["ngram_mixture"], "task.ngram_mixture")
+    used = [f"task.{key}" for key in ("unknown_rate", "noise", "ngram_targets") if own[key]]
+    used += ["task.ngram_mixture"] * (own["ngram_mixture"] != "none")
+    assert isinstance(data, StreamData)
+    if used and (isinstance(data, DocumentData) or len(data.stream) >= LONG_STREAM):
+        raise UserError(f"{used[0]} counts words in memory, for texts below {LONG_STREAM:,} tokens; remove it.")
+    if own["unknown_rate"] and own["tokens"] != "words":
+        raise UserError("task.unknown_rate needs task.tokens=words: other vocabularies have no unknown words.")
+    if own["ngram_mixture"] == "none":
+        return None
+    if not data.splits.validation:
+        raise UserError("task.ngram_mixture fits its weights on a held-out part; set protocol=clean.")
+    tokens, vocabulary = len(data.stream), data.vocab_size - 1
+    return {"tokens": tokens, "order": own["ngram"], "vocabulary": vocabulary, "by_context": by_context}
+
+
 def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:
     """Return the log of the frequency of each word in train, add-one smoothed, [vocabulary]."""
     counts_V = torch.ones(vocab_size, dtype=torch.float64)
@@ -193,10 +257,11 @@ def columns_of(metrics: dict[str, float | None], main: str, speakers: Sequence[s
     tests = [name for name in metrics if name.startswith(prefix) and name != main]
     order = {f"{prefix}{name}": k for k, name in enumerate(speakers)}  # as in the classification task
     tests.sort(key=lambda name: order.get(name, len(order)))
+    mixed = ["test_mixture_perplexity_mean", "test_mixture_known_perplexity_mean"]
     more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
     if metrics.get("test_unknown_rate_mean"):
         more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
-    return [main, *tests, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+    return [main, *tests, *mixed, *more, "test_sliding_perplexity_mean", "train_perplexity"]
 
 
 def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
@@ -228,6 +293,8 @@ def per_unit(metrics: dict[str, float], sizes: dict[str, TextSize]) -> dict[str,
 def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
     """Return the perplexities of each text, and the mean in contexts of other lengths."""
     columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
+    if metrics.get("test_mixture_perplexity_mean"):
+        columns["with counts"] = "mixture_perplexity"
     if metrics.get("test_unknown_rate_mean"):
         columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
     else:

@@ -1,0 +1,88 @@
+"""A language model mixed with counts.
+
+    p(w | h) = weight_k p_model(w | h) + (1 - weight_k) p_KN(w | h)
+
+k is the number of words at the end of h after which the Kneser-Ney model has counted something: the more it has
+counted, the more it may weigh. The weights maximise the likelihood of a held-out text, by expectation maximisation.
+
+Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from sparse data".
+
+Shapes: R targets, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.models.kneser_ney import KneserNey
+
+STEPS = 500  # of expectation maximisation; the likelihood of two fixed components has one maximum
+
+
+class Counted(NamedTuple):
+    """log p_KN of R targets, in nats, and how many words of their contexts it has counted."""
+
+    logs_R: Tensor
+    matched_R: Tensor
+
+
+class CountsMixture(nn.Module):
+    """A Kneser-Ney model of the training text and the weights of its mixture with a language model.
+
+    Args:
+        tokens: of the training text.
+        order: n of the longest n-gram.
+        vocabulary: the number of words that can occur.
+        by_context: whether there is a weight for each number of matched words, or one.
+    """
+
+    stream: Tensor
+    weights: Tensor
+
+    def __init__(self, tokens: int, order: int, vocabulary: int, by_context: bool) -> None:
+        super().__init__()
+        self.order, self.vocabulary, self.by_context = order, vocabulary, by_context
+        self.register_buffer("stream", torch.zeros(tokens, dtype=torch.int32))
+        self.register_buffer("weights", torch.full((order,), 0.5, dtype=torch.float64))
+
+    @cached_property
+    def kneser_ney(self) -> KneserNey:
+        """The model of counts, fitted when it is first used."""
+        return KneserNey(self.stream.tolist(), self.order, self.vocabulary)
+
+    def count(self, stream: Sequence[int]) -> Counted:
+        """Return what the counts say of every token of a stream but the first."""
+        matched = [self.kneser_ney.matched(context) for context in self.kneser_ney.contexts(stream)]
+        logs = torch.tensor(self.kneser_ney.log_probabilities(stream), dtype=torch.float64)
+        return Counted(logs, torch.tensor(matched))
+
+    def mix(self, logs_R: Tensor, counted: Counted) -> Tensor:
+        """Return log p of the mixture from log p of the model, both of R targets."""
+        weights_R = self.weights.cpu()[counted.matched_R]
+        return torch.logaddexp(logs_R.double() + weights_R.log(), counted.logs_R + torch.log1p(-weights_R))
+
+    def fit(self, logs_R: Tensor, counted: Counted) -> None:
+        """Fit the weights to R targets that neither model was trained on; a weight without a target remains."""
+        groups_R = counted.matched_R if self.by_context else torch.zeros_like(counted.matched_R)
+        model_R, counts_R = logs_R.double().exp(), counted.logs_R.exp()
+        sizes = groups_R.bincount(minlength=self.order)
+        weights = torch.full((self.order,), 0.5, dtype=torch.float64)
+        for _ in range(STEPS):
+            weights_R = weights[groups_R]
+            share_R = weights_R * model_R / (weights_R * model_R + (1 - weights_R) * counts_R)
+            sums = torch.zeros_like(weights).index_add(0, groups_R, share_R)
+            weights = torch.where(sizes > 0, sums / sizes.clamp(min=1), weights)
+        weights = weights if self.by_context else weights[:1].expand(self.order)
+        self.weights.copy_(weights.clamp(1e-6, 1 - 1e-6))
+
+    def forward(self, logits_V: Tensor, context: Sequence[int]) -> Tensor:
+        """Return the logits of the mixture from those of the model after a context, [V]."""
+        matched = self.kneser_ney.matched(context)
+        weight, counts_V = float(self.weights[matched]), torch.zeros(len(logits_V), dtype=torch.float64)
+        counts_V[: self.vocabulary + 1] = self.kneser_ney.distributions([context])[0]
+        return (weight * logits_V.double().softmax(dim=0) + (1 - weight) * counts_V).log().to(logits_V.dtype)

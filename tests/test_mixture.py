@@ -1,0 +1,114 @@
+"""Oracles: the formula of the mixture, a search over all weights, sums to one, and a run measured again by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, compose
+from test_kneser_ney import stream
+
+from speechformer.analysis.continuation import continue_text
+from speechformer.analysis.load import load
+from speechformer.corpora.load import load as load_corpus
+from speechformer.errors import UserError
+from speechformer.models.kneser_ney import KneserNey
+from speechformer.models.mixture import Counted, CountsMixture
+from speechformer.training.build import build_data
+from speechformer.training.run import execute
+
+TRAIN, TEST = stream(600, 12, 0), stream(300, 12, 5)
+
+
+def mixture(by_context: bool) -> CountsMixture:
+    made_of = CountsMixture(len(TRAIN), 3, 14, by_context)
+    made_of.stream.copy_(torch.tensor(TRAIN))
+    return made_of
+
+
+def test_the_mixture_is_its_formula() -> None:
+    """Oracle: weight_k p + (1 - weight_k) p_KN, where k words of the context occur in train, by hand."""
+    model, own = mixture(by_context=True), KneserNey(TRAIN, 3, 14)
+    model.weights.copy_(torch.tensor([0.2, 0.5, 0.9]))
+    counted, logs = model.count(TEST), torch.rand(len(TEST) - 1).log()
+    pairs = set(itertools.pairwise(TRAIN[:-1]))
+    for k, mixed in enumerate(model.mix(logs, counted).tolist(), start=1):
+        context = tuple(TEST[max(0, k - 2) : k])
+        matched = (context in pairs) + 1 if len(context) == 2 else 1
+        assert int(counted.matched_R[k - 1]) == matched
+        weight = (0.2, 0.5, 0.9)[matched]
+        expected = weight * logs[k - 1].exp() + (1 - weight) * own.probability(TEST[k], context)
+        assert math.exp(mixed) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("by_context", [False, True])
+def test_the_weights_are_the_best(by_context: bool) -> None:
+    """Oracle: the likelihood at every weight from 0.001 to 0.999."""
+    torch.manual_seed(0)
+    model = mixture(by_context)
+    counted = Counted(torch.rand(500).double().log(), torch.randint(0, 3, (500,)))
+    logs = torch.rand(500).double().log()
+    model.fit(logs, counted)
+    for k in range(3):
+        rows = counted.matched_R == k if by_context else torch.ones(500, dtype=torch.bool)
+        weights = torch.arange(0.001, 1, 0.001, dtype=torch.float64)
+        p = weights[:, None] * logs[rows].exp() + (1 - weights)[:, None] * counted.logs_R[rows].exp()
+        best = weights[p.log().sum(dim=1).argmax()]
+        assert float(model.weights[k]) == pytest.approx(float(best), abs=0.002)
+
+
+@pytest.mark.parametrize("context", [[], [3], [3, 14], TEST[:7]])
+def test_after_a_context_it_is_a_distribution(context: list[int]) -> None:
+    """Oracle: one word at a time; ids beyond the vocabulary and the padding have what the model alone gives them."""
+    model, logits = mixture(by_context=True), torch.randn(18)
+    model.weights.copy_(torch.tensor([0.2, 0.5, 0.9]))
+    p_V, own = model(logits, context).softmax(dim=0), model.kneser_ney
+    weight = float(model.weights[own.matched(context)])
+    counts = torch.tensor([0.0, *(own.probability(word, tuple(context[-2:])) for word in range(1, 15)), 0, 0, 0])
+    torch.testing.assert_close(p_V, weight * logits.softmax(dim=0) + (1 - weight) * counts)
+    assert float(p_V.sum()) == pytest.approx(1)
+
+
+SETTINGS = [*TINY, "task=lm", "protocol=clean", "trainer.max_steps=20", "eval_interval=10", "recipe.lr=1e-2"]
+
+
+def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> None:
+    """Oracles: the perplexity computed again from the logits of the checkpoint."""
+    result = execute(compose(*SETTINGS, "task.ngram_mixture=context", "task.unknown_rate=0.5"), tmp_path)
+    metrics, run = result["metrics"], load(tmp_path)
+    name = next(iter(result["corpus"]["counts"]["tests"]))
+    data = build_data(result["config"], load_corpus(result["config"]))
+    ids, mixed = data.streams["test", name], run.task.mixture
+    logs = []
+    for start in range(0, len(ids) - 1, 32):
+        inputs = ids[start : min(start + 32, len(ids) - 1)]
+        logs.append(run.model(inputs[None])[0].log_softmax(dim=1).gather(1, ids[start + 1 : start + 33, None])[:, 0])
+    counted = mixed.count(ids.tolist())
+    perplexity = (-mixed.mix(torch.cat(logs), counted).mean()).exp().item()
+    assert metrics[f"test_mixture_perplexity_{name}"] == pytest.approx(perplexity, rel=1e-5)
+    assert perplexity < metrics[f"test_perplexity_{name}"]
+    assert metrics["test_mixture_perplexity_mean"] == pytest.approx(
+        sum(metrics[f"test_mixture_perplexity_{test}"] for test in result["corpus"]["counts"]["tests"])
+        / len(result["corpus"]["counts"]["tests"])
+    )
+    words = list(continue_text(run, "we will", tokens=30))
+    mixed.weights.fill_(1 - 1e-6)  # the model alone
+    assert words != list(continue_text(run, "we will", tokens=30))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["protocol=paper", "task.ngram_mixture=fixed"], "fits its weights on a held-out part; set protocol=clean"),
+        (["task.ngram_mixture=sometimes"], "task.ngram_mixture has no choice 'sometimes'"),
+        (["corpus=stories", "corpus.words=9000", "task.noise=0.1"], "task.noise counts words in memory"),
+        (["task.tokens=bytes", "task.unknown_rate=0.1"], "task.unknown_rate needs task.tokens=words"),
+        (["recipe.optimizer=muon", "model=rnn"], "needs the weight matrices of transformer blocks"),
+    ],
+)
+def test_errors(overrides: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        execute(compose(*SETTINGS, *overrides), tmp_path)
