@@ -1,8 +1,8 @@
 """A ladder: settings added one after another, each compared with the rung below it.
 
 The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose overrides
-it contains, and that has the most of them. Its step is what it adds. Rows that nothing stands on, and that are not the
-top, are branches: what was tried and left.
+it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder; other rows are
+branches beside it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def rungs(table: Table) -> list[Rung]:
 
 
 def steps_table(table: Table, metrics: Sequence[str]) -> Markdown:
-    """Return the rungs with their metrics and the difference to the rung below; the first metric is the one chosen on."""
+    """Return the rungs with their metrics and the difference of each to the rung below."""
     rows: list[list[Any]] = []
     for rung in rungs(table):
         name = lines([code(word) for word in rung.step]) if rung.step else Markdown("the first rung")
