@@ -1,8 +1,8 @@
 """A ladder: settings added one after another, each compared with the rung below it.
 
-The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose overrides
-it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder; other rows are
-branches beside it.
+The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose
+overrides it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder; the
+other rows are branches beside it.
 """
 
 from __future__ import annotations
