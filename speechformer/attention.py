@@ -1,20 +1,25 @@
 """Draw the attention weights of every layer and head: `python -m speechformer.attention RUN "sentence"`.
 
 The command writes one PNG for each part of the model and one HTML page that needs no network. It prints a sanity
-check of the weights and a line for each head. With `--beside RUN ...` the page compares several runs.
+check of the weights and a line for each head. With `--beside RUN ...` the page compares several runs. The page is
+that of `python -m speechformer.play`, opened on the sentence; models that it does not compute get a static one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from speechformer import console
+from speechformer.analysis import play_page
 from speechformer.analysis.attention_maps import AttentionMap, Check, check_maps, draw
 from speechformer.analysis.attention_page import render_page
 from speechformer.analysis.command_line import load_run, read_sentences, run_parser
+from speechformer.analysis.fonts import not_drawn
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError, fail, run_command
@@ -67,12 +72,29 @@ def examine(run: TrainedRun, text: str) -> tuple[list[AttentionMap], list[str], 
 def save_pictures(titles: Sequence[str], maps: Sequence[Sequence[AttentionMap]], output: OutputFolder) -> None:
     """Write a PNG for each map of each run; several runs share one colour scale."""
     several = len(maps) > 1
+    if letters := not_drawn(token for parts in maps for part in parts for token in (*part.queries, *part.keys)):
+        console.say(f"The pictures have boxes for {letters}: install a font with them, such as Noto Sans CJK.")
     scale = max(float(part.weights.max()) for parts in maps for part in parts) if several else None
     for number, (title, parts) in enumerate(zip(titles, maps), start=1):
         for part in parts:
             path = output.file(f"{f'{number}_' if several else ''}{part.name}.png")
             draw(part, title, scale).save(path)
             console.say(str(path))
+
+
+def folder_name(text: str) -> str:
+    """Return a name for the folder of a sentence: its first words, and six digits of its sha256."""
+    words = "-".join(re.findall(r"[a-z0-9]+", text.lower()))[:40].strip("-")
+    return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+
+
+def live_page(runs: Sequence[TrainedRun], text: str) -> str | None:
+    """Return the page on which the runs are live, opened on a sentence; None if it cannot compute one of them."""
+    try:
+        content, _ = play_page.export_runs(runs, alone=True)
+    except UserError:
+        return None
+    return play_page.render_page(content, text)
 
 
 def attention(arguments: argparse.Namespace) -> None:
@@ -102,10 +124,14 @@ def attention(arguments: argparse.Namespace) -> None:
         f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
         for label, run in zip(models, runs)
     ]
-    output = OutputFolder(arguments.output or Path("outputs/attention") / runs[0].directory.resolve().name)
-    save_pictures([f"{runs[0].task.name}, model={label}" for label in labels], maps, output)
+    default = Path("outputs/attention") / runs[0].directory.resolve().name / folder_name(texts[0])
+    output = OutputFolder(arguments.output or default)
     page = output.file("attention.html")
-    page.write_text(render_page(texts[0], list(zip(labels, maps, notes))), encoding="utf-8")
+    if arguments.output and page.exists():
+        console.say(f"The maps that were in {arguments.output} are replaced.")
+    save_pictures([f"{runs[0].task.name}, model={label}" for label in labels], maps, output)
+    content = live_page(runs, texts[0]) or render_page(texts[0], list(zip(labels, maps, notes)))
+    page.write_text(content, encoding="utf-8")
     console.say(str(page))
     if not all(passed):
         fail("the weights are not valid attention weights; see FAIL above.")
@@ -114,7 +140,7 @@ def attention(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command line."""
     about = "Draw the attention weights of every layer and head, as PNG and HTML; check them."
-    folder = "folder to write to (default: outputs/attention/NAME_OF_RUN)"
+    folder = "folder to write to (default: outputs/attention/NAME_OF_RUN/SENTENCE)"
     parser = run_parser("attention", about)
     parser.add_argument("text", nargs="*", help="one sentence (default: a line of standard input)")
     parser.add_argument(

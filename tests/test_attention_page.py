@@ -18,6 +18,7 @@ from conftest import TINY, compose, opened
 from PIL import Image
 
 from speechformer import attention
+from speechformer.analysis import fonts
 from speechformer.analysis.attention_maps import AttentionMap, Check
 from speechformer.analysis.attention_page import TEMPLATE, encode_weights, render_page
 from speechformer.analysis.load import load
@@ -55,8 +56,9 @@ def test_pictures_and_page_of_each_task(
         assert "FAIL" not in said and said.count("pass") >= 2
         for name in names:
             assert min(Image.open(folder / f"{name}.png").size) > 100
-        (shown,) = content_of(folder / "attention.html")["runs"]
-        assert [part["name"] for part in shown["maps"]] == names
+        page = content_of(folder / "attention.html")
+        (shown,) = page["runs"]
+        assert [*shown["model"]["parts"]] == names[:2] and page["text"] == SENTENCE and len(shown["checkpoints"]) == 1
     assert "translated: " in said
 
 
@@ -221,3 +223,48 @@ def test_a_browser_executes_no_word(browser: Any, tmp_path: Path) -> None:
     shown, said = opened(browser, tmp_path / "page.html")
     shown.locator(".words span").first.hover()
     assert shown.title() == "Attention" and shown.text_content("#text") == HARMFUL and said == []
+
+
+def test_each_sentence_has_a_folder_and_a_named_one_says_what_it_replaces(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in (SENTENCE, "The harbours!", "日本"):
+        monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), text])
+        main()
+    folders = (tmp_path / "outputs" / "attention" / a_classifier.name).iterdir()
+    names = sorted(re.sub("-?[0-9a-f]{6}$", "", folder.name) for folder in folders)
+    assert names == ["", "the-harbours", "we-will-mend-the-harbours-my-friend"]
+    assert "replaced" not in capsys.readouterr().out
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", "own"])
+        main()
+    assert "The maps that were in own are replaced." in capsys.readouterr().out
+
+
+def test_a_masked_cell_of_the_static_page_says_so(browser: Any, a_language_model: Path, tmp_path: Path) -> None:
+    maps = load(a_language_model).attention(SENTENCE)
+    (tmp_path / "page.html").write_text(render_page(SENTENCE, [("one", maps, [])]), encoding="utf-8")
+    shown, said = opened(browser, tmp_path / "page.html")
+    shown.locator(".words").nth(1).locator("span").nth(1).hover()
+    shown.locator(".words").nth(0).locator("span").nth(3).hover()
+    assert shown.text_content(".cell") == "will → the: masked" and said == []
+
+
+def test_pictures_take_a_font_that_has_the_characters(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Oracle: the character map of each font. Without any, the command names the characters."""
+    stix = fonts.default_path().replace("DejaVuSans.ttf", "STIXNonUni.ttf")
+    own = fonts.characters(stix) - fonts.characters(fonts.default_path())
+    letter = chr(max(own))
+    monkeypatch.setattr(fonts, "installed", lambda: [stix])
+    fonts.path_for.cache_clear()
+    assert fonts.path_for(f"a{letter}") == stix and fonts.path_for("é—") == fonts.default_path()
+    assert fonts.not_drawn(["a", letter]) == ""
+    monkeypatch.setattr(fonts, "installed", list)
+    fonts.path_for.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), "We 日本", "--output", str(tmp_path / "own")])
+    main()
+    assert "The pictures have boxes for 日本: install a font with them" in capsys.readouterr().out
+    fonts.path_for.cache_clear()

@@ -178,6 +178,7 @@ def test_a_command_does_what_it_says(
     shutil.copytree(request.getfixturevalue("texts"), "TEXTS")
     shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr("webbrowser.open", lambda url: True)  # `play`
     if words[0] == "speechformer.corpora.sample":
         words[1] = "new"
     importlib.import_module(main_of(words[0])).main()

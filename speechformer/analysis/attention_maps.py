@@ -12,20 +12,18 @@ Shapes: L layers, N heads, T queries, S keys.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
+from speechformer.analysis.fonts import font
 from speechformer.corpora.special_tokens import PAD
 from speechformer.layers.attention import attention_mask
 
@@ -154,17 +152,9 @@ BLUES = [(247, 251, 255), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 
 TOP, GAP, HEADER = 66, 18, 36  # pixels above the first row of panels, between columns, and above each panel
 
 
-@functools.cache
-def font(size: int) -> Any:
-    """Load the font that matplotlib ships."""
-    spec = importlib.util.find_spec("matplotlib")
-    folder = Path((spec.submodule_search_locations or [""])[0] if spec else "")
-    return ImageFont.truetype(str(folder / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
-
-
 def text_width(text: str, size: int) -> int:
     """Return the width of a text in pixels."""
-    return int(font(size).getlength(text))
+    return int(font(size, text).getlength(text))
 
 
 def colours(values: Any) -> Any:
@@ -198,7 +188,7 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
     width = max(left + N * column + 10, 480, text_width(title, 17) + 20, text_width(caption, 13) + 20)
     image = Image.new("RGB", (width, TOP + L * row_height + bottom + 56), PAPER)
     pen = ImageDraw.Draw(image)
-    pen.text((10, 10), title, font=font(17), fill=INK)
+    pen.text((10, 10), title, font=font(17, title), fill=INK)
     pen.text((10, 36), caption, font=font(13), fill=MUTED)
     scale = max(float(weights.max()) if scale is None else scale, 1e-9)
     pixels = colours((weights / scale).clamp(0, 1).nan_to_num(0).numpy())
@@ -233,14 +223,14 @@ def draw_queries(image: Image.Image, names: Sequence[str], x: int, y: int, cell:
     """Write the queries to the left of a panel; only every second, third, ... if cells are smaller than the font."""
     pen = ImageDraw.Draw(image)
     for i in range(0, len(names), -(-size // cell)):
-        pen.text((x - 5, y + i * cell + cell // 2), names[i], font=font(size), fill=INK, anchor="rm")
+        pen.text((x - 5, y + i * cell + cell // 2), names[i], font=font(size, names[i]), fill=INK, anchor="rm")
 
 
 def draw_keys(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
     """Write the keys below a panel, from bottom to top, as `draw_queries` does the queries."""
     for j in range(0, len(names), -(-size // cell)):
         text = Image.new("RGB", (1 + text_width(names[j], size), size + 4), PAPER)
-        ImageDraw.Draw(text).text((0, 0), names[j], font=font(size), fill=INK)
+        ImageDraw.Draw(text).text((0, 0), names[j], font=font(size, names[j]), fill=INK)
         image.paste(text.rotate(90, expand=True), (x + j * cell + (cell - size) // 2 - 1, y + 4))
 
 

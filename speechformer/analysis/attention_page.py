@@ -15,6 +15,7 @@ from torch import Tensor
 from speechformer.analysis.attention_maps import CAPTIONS, AttentionMap
 
 TEMPLATE = Path(__file__).with_name("attention.html")
+STYLE = Path(__file__).with_name("play") / "page.css"  # that of the live page
 
 
 def encode_weights(weights: Tensor) -> str:
@@ -59,4 +60,5 @@ def render_page(text: str, runs: Sequence[tuple[str, Sequence[AttentionMap], Seq
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.rpartition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return template.replace("__SHA256__", digest).replace("__CONTENT__", data)
+    style = STYLE.read_text(encoding="utf-8")
+    return template.replace("__STYLE__", style, 1).replace("__SHA256__", digest, 1).replace("__CONTENT__", data, 1)

@@ -1,0 +1,676 @@
+// The controls of a panel, the keyboard, the address that keeps sentence and settings, and the start of the page.
+
+const number = (value, digits = 3) => Number(value.toPrecision(digits));
+const memberOf = (panel, ...names) => runOf(panel).model.positions.members.find((own) => names.includes(own.name));
+const hasPosition = (panel) => runOf(panel).model.positions.members.some((own) => own.name !== "nope");
+
+// A slider or the like: `get` and `set` of the panel's change, and the value as trained beside it.
+function control(panel, { name, title, input, show, trained, read, write, group = name, now }) {
+  const output = el("span", { class: "now" }),
+    small = el("small"),
+    label = el("span", {}, title);
+  const box = el("label", { class: "control" }, el("span", { class: "row" }, label, output), input, small);
+  const refresh = () => {
+    const isOwn = now() !== trained;
+    write(now());
+    output.textContent = show(now());
+    box.classList.toggle("changed", isOwn);
+    small.textContent = isOwn
+      ? [`trained ${show(trained)}`, effectText(panel, group)].filter(Boolean).join("; ")
+      : `as trained`;
+  };
+  input.addEventListener("input", () => {
+    read();
+    update(input.type !== "range", panel);
+  });
+  panel.place.controls.push({ refresh });
+  return box;
+}
+
+function slider(
+  panel,
+  { name, title, low, high, step, trained, get, set, show = String, from = (v) => v, to = (v) => v, group },
+) {
+  const input = el("input", { type: "range", min: low, max: high, step, "aria-label": title });
+  const now = () => get() ?? trained;
+  return control(panel, {
+    name,
+    title,
+    input,
+    show,
+    trained,
+    group,
+    now,
+    read: () => {
+      const value = from(Number(input.value));
+      set(Math.abs(value - trained) < 1e-9 * Math.abs(trained) + 1e-12 ? null : value);
+    },
+    write: (value) => {
+      if (document.activeElement !== input || Math.abs(from(Number(input.value)) - value) > 1e-6)
+        input.value = to(value);
+      input.setAttribute("aria-valuetext", show(value));
+    },
+  });
+}
+
+function settingsOf(panel) {
+  const boxes = [],
+    change = () => panel.change,
+    alibi = memberOf(panel, "alibi"),
+    rope = memberOf(panel, "rope", "xpos");
+  const other = memberOf(panel, "relative", "kerple", "fire");
+  if (alibi) {
+    const get = (name) =>
+      modelOf(panel).tensors.get(`${Object.keys(runOf(panel).model.parts)[0]}.${alibi.prefix}${name}`);
+    const own = slopesOf({ ...alibi, scale: 1 }, get, UNCHANGED);
+    if (runOf(panel).model.positions.members.length === 1)
+      panel.place.slopes = (change) => (change.off ? own.map(() => 0) : slopesOf(alibi, get, change));
+    boxes.push(
+      el("h3", {}, "ALiBi: what distance costs"),
+      el("p", { class: "formula" }, "q·k/√H − scale·slope·|i−j|"),
+      slider(panel, {
+        name: "scale",
+        title: "Scale of all slopes",
+        low: 0,
+        high: Math.max(8, 2 * alibi.scale),
+        step: 0.05,
+        trained: alibi.scale,
+        show: (v) => String(number(v)),
+        get: () => change().scale,
+        set: (value) => {
+          panel.change.scale = value;
+        },
+      }),
+    );
+    own.forEach((slope, n) =>
+      boxes.push(
+        slider(panel, {
+          name: `slope${n}`,
+          group: "slopes",
+          title: `Slope of head ${n + 1}`,
+          low: -13,
+          high: 2,
+          step: 0.01,
+          trained: slope,
+          show: (v) => (v === 0 ? "0" : v < 0.01 ? v.toPrecision(2) : v.toFixed(3)),
+          get: () => change().slopes?.[n] ?? null,
+          from: (v) => (v <= -13 ? 0 : 2 ** v),
+          to: (v) => (v === 0 ? -13 : Math.log2(v)),
+          set: (value) => {
+            const all = own.map((_, k) => (k === n ? value : (panel.change.slopes?.[k] ?? null)));
+            panel.change.slopes = all.some((v) => v !== null) ? all : null;
+          },
+        }),
+      ),
+    );
+  }
+  if (rope)
+    boxes.push(
+      el("h3", {}, rope.name === "rope" ? "RoPE: how fast pairs turn" : "xPos: how fast pairs turn"),
+      el("p", { class: "formula" }, "angle of pair d at position i = i × base^(−2d/R)"),
+      slider(panel, {
+        name: "base",
+        title: "Base",
+        low: 0.5,
+        high: 6,
+        step: 0.01,
+        trained: rope.base,
+        show: (v) => Math.round(v).toLocaleString("en"),
+        get: () => change().base,
+        set: (value) => {
+          panel.change.base = value;
+        },
+        from: (v) => 10 ** v,
+        to: Math.log10,
+      }),
+    );
+  if (other)
+    boxes.push(
+      el("h3", {}, `${{ relative: "T5's bias", kerple: "KERPLE", fire: "FIRE" }[other.name]}: what distance adds`),
+      slider(panel, {
+        name: "strength",
+        title: "Factor on the bias",
+        low: 0,
+        high: 4,
+        step: 0.05,
+        trained: 1,
+        show: (v) => `× ${number(v)}`,
+        get: () => change().strength,
+        set: (value) => {
+          panel.change.strength = value;
+        },
+      }),
+    );
+  if (alibi || other) {
+    const canvas = el("canvas", { role: "img", "aria-label": "Bias by distance, a line for each head" });
+    boxes.push(
+      canvas,
+      el(
+        "p",
+        { class: "note", style: "margin:0 0 10px" },
+        "Bias by distance; this head in orange, dashed as trained",
+      ),
+    );
+    panel.place.drawBias = () => renderBias(panel, canvas, alibi ?? other);
+  }
+  if (hasPosition(panel)) boxes.push(offControl(panel));
+  boxes.push(...patternControls(panel));
+  if (taskOf(panel) === "lm") boxes.push(el("h3", {}, "Continue the text"), temperatureControl(panel));
+  return boxes;
+}
+
+// The bias of each head by distance, now and as trained.
+function renderBias(panel, canvas, spec) {
+  if (!panel.result || !canvas.parentElement) return;
+  const part = Object.keys(runOf(panel).model.parts)[0],
+    get = (name) => modelOf(panel).tensors.get(`${part}.${spec.prefix}${name}`);
+  const T = Math.max(12, panel.result.states.T),
+    N = runOf(panel).model.parts[part].heads;
+  const curves = (change) => {
+    const own = change.off ? {} : POSITIONS[spec.name](spec, get, change);
+    return Array.from({ length: N }, (_, n) =>
+      Array.from({ length: T }, (_, d) => (own.bias ? (change.strength ?? 1) * own.bias(n, d, 0) : 0)),
+    );
+  };
+  drawBias(canvas, {
+    now: curves(panel.change),
+    trained: curves(UNCHANGED),
+    head: panel.head,
+    T,
+    width: clamp(canvas.parentElement.clientWidth, 180, 300),
+  });
+}
+
+function offControl(panel) {
+  const input = el("input", { type: "checkbox" });
+  const box = el(
+    "label",
+    { class: "control" },
+    el("span", { class: "row" }, el("span", {}, input, " Position off"), el("span", { class: "now" })),
+    el("small"),
+  );
+  panel.place.controls.push({
+    refresh: () => {
+      input.checked = panel.change.off;
+      box.classList.toggle("changed", panel.change.off);
+      box.querySelector("small").textContent = panel.change.off
+        ? ["trained on", effectText(panel, "off")].filter(Boolean).join("; ")
+        : taskOf(panel) === "classify"
+          ? "Without it no order of words is known."
+          : "Without it the causal mask alone tells order.";
+    },
+  });
+  input.onchange = () => {
+    panel.change.off = input.checked;
+    update(true, panel);
+  };
+  return box;
+}
+
+const optionsOf = ({ name, ...options }) =>
+  [name, ...Object.entries(options).map(([key, value]) => `${key} ${value}`)].join(", ");
+
+// Which keys a query may attend to: a pattern for all layers, with its options.
+function patternControls(panel) {
+  const trained = runOf(panel).model.patterns,
+    mixed = trained.some((own) => JSON.stringify(own) !== JSON.stringify(trained[0]));
+  const usual = mixed ? "by layer" : optionsOf(trained[0]),
+    select = el("select", { "aria-label": "Attention pattern" }, el("option", { value: "" }, `as trained: ${usual}`));
+  for (const name of Object.keys(content.patterns))
+    if (mixed || name !== trained[0].name || Object.keys(content.patterns[name]).length)
+      select.append(el("option", { value: name }, name));
+  const small = el("small"),
+    options = el("div"),
+    box = el("div", { class: "control" }, select, small);
+  const draw = () => {
+    const { pattern } = panel.change,
+      wanted = pattern ? Object.keys(content.patterns[pattern.name]).join() : "";
+    if (options.dataset.shown === wanted + pattern?.name) return;
+    options.dataset.shown = wanted + pattern?.name;
+    options.replaceChildren(
+      ...(pattern ? Object.keys(content.patterns[pattern.name]) : []).map((key) => {
+        const input = el("input", {
+          type: "range",
+          min: key === "window" || key === "block" || key === "stride" || key === "dilation" ? 1 : 0,
+          max: key === "seed" ? 20 : 16,
+          step: 1,
+          "aria-label": key,
+        });
+        const output = el("span", { class: "now" }),
+          row = el(
+            "label",
+            { class: "control", "data-option": key },
+            el("span", { class: "row" }, el("span", {}, key), output),
+            input,
+          );
+        const show = () => {
+          input.value = panel.change.pattern[key];
+          output.textContent = panel.change.pattern[key];
+        };
+        input.addEventListener("input", () => {
+          panel.change.pattern = { ...panel.change.pattern, [key]: Number(input.value) };
+          show();
+          update(false, panel);
+        });
+        show();
+        return row;
+      }),
+    );
+  };
+  select.onchange = () => {
+    panel.change.pattern = select.value ? { name: select.value, ...content.patterns[select.value] } : null;
+    update(true, panel);
+  };
+  panel.place.controls.push({
+    refresh: () => {
+      const { pattern } = panel.change;
+      select.value = pattern?.name ?? "";
+      box.classList.toggle("changed", Boolean(pattern));
+      small.textContent = pattern
+        ? [`trained ${usual}`, effectText(panel, "pattern")].filter(Boolean).join("; ")
+        : "Which keys each query may attend to";
+      draw();
+    },
+  });
+  return [el("h3", {}, "Attention pattern"), box, options];
+}
+
+function temperatureControl(panel) {
+  const input = el("input", { type: "range", min: 0, max: 2, step: 0.05, "aria-label": "Temperature" }),
+    output = el("span", { class: "now" });
+  input.addEventListener("input", () => {
+    state.temperature = Number(input.value);
+    for (const own of state.panels) follow(restart(own));
+    remember();
+  });
+  panel.place.controls.push({
+    refresh: () => {
+      input.value = state.temperature;
+      output.textContent = String(state.temperature);
+    },
+  });
+  const again = el(
+    "button",
+    {
+      onclick: () => {
+        state.seed += 1;
+        for (const own of state.panels) follow(restart(own));
+        remember();
+      },
+    },
+    "Sample again",
+  );
+  return el(
+    "div",
+    { class: "control" },
+    el("span", { class: "row" }, el("span", {}, "Temperature"), output),
+    input,
+    el("small", {}, "0 takes the most probable word each time"),
+    again,
+  );
+}
+
+function restart(panel) {
+  panel.round = ++view.round;
+  panel.table = null;
+  renderEffects(panel);
+  return panel;
+}
+
+function swapRun(panel, run) {
+  Object.assign(panel, newPanel(run));
+  rebuild();
+}
+
+function rebuild() {
+  $("panels").replaceChildren(...state.panels.map(buildPanel));
+  $("panels").classList.toggle("two", state.panels.length > 1);
+  $("compare").setAttribute("aria-pressed", String(state.panels.length > 1));
+  drawLegends();
+  suggest();
+  update();
+}
+
+function drawLegends() {
+  for (const { place } of state.panels) {
+    place.legend.width = 120;
+    place.legend.height = 1;
+    const pen = place.legend.getContext("2d");
+    for (let k = 0; k < 120; k++) {
+      pen.fillStyle = colourOf(k / 119);
+      pen.fillRect(k, 0, 1, 1);
+    }
+  }
+}
+
+// Pointing and keys
+
+function cellAt(event, { left, top, cell, T, S }) {
+  const box = event.currentTarget.getBoundingClientRect();
+  const j = Math.floor((event.clientX - box.left - left) / cell),
+    i = Math.floor((event.clientY - box.top - top) / cell);
+  return [clamp(i, 0, T - 1), j < 0 || j >= S ? null : j];
+}
+
+// Whether the pointer has moved: browsers also send events when the page moves under a resting pointer.
+function hasMoved(event) {
+  const same = view.pointer && view.pointer[0] === event.screenX && view.pointer[1] === event.screenY;
+  view.pointer = [event.screenX, event.screenY];
+  return !same;
+}
+
+function listenToMap(panel) {
+  const { map, lines } = panel.place;
+  map.onmousemove = (event) => hasMoved(event) && point(...cellAt(event, panel.place.geometry));
+  map.onclick = (event) => point(...cellAt(event, panel.place.geometry), true);
+  lines.onmousemove = lines.onclick = (event) => {
+    if (event.type === "mousemove" && !hasMoved(event)) return;
+    const { row, top, T } = panel.place.lineGeometry,
+      i = clamp(Math.floor((event.clientY - lines.getBoundingClientRect().top - top) / row), 0, T - 1);
+    point(i, state.key, event.type === "click");
+  };
+  map.onkeydown = (event) => {
+    const { T, S } = layerOf(panel),
+      [queries, keys] = tokensOf(panel, partOf(panel)),
+      { query, key } = selected(panel, queries, keys);
+    const moves = {
+      ArrowUp: [-1, 0],
+      ArrowDown: [1, 0],
+      ArrowLeft: [0, -1],
+      ArrowRight: [0, 1],
+      Home: [-T, -S],
+      End: [T, S],
+    }[event.key];
+    if (moves) {
+      const j = key !== null ? key + moves[1] : Math.abs(moves[1]) > 1 ? moves[1] : query; // at first the diagonal
+      state.query = clamp(query + moves[0], 0, T - 1);
+      state.key = clamp(j, 0, S - 1);
+      for (const own of state.panels)
+        if (own.result) {
+          renderMaps(own);
+          renderSteps(own);
+        }
+      remember();
+    } else if (event.key === "Enter" || event.key === " ") point(query, key, true);
+    else if (event.key === "PageDown" || event.key === "PageUp") moveHead(panel, event.key === "PageDown" ? 1 : -1);
+    else if (event.key.toLowerCase() === "o") toggleHead(panel, partOf(panel), panel.layer, panel.head);
+    else return;
+    event.preventDefault();
+  };
+}
+
+function moveHead(panel, step) {
+  const layers = panel.result.parts[partOf(panel)],
+    N = layers[0].N,
+    next = clamp(panel.layer * N + panel.head + step, 0, layers.length * N - 1);
+  chooseHead(panel, Math.floor(next / N), next % N);
+}
+
+function listenToStrip(panel) {
+  const { strip } = panel.place;
+  const chosen = (event) => event.target.closest(".chip")?.dataset;
+  const place = ({ token, kind }) =>
+    partOf(panel) === "cross" && kind === "key"
+      ? [selected(panel, ...tokensOf(panel, "cross")).query, Number(token)]
+      : [Number(token), state.key];
+  strip.onmouseover = (event) => {
+    const own = chosen(event);
+    if (own && hasMoved(event)) point(...place(own));
+  };
+  strip.onclick = (event) => {
+    const own = chosen(event);
+    if (own) point(...place(own), true);
+  };
+  strip.onkeydown = (event) => {
+    const own = chosen(event),
+      step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!own || !step) return;
+    event.preventDefault();
+    const [query, key] = place({ ...own, token: Math.max(0, Number(own.token) + step) });
+    Object.assign(state, { query, key });
+    for (const other of state.panels)
+      if (other.result) {
+        renderMaps(other);
+        renderSteps(other);
+      }
+    remember();
+  };
+}
+
+// The address: sentence and settings in its fragment, for links
+
+function addressOf() {
+  const query = new URLSearchParams({ text: state.text });
+  if (state.query !== null) query.set("query", state.query);
+  if (state.key !== null) query.set("key", state.key);
+  if (state.pinned) query.set("pinned", "1");
+  if (state.theme) query.set("theme", state.theme);
+  if (state.temperature !== 1) query.set("temperature", state.temperature);
+  if (state.seed !== 1) query.set("seed", state.seed);
+  state.panels.forEach((panel, k) => {
+    const { change } = panel,
+      prefix = "ab"[k] + ".",
+      set = (name, value) => query.set(prefix + name, value);
+    if (k || panel.run) set("run", panel.run);
+    if (panel.checkpoint !== runOf(panel).chosen) set("checkpoint", panel.checkpoint);
+    if (panel.part) set("part", panel.part);
+    set("layer", panel.layer + 1);
+    set("head", panel.head + 1);
+    if (change.off) set("off", 1);
+    for (const name of ["scale", "base", "strength"]) if (change[name] !== null) set(name, change[name]);
+    if (change.slopes) set("slopes", change.slopes.map((slope) => slope ?? "").join("_"));
+    if (change.pattern)
+      set(
+        "pattern",
+        [
+          change.pattern.name,
+          ...Object.entries(change.pattern)
+            .filter(([key]) => key !== "name")
+            .map(([key, value]) => `${key}=${value}`),
+        ].join("_"),
+      );
+    if (change.heads.length) set("heads", change.heads.join("_"));
+  });
+  return "#" + query;
+}
+
+// Browsers allow few changes of the address a second.
+function remember() {
+  if (view.address) return;
+  view.address = setTimeout(() => {
+    view.address = null;
+    try {
+      history.replaceState(null, "", addressOf());
+    } catch {
+      /* an embedded page may have no address */
+    }
+  }, 200);
+}
+
+function readAddress() {
+  const query = new URLSearchParams(location.hash.slice(1)),
+    numeric = (name, low, high) => {
+      const value = Number(query.get(name));
+      return query.get(name) !== null && query.get(name) !== "" && Number.isFinite(value)
+        ? clamp(value, low, high)
+        : null;
+    };
+  const whole = (name, low, high) => {
+    const value = numeric(name, low, high);
+    return value === null ? null : Math.round(value);
+  };
+  if (query.get("text") !== null) state.text = query.get("text");
+  state.query = whole("query", 0, 1000);
+  state.key = whole("key", 0, 1000);
+  state.pinned = query.get("pinned") === "1";
+  state.theme = ["light", "dark"].includes(query.get("theme")) ? query.get("theme") : null;
+  state.temperature = numeric("temperature", 0, 2) ?? 1;
+  state.seed = whole("seed", 1, 2 ** 31) ?? 1;
+  const single = whole("layer", 1, 1000),
+    prefixes = [
+      "a.",
+      ...(query.get("b.run") !== null ? ["b."] : content.runs.length > 1 && !location.hash ? ["b."] : []),
+    ];
+  state.panels = prefixes.map((prefix, k) => {
+    const panel = newPanel(whole(prefix + "run", 0, content.runs.length - 1) ?? Math.min(k, content.runs.length - 1)),
+      change = panel.change;
+    panel.checkpoint = whole(prefix + "checkpoint", 0, runOf(panel).checkpoints.length - 1) ?? panel.checkpoint;
+    panel.part = ["cross", "encoder", "decoder"].includes(query.get(prefix + "part"))
+      ? query.get(prefix + "part")
+      : null;
+    panel.layer = (whole(prefix + "layer", 1, 1000) ?? single ?? 1) - 1;
+    panel.head = (whole(prefix + "head", 1, 1000) ?? whole("head", 1, 1000) ?? 1) - 1;
+    change.off = query.get(prefix + "off") === "1";
+    change.scale = numeric(prefix + "scale", 0, 1000);
+    change.base = numeric(prefix + "base", 1.01, 1e9);
+    change.strength = numeric(prefix + "strength", 0, 100);
+    const slopes = query
+      .get(prefix + "slopes")
+      ?.split("_")
+      .map((slope) => (slope === "" || !Number.isFinite(Number(slope)) ? null : Number(slope)));
+    if (slopes?.some((slope) => slope !== null)) change.slopes = slopes;
+    const [name, ...options] = (query.get(prefix + "pattern") ?? "").split("_");
+    if (Object.hasOwn(content.patterns, name)) {
+      change.pattern = { name, ...content.patterns[name] };
+      for (const [key, value] of options.map((option) => option.split("=")))
+        if (key !== "name" && Object.hasOwn(change.pattern, key) && /^\d{1,3}$/.test(value))
+          change.pattern[key] = Math.max(["tokens", "links", "seed"].includes(key) ? 0 : 1, Number(value));
+    }
+    change.heads = (query.get(prefix + "heads") ?? "")
+      .split("_")
+      .filter((own) => /^(encoder|decoder|cross)\.\d+\.\d+$/.test(own))
+      .sort();
+    return panel;
+  });
+}
+
+// What a newcomer may try, as buttons
+
+function suggest() {
+  const panel = state.panels[0],
+    alibi = memberOf(panel, "alibi"),
+    rope = memberOf(panel, "rope", "xpos"),
+    own = [];
+  const set = (change) => () => {
+    panel.change = { ...untouched(), ...change };
+    update(true, panel);
+  };
+  if (alibi)
+    own.push(
+      ["forget distance: ALiBi's scale 0", set({ scale: 0 })],
+      ["let distance cost eight times more: scale 8", set({ scale: 8 })],
+    );
+  if (rope) own.push(["turn faster: RoPE's base 10", set({ base: 10 })]);
+  if (hasPosition(panel)) own.push(["switch position off", set({ off: true })]);
+  own.push(
+    ["see only 3 words: pattern window", set({ pattern: { name: "window", ...content.patterns.window, window: 3 } })],
+    ["as trained", set({})],
+  );
+  const items = own.flatMap(([text, run], k) => [k ? " · " : "", el("button", { onclick: run }, text)]);
+  $("try").replaceChildren("Try: ", ...items, state.panels.length > 1 ? " (on the left)" : "");
+}
+
+// Start
+
+function useTheme() {
+  const theme = state.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.documentElement.dataset.theme = theme;
+  $("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  usePalette(theme);
+}
+
+function redraw() {
+  drawLegends();
+  for (const panel of state.panels) if (panel.result) renderPanel(panel, null);
+}
+
+function typed(text) {
+  state.text = text;
+  state.pinned = false;
+  state.query = state.key = null;
+  update();
+}
+
+function start() {
+  readAddress();
+  useTheme();
+  const tasks = {
+    classify: "It says who would say a sentence.",
+    lm: "It says which word comes next.",
+    translate: "It translates.",
+  };
+  $("lead").textContent =
+    `A trained model runs in this page; nothing leaves your computer. ${[...new Set(content.runs.map((run) => tasks[run.model.task]))].join(" ")} ` +
+    "Type, and see which words each word attends to. Then change the model, and see what follows.";
+  $("sentence").value = state.text;
+  $("sentence").oninput = (event) => typed(event.target.value);
+  $("repeat").onclick = () => {
+    $("sentence").value = `${state.text} ${state.text}`;
+    typed($("sentence").value);
+  };
+  $("compare").onclick = () => {
+    state.panels =
+      state.panels.length < MOST
+        ? [state.panels[0], newPanel((state.panels[0].run + 1) % content.runs.length)]
+        : [state.panels[0]];
+    rebuild();
+  };
+  $("theme").onclick = () => {
+    state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    useTheme();
+    redraw();
+    remember();
+  };
+  $("share").onclick = async () => {
+    history.replaceState(null, "", addressOf());
+    let copied = true;
+    try {
+      await navigator.clipboard.writeText(location.href);
+    } catch {
+      copied = false;
+    }
+    $("share").textContent = copied ? "Copied" : "It is in the address bar";
+    setTimeout(() => {
+      $("share").textContent = "Copy link";
+    }, 1500);
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && state.pinned) {
+      state.pinned = false;
+      redraw();
+      remember();
+    }
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    useTheme();
+    redraw();
+  });
+  addEventListener("hashchange", () => {
+    readAddress();
+    useTheme();
+    $("sentence").value = state.text;
+    rebuild();
+  });
+  let resized = null;
+  addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(redraw, 60);
+  });
+  $("foot").replaceChildren(
+    el(
+      "p",
+      {},
+      "Keys: arrows move in the map, Enter pins, Escape releases, Page Up and Page Down change the head, O switches it off. Tab reaches every control.",
+    ),
+    el(
+      "p",
+      {},
+      content.runs.length > 1
+        ? "Heads are not ordered: head 1 of one run need not correspond to head 1 of another, even if only the seed differs."
+        : "",
+    ),
+  );
+  rebuild();
+}
+
+start();

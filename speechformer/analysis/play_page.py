@@ -1,0 +1,318 @@
+"""One self-contained HTML page on which trained runs are live: their weights, and the forward pass in JavaScript.
+
+A run is exported as plain data: its tokenizer, the description of its model, and the weights of its checkpoints as
+base64 safetensors. `play/engine.js` computes from them what the model computes here. `describe_model` raises a
+`UserError` for a model that it does not compute.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from speechformer.analysis.load import CHECKPOINTS, TrainedRun
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
+from speechformer.errors import UserError
+from speechformer.layers.by_layer import entries
+from speechformer.layers.patterns import PATTERNS
+from speechformer.layers.positions import POSITIONS, ALiBi, ByLayer, Positions, Relative, RoPE, XPos
+from speechformer.models.classifier import EncoderClassifier
+from speechformer.models.decoder import Decoder
+from speechformer.models.encoder_decoder import EncoderDecoder
+from speechformer.models.stack import Stack
+from speechformer.runs.folder import WEIGHTS
+from speechformer.tasks.base import Task
+from speechformer.tasks.registry import load_task, read_checkpoint
+
+FOLDER = Path(__file__).with_name("play")
+SCRIPTS = ("words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
+KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "relative", "kerple", "fire"}
+KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
+MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
+MAX_TOKENS = 128  # of a text; larger maps cannot be read
+TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
+EXAMPLES = (
+    "We will rebuild our bridges, and our children will thank us.",
+    "My friends, we shall mend the harbours, and our children will remember the work.",
+    "The old woman does not see the horses.",
+)
+
+
+@dataclass
+class Snapshot:
+    """The weights of one checkpoint: its file, the optimizer step (None if the file does not say), and the task."""
+
+    name: str
+    step: int | None
+    task: Task
+
+    def size(self, dtype: torch.dtype) -> int:
+        """Return the bytes of its weights in the page; base64 takes 4 for 3."""
+        tensors = {value.data_ptr(): value.numel() for value in self.task.model.state_dict().values()}
+        return sum(tensors.values()) * dtype.itemsize * 4 // 3
+
+    def encode(self, dtype: torch.dtype) -> str:
+        """Return its weights as base64 safetensors; a shared table is there once, and the header names the others."""
+        state, first = self.task.model.state_dict(), dict[int, str]()
+        names = {name: first.setdefault(value.data_ptr(), name) for name, value in state.items()}
+        tensors = {name: state[name].detach().cpu().to(dtype).contiguous() for name in first.values()}
+        shared = {name: own for name, own in names.items() if own != name}
+        return base64.b64encode(save(tensors, metadata={"shared": json.dumps(shared)})).decode()
+
+
+def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
+    """Return each encoding with its options and the prefix of its weights, and which of them each layer has."""
+    is_mixed = isinstance(positions, ByLayer)
+    members: list[Any] = list(positions.members) if isinstance(positions, ByLayer) else [positions]
+    described = []
+    for k, member in enumerate(members):
+        name = next((name for name, kind in POSITIONS.items() if type(member) is kind), type(member).__name__)
+        if name not in KNOWN_POSITIONS:
+            raise UserError(f"model={name.lower()} is not supported")
+        prefix = f"positions.members.{k}." if is_mixed else "positions."
+        described.append({"name": name, "prefix": prefix, **position_options(member)})
+    return {"members": described, "layers": [members.index(positions.at_layer(k)) for k in range(layers)]}
+
+
+def position_options(positions: Positions) -> dict[str, Any]:
+    """Return what the weights do not say about an encoding."""
+    options: dict[str, Any] = {}
+    if isinstance(positions, ALiBi):
+        learned = positions.log_slopes is not None
+        options |= {"scale": positions.scale, "learned": learned, "slopes": positions.fixed_slopes.tolist()}
+    if isinstance(positions, RoPE):
+        options |= {"base": positions.base, "R": positions.table_TR.shape[1], "scaling": positions.scaling}
+        options |= {"factor": positions.factor, "length": positions.length}
+    if isinstance(positions, XPos):
+        options["log_decay"] = positions.log_decay_H.tolist()
+    if isinstance(positions, Relative):
+        options |= {"max_distance": positions.max_distance, "buckets": positions.buckets.tolist()}
+    return options
+
+
+def describe_patterns(spec: dict[str, Any], layers: int) -> list[dict[str, Any]]:
+    """Return the pattern of each layer, with all its options."""
+    described = []
+    for own in entries(spec, "pattern", layers):
+        if own["name"] not in KNOWN_PATTERNS:
+            raise UserError(f"pattern={own['name']} is not supported")
+        described.append({**pattern_options(own["name"]), **own})
+    return described
+
+
+def pattern_options(name: str) -> dict[str, Any]:
+    """Return the options of a pattern with their defaults."""
+    return {key: option.default for key, option in inspect.signature(PATTERNS[name]).parameters.items()}
+
+
+def describe_stack(stack: Stack) -> dict[str, Any]:
+    """Return the sizes of a stack."""
+    heads = stack.blocks[0].attention.heads  # type: ignore[index]
+    sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": len(stack.patterns)}
+    return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None}
+
+
+def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, Any]:
+    """Return what the engine needs to know of a model beside its weights; a `UserError` if it cannot compute it."""
+    task = MODELS.get(type(model), "")
+    stacks = {name: part for name, part in model.named_children() if name in ("encoder", "decoder")}
+    if not task or not all(isinstance(part, Stack) for part in stacks.values()):
+        raise UserError(f"model={architecture['model']['name']} is not supported")
+    first: Any = next(iter(stacks.values()))
+    return {
+        "task": task,
+        "parts": {name: describe_stack(part) for name, part in stacks.items()},  # type: ignore[arg-type]
+        "positions": describe_positions(first.positions, len(first.patterns)),
+        "patterns": describe_patterns(architecture["pattern"], len(first.patterns)),
+        "norm": architecture["norm"],
+        "activation": architecture["activation"],
+        "finalNorm": architecture["final_norm"],
+        "scale": first.scale,
+    }
+
+
+def describe_tokenizer(tokenizer: Tokenizer | Subwords) -> dict[str, Any]:
+    """Return a tokenizer as the page reads it."""
+    if isinstance(tokenizer, Tokenizer):
+        return {"kind": "nltk", "vocabulary": tokenizer.vocabulary, "abbreviations": ABBREVIATIONS}
+    content = json.loads(tokenizer.tokenizer.to_str())["model"]
+    ids: dict[str, int] = tokenizer.tokenizer.get_vocab()
+    vocabulary = sorted(ids, key=lambda word: ids[word])
+    if content["type"] == "WordLevel":
+        return {"kind": "words", "vocabulary": vocabulary}
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
+    return {"kind": "bpe", "vocabulary": vocabulary, "merges": merges}
+
+
+def check_supported(run: TrainedRun) -> dict[str, Any]:
+    """Return `describe_model` of a run; a `UserError` that names the run if the page cannot compute it."""
+    if run.task.name not in MODELS.values():
+        raise UserError(f"{run.directory} is a run of task={run.task.name}, which the live page does not support.")
+    try:
+        return describe_model(run.model, run.task.hparams["architecture"])
+    except UserError as error:
+        has_maps = run.task.hparams["architecture"]["model"]["name"] != "rnn"
+        hint = " Its maps: python -m speechformer.attention RUN." if has_maps else ""
+        raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
+
+
+def snapshots(run: TrainedRun, alone: bool, shorter: Sequence[TrainedRun] = ()) -> list[Snapshot]:
+    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it.
+
+    With `shorter` ones, runs that differ in their length alone, it is the checkpoint of each instead of those beside.
+    """
+    own = [*(run.directory / name for name in CHECKPOINTS), *(run.directory / WEIGHTS).glob("*.ckpt")]
+    loaded = [Snapshot(one.checkpoint, step_of(one.directory / one.checkpoint), one.task) for one in (run, *shorter)]
+    steps = {one.step for one in loaded}
+    for path in own if not alone and not shorter else []:
+        step = step_of(path) if path.exists() and path.name != run.checkpoint else None
+        if step is not None and step not in steps:
+            steps.add(step)
+            loaded.append(Snapshot(path.relative_to(run.directory).as_posix(), step, load_task(path)))
+    return sorted(loaded, key=lambda snapshot: (snapshot.step is None, snapshot.step))
+
+
+def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
+    """Group runs that differ in the length of their training alone, such as `-m trainer.max_epochs=1,4,16`.
+
+    Each group begins with its longest run. Groups are in the order of their first run. With a constant learning rate
+    and the same seed, a shorter run is a checkpoint of the longer one.
+    """
+    groups: dict[str, dict[int, TrainedRun]] = {}
+    for index, run in enumerate(runs):
+        config = dict((run.result or {}).get("config") or {})
+        config["trainer"] = {**config.get("trainer", {}), "max_epochs": None, "max_steps": None}
+        own = {name: value for name, value in config.items() if name not in ("threads", "logger", "machine", "force")}
+        key, step = json.dumps(own, sort_keys=True, default=str), step_of(run.directory / run.checkpoint)
+        if not run.result or step is None or step in groups.get(key, {}):
+            key, step = f"run {index}", step or 0
+        groups.setdefault(key, {})[step] = run
+    return [[group[step] for step in sorted(group, reverse=True)] for group in groups.values()]
+
+
+def step_of(path: Path) -> int | None:
+    """Return the optimizer step of a checkpoint; None of an average, which is of several."""
+    step = read_checkpoint(path).get("global_step")
+    return step if type(step) is int and path.name != "average.ckpt" else None
+
+
+def limit_of(run: TrainedRun) -> int:
+    """Return how many tokens of a text the page reads."""
+    limits = [MAX_TOKENS, run.max_length, run.block_size if run.task.name == "classify" else None]
+    return min(limit for limit in limits if limit is not None)
+
+
+def choose_text(tokenizer: Any) -> str:
+    """Return the example with the fewest unknown words."""
+    unknown = [sum(index == 1 for index in tokenizer.encode(text)) for text in EXAMPLES]
+    return EXAMPLES[unknown.index(min(unknown))]
+
+
+def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple[torch.dtype, torch.dtype]:
+    """Return the types of the weights behind the metrics and of the other checkpoints, which are halved first.
+
+    Raises:
+        UserError: even in half precision the page would be too large.
+    """
+    for types in ((torch.float32, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.float16)):
+        sizes = [one.size(types[one.task is not run.task]) for run, own in runs for one in own]
+        if sum(sizes) <= TARGET_BYTES:
+            return types
+    if sum(sizes) > MAX_BYTES:
+        raise UserError(
+            f"The page would hold {sum(sizes) / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
+            "Name fewer runs, one --checkpoint, or smaller models."
+        )
+    return types
+
+
+def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
+    """Return a run as plain data, but for its model and tokenizer."""
+    return {
+        "label": run.label,
+        "name": run.directory.resolve().name,
+        "finished": run.finished,
+        "classes": run.task.hparams.get("classes"),
+        "words": len(run.tokenizer),
+        "limit": limit_of(run),
+        "trained": run.block_size,
+        "half": types[0] == torch.float16,
+        "chosen": [one.task for one in own].index(run.task),
+        "checkpoints": [
+            {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
+            for one in own
+        ],
+    }
+
+
+def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return tokenizers and runs as plain data for the page, and lines for the console on what it holds.
+
+    Args:
+        alone: only the loaded checkpoint of each run, without those beside it.
+
+    Raises:
+        UserError: the page cannot compute a model, or would be too large.
+    """
+    groups = by_length(runs)
+    runs = [group[0] for group in groups]
+    models = [check_supported(run) for run in runs]
+    checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]
+    types = choose_precision(list(zip(runs, checkpoints)))
+    tokenizers: list[dict[str, Any]] = []
+    exported, lines = [], []
+    for run, model, own in zip(runs, models, checkpoints):
+        tokenizer = describe_tokenizer(run.tokenizer)
+        if tokenizer not in tokenizers:
+            tokenizers.append(tokenizer)
+        index = tokenizers.index(tokenizer)
+        exported.append({**export_run(run, own, types), "model": model, "tokenizer": index})
+        names = ", ".join(one.name if one.step is None else f"{one.name} (step {one.step})" for one in own)
+        lines.append(f"{exported[-1]['name']} ({run.label}): {names}")
+    if types[0] == torch.float16:
+        lines.append("Weights are rounded to float16, since they would exceed 5 MB; probabilities differ slightly.")
+    return {"tokenizers": tokenizers, "runs": exported}, lines
+
+
+def unique_labels(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the label of each run, with its folder's name where two runs have the same."""
+    labels = [run["label"] for run in runs]
+    yield from (f"{run['label']} ({run['name']})" if labels.count(run["label"]) > 1 else run["label"] for run in runs)
+
+
+def patterns_with_defaults() -> dict[str, dict[str, Any]]:
+    """Return the patterns that the page offers, with their options."""
+    return {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
+
+
+def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
+    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with.
+
+    All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
+    text only, never as HTML. The policy of the page allows this script alone, by its hash.
+    """
+    for run, label in zip(content["runs"], list(unique_labels(content["runs"]))):
+        run["label"] = label
+    content = {**content, "text": text, "title": title, "patterns": patterns_with_defaults()}
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '"use strict";\n' + "\n".join(parts)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = (FOLDER / "page.html").read_text(encoding="utf-8")
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    for mark, part in (("__SHA256__", digest), ("__STYLE__", style), ("__SCRIPT__", script), ("__CONTENT__", data)):
+        page = page.replace(mark, part, 1)
+    return page
