@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts clean
+.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -26,6 +26,10 @@ chaos: $(STAMP)
 # finished runs are not run again. A failed run does not stop the others (hence the "-"); the report shows it.
 # First a few seeds of everything, in half the time; then 20 for the classification of the reports and 10 for their
 # language models.
+define NEWLINE
+
+
+endef
 REPRODUCED := outputs/reproduce
 REFERENCE := outputs/reference
 SWEEP := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
@@ -79,6 +83,12 @@ pages: $(STAMP)
 	$(BIN)/python -m speechformer.report $(REPRODUCED)/bottleneck --output $(REFERENCE)/bottleneck --formats png \
 		--pages $(REFERENCE)/translation/README.md --title "The bottleneck of an RNN without attention"
 
+	rm -rf $(REPRODUCED)/ladder
+	mkdir -p $(REPRODUCED)/ladder
+	tar -xJf $(REFERENCE)/ladder/runs.tar.xz -C $(REPRODUCED)/ladder
+	$(BIN)/python -m speechformer.report $(REPRODUCED)/ladder --output $(REFERENCE)/ladder --formats png,svg \
+		--pages $(REFERENCE)/ladder/README.md --title "From the reports' language model to one that beats counting"
+
 # The same for translation. It needs the TED pairs and takes hours on a CPU.
 TRANSLATED := outputs/reproduce-translation
 TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=joblib \
@@ -124,6 +134,41 @@ reproduce-contexts: $(STAMP)
 	-$(BIN)/python -m speechformer.train experiment=tiny_stories_like 'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
 	$(BIN)/python -m speechformer.report $(IN_CONTEXTS) --output $(IN_CONTEXTS)/report \
 		--title "Sparse patterns over long contexts"
+
+# From the reports' language model to one that is better than counts: each line adds its settings to those above it.
+LADDER := outputs/reproduce-ladder
+RUNG := -$(BIN)/python -m speechformer.train --multirun experiment=ladder_lm corpus=speeches study=ladder_lm \
+	hydra/launcher=joblib 'hydra.sweep.dir=$(LADDER)/$${sweep_name:}'
+RUNGS_1 := model=rope
+RUNGS_2 := $(RUNGS_1) pattern=window pattern.window=4
+RUNGS_3 := $(RUNGS_2) architecture.tied_output=true recipe.init=normal
+RUNGS_4 := $(RUNGS_3) architecture.output_bias=unigram
+RUNGS_5 := $(RUNGS_4) architecture.activation=gelu ff=256
+RUNGS_6 := $(RUNGS_5) recipe.optimizer=muon recipe.lr=3e-3 recipe.matrix_lr=2e-2 recipe.weight_decay=0.1
+RUNGS_7 := $(RUNGS_6) recipe.schedule=cosine
+RUNGS_8 := $(RUNGS_7) embedding_dropout=0.2
+RUNGS_9 := $(RUNGS_8) width=96
+RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.2
+RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
+# The last rung is experiment=strong_lm
+reproduce-ladder: $(STAMP)
+	$(BIN)/python -m speechformer.baselines task=lm corpus=speeches protocol=clean --output $(LADDER)/baselines
+	$(RUNG) 'seed=range(10)'
+	$(foreach k,1 2 3 4 5 6 7 8 9 10 11,$(RUNG) $(RUNGS_$(k)) 'seed=range(10)'$(NEWLINE)	)
+	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
+	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
+	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
+	$(RUNG) $(RUNGS_9) task.unknown_rate=0.5 'seed=range(5)'
+	$(RUNG) $(RUNGS_9) task.unknown_rate=0.5 task.ngram_targets=0.5 'seed=range(5)'
+	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'
+	$(RUNG) $(RUNGS_10) dropout=0.3 'seed=range(5)'
+	$(RUNG) $(RUNGS_10) task.noise=0.1 'seed=range(5)'
+	$(RUNG) $(RUNGS_10) task.ngram_targets=0.8 'seed=range(5)'
+	$(RUNG) $(RUNGS_11) task.noise=0.1 'seed=range(5)'
+	$(RUNG) $(RUNGS_11) trainer.max_steps=1500 'seed=range(5)'
+	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
+		$$(cd $(LADDER) && find . -name result.json | sort)
+	$(MAKE) pages
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."

@@ -52,7 +52,7 @@ def description(run: TrainedRun) -> dict[str, Any]:
         "max_length": run.max_length,
         "classes": run.task.hparams.get("classes"),
         "weights_of": run.checkpoint,
-        "hyper_parameters": dict(run.task.hparams),
+        "hyper_parameters": {name: None if name == "mixture" else own for name, own in run.task.hparams.items()},
     }
 
 

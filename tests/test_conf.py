@@ -164,3 +164,13 @@ def test_make_reproduce_runs_every_experiment_and_nothing_else() -> None:
     }
     assert run == set(EXPERIMENTS)
     assert all(name in EXPERIMENTS or name.startswith("glob(") for name in named)
+
+
+def test_the_strong_language_model_is_the_last_rung_of_the_ladder() -> None:
+    """Oracle: the rungs of the Makefile, one after another, on the first rung."""
+    makefile = CONF.parent / "Makefile"
+    if not makefile.exists():
+        pytest.skip("not a checkout")
+    rungs = re.findall(r"^RUNGS_\d+ := (.+)$", makefile.read_text(encoding="utf-8"), re.MULTILINE)
+    words = [word for rung in rungs for word in rung.split() if not word.startswith("$")]
+    assert plain("ladder_lm", *words) == plain("strong_lm")

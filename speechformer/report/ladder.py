@@ -1,12 +1,15 @@
 """A ladder: settings added one after another, each compared with the rung below it.
 
 The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose
-overrides it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder; the
-other rows are branches beside it.
+overrides it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder, of
+several the one to the best held-out score; the other rows are branches beside it.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,32 +17,37 @@ from typing import Any
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Effect, contrast
-from speechformer.report.style import Axes, axis_label, plt
-from speechformer.report.tables import NONE, estimate, heading, number
+from speechformer.report.statistics import Effect, Summary, contrast
+from speechformer.report.style import INK, axis_label, legend_below, panels, wrapped
+from speechformer.report.tables import NONE, baseline_name, estimate, heading, number
 
+BAR, BRANCH = "#3b7dd8", "#c3ccd6"
 NOT_A_STEP = ("seed=", "study=", "experiment=", "corpus=", "hydra", "threads=")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Rung:
     """A row of a ladder.
 
     Attributes:
         step: the overrides that it adds to `below`.
-        on_top: whether the way to the highest rung leads over it.
+        on_top: whether the ladder leads over it.
     """
 
     row: Row
     step: tuple[str, ...]
     below: Rung | None
-    on_top: bool
+    on_top: bool = False
+
+    def values(self, metric: str) -> dict[int | None, float]:
+        """Return a metric by seed, on a rung that mixes its model with counts that of the mixture."""
+        return self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.row.values(metric)
 
     def difference(self, metric: str) -> Effect | None:
         """Return the metric of this rung less that of the rung below, over seeds; None without one of them."""
         if self.below is None:
             return None
-        return contrast([(1, self.row.values(metric)), (-1, self.below.row.values(metric))])
+        return contrast([(1, self.values(metric)), (-1, self.below.values(metric))])
 
 
 def overrides_of(run: Run) -> tuple[str, ...]:
@@ -60,84 +68,114 @@ def rungs(table: Table) -> list[Rung]:
     for row in rows:
         parent = parents[id(row)]
         depth[id(row)] = 0 if parent is None else depth[id(parent)] + 1
-    way, at = set(), max(rows, key=lambda row: depth[id(row)], default=None)
-    while at is not None:
-        way.add(id(at))
-        at = parents[id(at)]
     built: dict[int, Rung] = {}
     for row in rows:
         parent = parents[id(row)]
         fewer = () if parent is None else words[id(parent)]
         step = tuple(word for word in words[id(row)] if word not in fewer)
-        built[id(row)] = Rung(row, step, None if parent is None else built[id(parent)], id(row) in way)
+        built[id(row)] = Rung(row, step, None if parent is None else built[id(parent)])
+    way = way_up(table, [rung for rung in built.values() if depth[id(rung.row)] == max(depth.values())])
+    for rung in built.values():
+        rung.on_top = any(rung is own for own in way)
     return sorted(built.values(), key=lambda rung: (depth[id(rung.row)] - (not rung.on_top), not rung.on_top))
 
 
+def way_up(table: Table, deepest: Sequence[Rung]) -> list[Rung]:
+    """Return the rungs of the ladder, the highest first; it is the one of these with the best held-out score."""
+    metric, sign = table.held_out or table.metric, -1 if table.report["higher_is_better"] else 1
+
+    def score(rung: Rung) -> float:
+        values = rung.values(metric)
+        return sign * Summary(values.values()).mean if values else math.inf
+
+    way, at = list[Rung](), min(deepest, key=score, default=None)
+    while at is not None:
+        way.append(at)
+        at = at.below
+    return way
+
+
+def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
+    """Return what the top rung, and the last one that is a model alone, have less than baselines, on each text."""
+    ladder = [rung for rung in rungs(table) if rung.on_top]
+    alone = [rung for rung in ladder if not rung.row.values("test_mixture_perplexity_mean")]
+    shown = {"model alone": alone[-1], "with counts": ladder[-1]}
+    if ladder[-1] is alone[-1]:
+        del shown["with counts"]
+    by_name = {run.baseline: run for run in table.baselines}
+    texts = [name.removeprefix("test_perplexity_") for name in table.columns if name.startswith("test_perplexity_")]
+    rows: list[list[str]] = []
+    for (kind, rung), name in itertools.product(shown.items(), baselines):
+        run = by_name[name]
+        for part, words in (("test_perplexity", "all words"), ("test_known_perplexity", "known words")):
+            cells = []
+            for metric in (f"{part}_{text}" for text in texts):
+                effect = contrast([(1, rung.values(metric))], constant=-float(run.metrics[metric] or 0))
+                if effect is not None:
+                    ratio = 1 + effect.mean / float(run.metrics[metric] or 1)
+                    cells.append(lines([f"{ratio:.3f}", " ".join(estimate(metric, effect))]))
+            rows.append([f"{kind}, {words}", baseline_name(run), *cells])
+    return markdown_table(["", "beside", *texts], rows)
+
+
 def steps_table(table: Table, metrics: Sequence[str]) -> Markdown:
-    """Return the rungs with their metrics and the difference of each to the rung below."""
-    rows: list[list[Any]] = []
+    """Return the rungs with their metrics and the difference of each to the rung below, then the baselines."""
+    rows: list[list[str]] = []
     for rung in rungs(table):
-        name = lines([code(word) for word in rung.step]) if rung.step else Markdown("the first rung")
-        cells = [name if rung.on_top else Markdown("*tried:* {}").format(name)]
+        step = lines([code(word) for word in rung.step]) if rung.step else Markdown("the reports' model")
+        cells: list[str] = [step if rung.on_top else Markdown("*beside:* {}").format(step)]
         for metric in metrics:
-            summary, effect = rung.row.summary(metric), rung.difference(metric)
-            mean = NONE if summary is None else number(metric, summary.mean)
+            of_seeds, effect = rung.values(metric), rung.difference(metric)
+            mean = number(metric, Summary(of_seeds.values()).mean) if of_seeds else NONE
             cells.append(mean if effect is None else lines([mean, " ".join(estimate(metric, effect))]))
         rows.append([*cells, str(len(rung.row.finished))])
     for run in table.baselines:
         values = [number(metric, run.metrics.get(metric)) for metric in metrics]
-        rows.append([Markdown("*{}*").format(run_name(run)), *values, "exact"])
+        rows.append([Markdown("*{}*").format(baseline_name(run)), *values, "exact"])
     return markdown_table(["step", *map(heading, metrics), "seeds"], rows)
 
 
-def run_name(run: Run) -> str:
-    """Return the name of a baseline."""
-    from speechformer.report.tables import baseline_name
-
-    return baseline_name(run)
-
-
-def steps_figure(table: Table, metrics: Sequence[str]) -> Any:
-    """Draw the mean of each metric on each rung, with its 95 % confidence interval, and the baselines as lines."""
-    ladder = rungs(table)
+def ladder_figure(table: Table) -> tuple[Any, str] | None:
+    """Draw the main metric on each rung of a study called `ladder...`, over all words and, of lm, over known ones."""
+    if not table.study.startswith("ladder") or len(ladder := rungs(table)) < 3:
+        return None
+    metrics = [name for name in (table.metric, "test_known_perplexity_mean") if table.has(name)]
     names = [
-        ("tried: " if not rung.on_top else "") + (", ".join(map(short, rung.step)) or "the reports")
+        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.step)) or "the reports' model")
         for rung in ladder
     ]
-    figure, axes = plt.subplots(
-        1, len(metrics), sharey=True, figsize=(4.2 * len(metrics) + 2.6, 0.36 * len(names) + 1.2)
-    )
-    for axis, metric in zip(list(axes) if len(metrics) > 1 else [axes], metrics):
-        draw(axis, table, ladder, metric)
+    figure, axes = panels(len(metrics), 4.4, 0.32 * len(names) + 1.3, sharey=True)
+    for axis, metric in zip(axes, metrics):
+        for place, rung in enumerate(ladder):
+            if values := rung.values(metric):
+                summary = Summary(values.values())
+                low, high = summary.confidence_interval if summary.varies else (summary.mean, summary.mean)
+                axis.barh(place, summary.mean, color=BAR if rung.on_top else BRANCH, height=0.7)
+                axis.plot([low, high], [place, place], color=INK, lw=1.4)
+                axis.annotate(
+                    number(metric, summary.mean),
+                    (high, place),
+                    (4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=8,
+                    bbox={"fc": "white", "ec": "none", "pad": 0.6},
+                )
+        for line, run in zip(
+            ("--", ":", "-."), (run for run in table.baselines if "kneser_ney_5" in str(run.baseline))
+        ):
+            if (value := run.metrics.get(metric)) is not None:
+                axis.axvline(value, color=INK, lw=1.1, ls=line, label=baseline_name(run))
         axis.set_xlabel(axis_label(metric))
-        axis.set_yticks(range(len(names)), names)
-        axis.invert_yaxis() if axis.yaxis_inverted() is False else None
-    return figure
-
-
-def draw(axis: Axes, table: Table, ladder: Sequence[Rung], metric: str) -> None:
-    """Draw the bars of one metric."""
-    for place, rung in enumerate(ladder):
-        summary = rung.row.summary(metric)
-        if summary is None:
-            continue
-        low, high = summary.confidence_interval
-        axis.barh(place, summary.mean, color="#4477aa" if rung.on_top else "#bbbbbb", height=0.68)
-        if summary.varies:
-            axis.plot([low, high], [place, place], color="black", lw=1.2)
-        axis.annotate(
-            number(metric, summary.mean),
-            (max(summary.mean, high if summary.varies else 0), place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    for run in table.baselines:
-        value = run.metrics.get(metric)
-        if value is not None:
-            axis.axvline(value, color="black", lw=1, ls="--")
-            axis.annotate(run_name(run), (value, len(ladder) - 0.5), rotation=90)
+        axis.set_xlim(0, None)
+        axis.set_xmargin(0.12)
+    axes[0].set_yticks(range(len(names)), [wrapped(name, 46) for name in names], fontsize=8)
+    axes[0].invert_yaxis()
+    legend_below(figure, axes[0].get_legend_handles_labels()[0])
+    return (
+        figure,
+        "Each rung adds its settings to the one above it. Line on a bar: 95 % confidence interval over seeds.",
+    )
 
 
 def short(override: str) -> str:

@@ -21,7 +21,7 @@ import jinja2
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, pick
-from speechformer.report import findings, probe_claims, probe_map, published
+from speechformer.report import findings, ladder, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
@@ -155,6 +155,25 @@ class Context:
         pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
         return f"{sum(one < two for one, two in known)} of {len(known)}"
+
+    def ladder(self, study: str, *metrics: str) -> str:
+        """Return the rungs of a study, each with the difference to the rung below."""
+        return str(ladder.steps_table(self.study(study), metrics))
+
+    def against(self, study: str, *baselines: str) -> str:
+        """Return how the top of a ladder compares with baselines on each text."""
+        return str(ladder.against_table(self.study(study), baselines))
+
+    def study(self, name: str) -> Table:
+        """Return the table of a study.
+
+        Raises:
+            UserError: it has no finished run.
+        """
+        for table in self.tables:
+            if table.study == name and table.finished:
+                return table
+        raise UserError(f"there is no finished run of study={name}.")
 
     def verdicts(self) -> str:
         """Return how many claims have each verdict, as a sentence."""

@@ -18,6 +18,7 @@ from speechformer.report import published
 from speechformer.report.claims import Judgement
 from speechformer.report.effects import differences_figure, forest
 from speechformer.report.factors import factors_figure
+from speechformer.report.ladder import ladder_figure
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Summary
 from speechformer.report.style import (
@@ -337,6 +338,7 @@ FIGURES: dict[str, Callable[[Table], Figure | None]] = {
     "curves": curves,
     "lengths": by_context_length,
     "cost": cost,
+    "ladder": ladder_figure,
 }
 
 

@@ -1,0 +1,57 @@
+"""Oracle: a ladder of four rungs and two branches whose means and differences are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from test_report import put, result, tables_of
+
+from speechformer.report.ladder import ladder_figure, rungs, steps_table
+
+STEPS = ([], ["model=rope"], ["width=96"], ["dropout=0.3"])
+
+
+def ladder(folder: Path) -> list:
+    """Perplexity falls by 10, 20 and 30 from 400; a branch beside the first rung, and one that mixes counts."""
+    runs, overrides, value = [], ["experiment=ladder_lm", "study=ladder"], 400.0
+    for k, step in enumerate(STEPS):
+        overrides, value = [*overrides, *step], value - 10 * k
+        runs += [result(*overrides, f"seed={seed}", value=value + seed) for seed in range(4)]
+        if k == 1:
+            runs += [result(*overrides, "layers=2", f"seed={seed}", value=500 - seed) for seed in range(4)]
+    mixed = [result(*overrides, "task.ngram_mixture=fixed", f"seed={seed}", value=340.0 + seed) for seed in range(2)]
+    for run in mixed:
+        run["metrics"]["test_mixture_perplexity_mean"] = 300.0 + run["seed"]
+    return tables_of(put(folder, *mixed, *reversed(runs)))
+
+
+def test_rungs_stand_on_each_other_whatever_the_order_of_the_runs(tmp_path: Path) -> None:
+    (table,) = ladder(tmp_path)
+    built = rungs(table)
+    assert [rung.step for rung in built if rung.on_top][:4] == [tuple(step) for step in STEPS]
+    assert [rung.step for rung in built if not rung.on_top] == [("layers=2",)]
+    place = [rung.step for rung in built].index(("layers=2",))
+    assert built[place - 1].step == ("model=rope",)
+    falls = [rung.difference("test_perplexity_mean") for rung in built if rung.on_top][1:]
+    assert [effect.mean for effect in falls[:3] if effect] == pytest.approx([-10, -20, -30])
+    assert all(effect and effect.paired for effect in falls[:3])
+    last = falls[3]
+    assert last and last.mean == pytest.approx(300.5 - 341.5)  # the mixture, less the model below it
+
+
+def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
+    (table,) = ladder(tmp_path)
+    cells = steps_table(table, ["test_perplexity_mean"]).cells  # type: ignore[attr-defined]
+    assert [row[0] for row in cells[1:]] == [
+        *("the reports' model", "model=rope", "beside: layers=2", "width=96", "dropout=0.3"),
+        "task.ngram_mixture=fixed",
+    ]
+    assert cells[1][1] == "401.5"
+    drawn = ladder_figure(table)
+    assert drawn is not None
+    (axis,) = drawn[0].axes
+    widths = [bar.get_width() for bar in axis.patches]
+    assert widths == pytest.approx([401.5, 391.5, 498.5, 371.5, 341.5, 300.5])
+    assert all(math.isfinite(width) for width in widths)
