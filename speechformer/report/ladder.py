@@ -1,7 +1,7 @@
 """A ladder: settings added one after another, each compared with the rung below it.
 
 The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose
-overrides it contains, and that has the most of them. Its step is what it adds. The longest way is the ladder, of
+overrides its own begin with, the most of them. Its step is what it adds. The longest way is the ladder, of
 several the one to the best held-out score; the other rows are branches beside it.
 """
 
@@ -39,6 +39,12 @@ class Rung:
     below: Rung | None
     on_top: bool = False
 
+    @property
+    def path(self) -> tuple[str, ...]:
+        """What it adds to the ladder: on a branch of a branch the steps of both."""
+        longer = self.below is not None and not self.on_top and not self.below.on_top
+        return (*(self.below.path if longer and self.below else ()), *self.step)
+
     def values(self, metric: str) -> dict[int | None, float]:
         """Return a metric by seed, on a rung that mixes its model with counts that of the mixture."""
         return self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.row.values(metric)
@@ -62,7 +68,10 @@ def rungs(table: Table) -> list[Rung]:
     rows = sorted((row for row in table.rows if row.finished), key=lambda row: len(words[id(row)]))
     parents: dict[int, Row | None] = {}
     for row in rows:
-        lower = [other for other in rows if {*words[id(other)]} < {*words[id(row)]}]
+        own = words[id(row)]
+        lower = [
+            other for other in rows if words[id(other)] != own and words[id(other)] == own[: len(words[id(other)])]
+        ]
         parents[id(row)] = lower[-1] if lower else None
     depth: dict[int, int] = {}
     for row in rows:
@@ -72,7 +81,7 @@ def rungs(table: Table) -> list[Rung]:
     for row in rows:
         parent = parents[id(row)]
         fewer = () if parent is None else words[id(parent)]
-        step = tuple(word for word in words[id(row)] if word not in fewer)
+        step = words[id(row)][len(fewer) :]
         built[id(row)] = Rung(row, step, None if parent is None else built[id(parent)])
     way = way_up(table, [rung for rung in built.values() if depth[id(rung.row)] == max(depth.values())])
     for rung in built.values():
@@ -122,7 +131,7 @@ def steps_table(table: Table, metrics: Sequence[str]) -> Markdown:
     """Return the rungs with their metrics and the difference of each to the rung below, then the baselines."""
     rows: list[list[str]] = []
     for rung in rungs(table):
-        step = lines([code(word) for word in rung.step]) if rung.step else Markdown("the reports' model")
+        step = lines([code(word) for word in rung.path]) if rung.step else Markdown("the reports' model")
         cells: list[str] = [step if rung.on_top else Markdown("*beside:* {}").format(step)]
         for metric in metrics:
             of_seeds, effect = rung.values(metric), rung.difference(metric)
@@ -141,7 +150,7 @@ def ladder_figure(table: Table) -> tuple[Any, str] | None:
         return None
     metrics = [name for name in (table.metric, "test_known_perplexity_mean") if table.has(name)]
     names = [
-        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.step)) or "the reports' model")
+        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the reports' model")
         for rung in ladder
     ]
     figure, axes = panels(len(metrics), 4.4, 0.32 * len(names) + 1.3, sharey=True)
