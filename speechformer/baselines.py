@@ -68,7 +68,7 @@ def language_models(data: StreamData) -> Baselines:
     models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
     models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
     more: dict[str, dict[str, Any]] = {name: {} for name in models}
-    if "validation_perplexity" in streams:
+    if "validation_perplexity" in streams and data.task["tokens"] == "words":
         name, held_out = "kneser_ney_5_unknown", streams["validation_perplexity"]
         fitted = {rate: KneserNey(with_unknown(ids, data.vocab_size, rate), 5, vocabulary) for rate in UNKNOWN_RATES}
         rate = min(fitted, key=lambda rate: fitted[rate].perplexities(held_out)[0])

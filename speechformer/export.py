@@ -142,6 +142,8 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
+    if getattr(run.task, "mixture", None) is not None:
+        console.say("The export is the model alone, without the counts that it is mixed with.")
     shutil.copy(run.directory / "tokenizer.json", tokenizer)
     header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference

@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from test_models import stack_arguments
 
 from speechformer.kernels.dropout import FastDropout, draw_ahead, dropout_masks
 from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.dropout import Dropout
+from speechformer.models.decoder import Decoder
 
 both = pytest.mark.parametrize("kind", [Dropout, FastDropout])
 
@@ -70,3 +72,17 @@ def test_masks_drawn_ahead_without_padding_are_those_of_the_tokens() -> None:
         dropout(unpadder.unpad(x).bfloat16()),
         unpadder.unpad(x).bfloat16() * (expected[2] / x)[torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])].bfloat16(),
     )
+
+
+def test_embeddings_have_a_rate_of_their_own() -> None:
+    """Oracle: the shares of zeros after the embeddings and after the branches of the first block."""
+    model, drawn = Decoder(**{**stack_arguments(), "dropout": 0.2}, embedding_dropout=0.7, tied_output=False), {}
+    stack = model.decoder
+    for name, module in (("embeddings", stack.embedding_dropout), ("branches", stack.blocks[0].dropout)):  # type: ignore
+        module.register_forward_hook(
+            lambda m, x, y, name=name: drawn.setdefault(name, (y == 0).float().mean().item())
+        )
+    model(torch.randint(1, 20, (64, 8)))
+    assert float(drawn["embeddings"]) == pytest.approx(0.7, abs=0.05)
+    assert float(drawn["branches"]) == pytest.approx(0.2, abs=0.05)
+    assert not any(module.ahead for module in stack.modules() if isinstance(module, FastDropout))

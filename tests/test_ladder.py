@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_report import put, result, tables_of
 
-from speechformer.report.ladder import ladder_figure, rungs, steps_table
+from speechformer.report.ladder import against_table, ladder_figure, rungs, steps_table
 
 STEPS = ([], ["model=rope"], ["width=96"], ["dropout=0.3"])
 
@@ -21,6 +21,8 @@ def ladder(folder: Path) -> list:
         runs += [result(*overrides, f"seed={seed}", value=value + seed) for seed in range(4)]
         if k == 1:
             runs += [result(*overrides, "layers=2", f"seed={seed}", value=500 - seed) for seed in range(4)]
+            other = [*overrides, "layers=2", "heads=4"]
+            runs += [result(*other, f"seed={seed}", value=450.0 - seed) for seed in range(4)]
     mixed = [result(*overrides, "task.ngram_mixture=fixed", f"seed={seed}", value=340.0 + seed) for seed in range(2)]
     for run in mixed:
         run["metrics"]["test_mixture_perplexity_mean"] = 300.0 + run["seed"]
@@ -31,7 +33,9 @@ def test_rungs_stand_on_each_other_whatever_the_order_of_the_runs(tmp_path: Path
     (table,) = ladder(tmp_path)
     built = rungs(table)
     assert [rung.step for rung in built if rung.on_top][:4] == [tuple(step) for step in STEPS]
-    assert [rung.step for rung in built if not rung.on_top] == [("layers=2",)]
+    assert [rung.path for rung in built if not rung.on_top] == [("layers=2",), ("layers=2", "heads=4")]
+    (branch,) = (rung for rung in built if rung.step == ("heads=4",))
+    assert branch.difference("test_perplexity_mean").mean == pytest.approx(-50)  # type: ignore[union-attr]
     place = [rung.step for rung in built].index(("layers=2",))
     assert built[place - 1].step == ("model=rope",)
     falls = [rung.difference("test_perplexity_mean") for rung in built if rung.on_top][1:]
@@ -45,7 +49,13 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     (table,) = ladder(tmp_path)
     cells = steps_table(table, ["test_perplexity_mean"]).cells  # type: ignore[attr-defined]
     assert [row[0] for row in cells[1:]] == [
-        *("the reports' model", "model=rope", "beside: layers=2", "width=96", "dropout=0.3"),
+        *(
+            "the reports' model",
+            "model=rope",
+            *("beside: layers=2", "beside: layers=2\nheads=4"),
+            "width=96",
+            "dropout=0.3",
+        ),
         "task.ngram_mixture=fixed",
     ]
     assert cells[1][1] == "401.5"
@@ -53,5 +63,24 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     assert drawn is not None
     (axis,) = drawn[0].axes
     widths = [bar.get_width() for bar in axis.patches]
-    assert widths == pytest.approx([401.5, 391.5, 498.5, 371.5, 341.5, 300.5])
+    assert widths == pytest.approx([401.5, 391.5, 498.5, 448.5, 371.5, 341.5, 300.5])
     assert all(math.isfinite(width) for width in widths)
+
+
+def test_ratios_to_a_baseline(tmp_path: Path) -> None:
+    """Oracle: the mean of the top model, 341.5, and of the mixture, 300.5, over a baseline of 200."""
+    (table,) = ladder(tmp_path)
+    baseline = {
+        **result("task=lm", "protocol=clean", value=200.0),
+        "baseline": {"name": "kneser_ney_5"},
+        "seed": None,
+    }
+    baseline["metrics"] |= {"test_known_perplexity_mean": 100.0}
+    (table,) = tables_of(put(tmp_path / "more", baseline, *(run.result for row in table.rows for run in row.runs)))
+    cells = against_table(table, ["kneser_ney_5"]).cells  # type: ignore[attr-defined]
+    assert [row[0] for row in cells[1:]] == [
+        *("model alone, all words", "model alone, known words", "with counts, all words", "with counts, known words")
+    ]
+    place = cells[0].index("mean")
+    assert cells[1][place].startswith(f"{341.5 / 200:.3f}")
+    assert cells[3][place].startswith(f"{300.5 / 200:.3f}")

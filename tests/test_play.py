@@ -571,7 +571,8 @@ def test_a_translation_grows_with_its_alignment(browser: Any, a_translator: Path
     maps = run.model.attention(torch.tensor([[*source, 3]]), torch.tensor([[2, *ids]]))
     for part, layers in maps.items():
         shown = page.evaluate(f"state.panels[0].result.parts.{part}.map(layer => [...layer.weights])")
-        assert all((torch.tensor(own) - layer.flatten()).abs().max() < 1e-4 for own, layer in zip(shown, layers))
+        for own, layer in zip(shown, layers, strict=True):
+            assert (torch.tensor(own) - layer.flatten()).abs().max() < 1e-4
     for part in ("encoder", "decoder", "cross"):
         page.locator(f"button[data-part={part}]").click()
         assert part in page.text_content("h3 span") and page.locator("canvas.map").is_visible()

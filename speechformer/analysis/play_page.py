@@ -33,6 +33,7 @@ from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
 from speechformer.runs.folder import WEIGHTS
 from speechformer.tasks.base import Task
+from speechformer.tasks.optim import ENDLESS
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
@@ -186,8 +187,8 @@ def snapshots(run: TrainedRun, alone: bool, shorter: Sequence[TrainedRun] = ()) 
 def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
     """Group runs that differ in the length of their training alone, such as `-m trainer.max_epochs=1,4,16`.
 
-    Each group begins with its longest run. Groups are in the order of their first run. With a constant learning rate
-    and the same seed, a shorter run is a checkpoint of the longer one.
+    Each group begins with its longest run. Groups are in the order of their first run. A shorter run is a checkpoint
+    of the longer one only if the learning rate does not depend on the length; other runs stay apart.
     """
     groups: dict[str, dict[int, TrainedRun]] = {}
     for index, run in enumerate(runs):
@@ -195,10 +196,16 @@ def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
         config["trainer"] = {**config.get("trainer", {}), "max_epochs": None, "max_steps": None}
         own = {name: value for name, value in config.items() if name not in ("threads", "logger", "machine", "force")}
         key, step = json.dumps(own, sort_keys=True, default=str), step_of(run.directory / run.checkpoint)
-        if not run.result or step is None or step in groups.get(key, {}):
+        if not run.result or step is None or not is_prefix(config) or step in groups.get(key, {}):
             key, step = f"run {index}", step or 0
         groups.setdefault(key, {})[step] = run
     return [[group[step] for step in sorted(group, reverse=True)] for group in groups.values()]
+
+
+def is_prefix(config: dict[str, Any]) -> bool:
+    """Return whether a shorter run of this config is the beginning of a longer one."""
+    schedule = config.get("recipe", {}).get("schedule")
+    return schedule == "constant" or schedule in ENDLESS
 
 
 def step_of(path: Path) -> int | None:
@@ -240,7 +247,7 @@ def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple
 def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
     """Return a run as plain data, but for its model and tokenizer."""
     return {
-        "label": run.label,
+        "label": run.label + (", without its counts" if getattr(run.task, "mixture", None) else ""),
         "name": run.directory.resolve().name,
         "finished": run.finished,
         "classes": run.task.hparams.get("classes"),
@@ -265,7 +272,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     Raises:
         UserError: the page cannot compute a model, or would be too large.
     """
-    groups = by_length(runs)
+    groups = [[run] for run in runs] if alone else by_length(runs)
     runs = [group[0] for group in groups]
     models = [check_supported(run) for run in runs]
     checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]

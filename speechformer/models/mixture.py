@@ -48,7 +48,7 @@ class CountsMixture(nn.Module):
         super().__init__()
         self.order, self.vocabulary, self.by_context = order, vocabulary, by_context
         self.register_buffer("stream", torch.zeros(tokens, dtype=torch.int32))
-        self.register_buffer("weights", torch.full((order,), 0.5, dtype=torch.float64))
+        self.register_buffer("weights", torch.full((order,), 0.5))
 
     @cached_property
     def kneser_ney(self) -> KneserNey:
@@ -63,13 +63,13 @@ class CountsMixture(nn.Module):
 
     def mix(self, logs_R: Tensor, counted: Counted) -> Tensor:
         """Return log p of the mixture from log p of the model, both of R targets."""
-        weights_R = self.weights.cpu()[counted.matched_R]
-        return torch.logaddexp(logs_R.double() + weights_R.log(), counted.logs_R + torch.log1p(-weights_R))
+        weights_R = self.weights.cpu().double()[counted.matched_R]
+        return torch.logaddexp(logs_R.cpu().double() + weights_R.log(), counted.logs_R + torch.log1p(-weights_R))
 
     def fit(self, logs_R: Tensor, counted: Counted) -> None:
         """Fit the weights to R targets that neither model was trained on; a weight without a target remains."""
         groups_R = counted.matched_R if self.by_context else torch.zeros_like(counted.matched_R)
-        model_R, counts_R = logs_R.double().exp(), counted.logs_R.exp()
+        model_R, counts_R = logs_R.cpu().double().exp(), counted.logs_R.exp()
         sizes = groups_R.bincount(minlength=self.order)
         weights = torch.full((self.order,), 0.5, dtype=torch.float64)
         for _ in range(STEPS):
@@ -78,7 +78,7 @@ class CountsMixture(nn.Module):
             sums = torch.zeros_like(weights).index_add(0, groups_R, share_R)
             weights = torch.where(sizes > 0, sums / sizes.clamp(min=1), weights)
         weights = weights if self.by_context else weights[:1].expand(self.order)
-        self.weights.copy_(weights.clamp(1e-6, 1 - 1e-6))
+        self.weights.copy_(weights.clamp(1e-6, 1 - 1e-6).float())
 
     def forward(self, logits_V: Tensor, context: Sequence[int]) -> Tensor:
         """Return the logits of the mixture from those of the model after a context, [V]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,14 @@ def rungs(table: Table) -> list[Rung]:
     way = way_up(table, [rung for rung in built.values() if depth[id(rung.row)] == max(depth.values())])
     for rung in built.values():
         rung.on_top = any(rung is own for own in way)
-    return sorted(built.values(), key=lambda rung: (depth[id(rung.row)] - (not rung.on_top), not rung.on_top))
+    return [rung for own in built.values() if own.below is None for rung in with_branches(own, [*built.values()])]
+
+
+def with_branches(rung: Rung, others: Sequence[Rung]) -> Iterator[Rung]:
+    """Yield a rung, its branches, each with its own, and then the rung on top of it, with its branches."""
+    yield rung
+    for own in sorted((own for own in others if own.below is rung), key=lambda own: own.on_top):
+        yield from with_branches(own, others)
 
 
 def way_up(table: Table, deepest: Sequence[Rung]) -> list[Rung]:
@@ -119,10 +126,11 @@ def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
         for part, words in (("test_perplexity", "all words"), ("test_known_perplexity", "known words")):
             cells = []
             for metric in (f"{part}_{text}" for text in texts):
-                effect = contrast([(1, rung.values(metric))], constant=-float(run.metrics[metric] or 0))
-                if effect is not None:
-                    ratio = 1 + effect.mean / float(run.metrics[metric] or 1)
-                    cells.append(lines([f"{ratio:.3f}", " ".join(estimate(metric, effect))]))
+                counted, cell = run.metrics.get(metric), NONE
+                effect = None if counted is None else contrast([(1, rung.values(metric))], constant=-counted)
+                if counted is not None and effect is not None:
+                    cell = lines([f"{1 + effect.mean / counted:.3f}", " ".join(estimate(metric, effect))])
+                cells.append(cell)
             rows.append([f"{kind}, {words}", baseline_name(run), *cells])
     return markdown_table(["", "beside", *texts], rows)
 

@@ -6,8 +6,8 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context` and those of `probe_functions`. Rows have the names of
-`published.yaml` and `claims.yaml`.
+The functions of a template are the methods of `Context`, those of `probe_functions` and of `ladder_functions`. Rows
+have the names of `published.yaml` and `claims.yaml`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import jinja2
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, pick
-from speechformer.report import findings, ladder, probe_claims, probe_map, published
+from speechformer.report import findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
+from speechformer.report.ladder import against_table, steps_table
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
@@ -156,25 +157,6 @@ class Context:
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
         return f"{sum(one < two for one, two in known)} of {len(known)}"
 
-    def ladder(self, study: str, *metrics: str) -> str:
-        """Return the rungs of a study, each with the difference to the rung below."""
-        return str(ladder.steps_table(self.study(study), metrics))
-
-    def against(self, study: str, *baselines: str) -> str:
-        """Return how the top of a ladder compares with baselines on each text."""
-        return str(ladder.against_table(self.study(study), baselines))
-
-    def study(self, name: str) -> Table:
-        """Return the table of a study.
-
-        Raises:
-            UserError: it has no finished run.
-        """
-        for table in self.tables:
-            if table.study == name and table.finished:
-                return table
-        raise UserError(f"there is no finished run of study={name}.")
-
     def verdicts(self) -> str:
         """Return how many claims have each verdict, as a sentence."""
         return findings.count_verdicts(self.judgements)
@@ -215,6 +197,26 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
         return text
 
     return {"probes": probes, "longer": longer}
+
+
+def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return the functions of a template that show a ladder, a study whose rungs add one setting after another."""
+
+    def table_of(study: str) -> Table:
+        for table in tables:
+            if table.study == study and table.finished:
+                return table
+        raise UserError(f"there is no finished run of study={study}.")
+
+    def ladder(study: str, *metrics: str) -> str:
+        """Return the rungs of a study, each with the difference to the rung below."""
+        return str(steps_table(table_of(study), metrics))
+
+    def against(study: str, *baselines: str) -> str:
+        """Return how the top of a ladder compares with baselines on each text."""
+        return str(against_table(table_of(study), baselines))
+
+    return {"ladder": ladder, "against": against}
 
 
 def in_one_cell(metric: str, effect: Effect | None) -> str:

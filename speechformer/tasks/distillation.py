@@ -22,6 +22,7 @@ from torch import Tensor
 from speechformer.models.kneser_ney import KneserNey
 
 FOLDS = 20
+MAX_TOKENS = 200_000  # of a training text: 20 models of counts are in memory, 64 MB each at half of it
 
 
 class CrossFittedTargets:
@@ -30,18 +31,19 @@ class CrossFittedTargets:
     Args:
         stream: the ids of the training text.
         order: n of the longest n-gram.
-        vocab_size: V, padding included.
+        vocabulary: the number of words that can occur.
+        vocab_size: V, with padding, and rows that no word has.
         share: of each target's probability that the counts distribute.
     """
 
-    def __init__(self, stream: Tensor, order: int, vocab_size: int, share: float) -> None:
+    def __init__(self, stream: Tensor, order: int, vocabulary: int, vocab_size: int, share: float) -> None:
         self.stream, self.order, self.vocab_size, self.share = stream.tolist(), order, vocab_size, share
         n = len(self.stream)
         self.ends = torch.tensor([n * (fold + 1) // FOLDS for fold in range(FOLDS)])
         cuts = [0, *self.ends.tolist()]
         parts = [self.stream[start:end] for start, end in itertools.pairwise(cuts)]
         self.teachers = [
-            KneserNey(list(itertools.chain(*parts[:fold], *parts[fold + 1 :])), order, vocab_size - 1)
+            KneserNey(list(itertools.chain(*parts[:fold], *parts[fold + 1 :])), order, vocabulary)
             for fold in range(FOLDS)
         ]
 
@@ -52,7 +54,8 @@ class CrossFittedTargets:
         for fold in folds_R.unique().tolist():
             rows = (folds_R == fold).nonzero().flatten()
             contexts = [self.stream[max(0, place - self.order + 1) : place] for place in places_R[rows].tolist()]
-            q_RV[rows] = self.teachers[fold].distributions(contexts)
+            counted = self.teachers[fold].distributions(contexts)
+            q_RV[rows, : counted.shape[1]] = counted
         q_RV *= self.share
         q_RV[torch.arange(len(q_RV)), targets_R] += 1 - self.share
         return q_RV
@@ -64,6 +67,6 @@ class CrossFittedTargets:
 
         The hidden states are those of B windows of the stream that begin at `start_B`.
         """
-        places_R = (start_B[:, None] + torch.arange(1, len(targets_R) // len(start_B) + 1)).flatten()
-        q_RV = self.distributions(places_R.cpu(), targets_R.cpu()).to(hidden_RD.device)
+        places_R = (start_B.cpu()[:, None] + torch.arange(1, len(targets_R) // len(start_B) + 1)).flatten()
+        q_RV = self.distributions(places_R, targets_R.cpu()).to(hidden_RD.device)
         return F.cross_entropy(F.linear(hidden_RD, weight_VD, bias_V).float(), q_RV)

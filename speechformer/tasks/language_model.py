@@ -26,13 +26,13 @@ from speechformer.errors import UserError, pick
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
-from speechformer.metrics.mixture import MixturePerplexities
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.mixture import CountsMixture
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task
-from speechformer.tasks.distillation import CrossFittedTargets
+from speechformer.tasks.distillation import FOLDS, MAX_TOKENS, CrossFittedTargets
+from speechformer.tasks.mixture import MixturePerplexities
 from speechformer.tasks.text import TextInputs
 from speechformer.tasks.word_noise import WordNoise
 
@@ -97,6 +97,8 @@ class LanguageModel(Task):
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> LanguageModel:
         documents = config["task"]["documents"]
+        if config["task"]["ngram_targets"] and config["recipe"]["label_smoothing"]:
+            raise UserError("recipe.label_smoothing and task.ngram_targets both spread targets; set one to 0.")
         pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
         if documents == "separate" and config["model"]["name"] == "rnn":
             raise UserError("model=rnn reads one document after another; set task.documents=joined.")
@@ -118,9 +120,13 @@ class LanguageModel(Task):
             return
         assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
         self.noise = WordNoise(data.stream, data.vocab_size, own["unknown_rate"], own["noise"])
+        if own["unknown_rate"] and not (self.noise.counts_V == 1).any():
+            raise UserError("task.unknown_rate replaces words that occur once in train, and there are none.")
         stream = self.noise.with_unknown(data.stream, torch.Generator().manual_seed(0))
         if own["ngram_targets"]:
-            self.teacher = CrossFittedTargets(stream, own["ngram"], data.vocab_size, own["ngram_targets"])
+            self.teacher = CrossFittedTargets(
+                stream, own["ngram"], len(data.tokenizer) - 1, data.vocab_size, own["ngram_targets"]
+            )
         if self.mixture is not None:
             self.mixture.stream.copy_(stream)
             self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
@@ -235,11 +241,13 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
         raise UserError(f"{used[0]} counts words in memory, for texts below {LONG_STREAM:,} tokens; remove it.")
     if own["unknown_rate"] and own["tokens"] != "words":
         raise UserError("task.unknown_rate needs task.tokens=words: other vocabularies have no unknown words.")
+    if own["ngram_targets"] and len(data.stream) > MAX_TOKENS:
+        raise UserError(f"task.ngram_targets fits {FOLDS} models of counts, to texts of up to {MAX_TOKENS:,} tokens.")
     if own["ngram_mixture"] == "none":
         return None
     if not data.splits.validation:
         raise UserError("task.ngram_mixture fits its weights on a held-out part; set protocol=clean.")
-    tokens, vocabulary = len(data.stream), data.vocab_size - 1
+    tokens, vocabulary = len(data.stream), len(data.tokenizer) - 1
     return {"tokens": tokens, "order": own["ngram"], "vocabulary": vocabulary, "by_context": by_context}
 
 

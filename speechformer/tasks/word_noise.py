@@ -1,7 +1,7 @@
 """Words replaced at random while a language model trains.
 
-    task.unknown_rate   a word that occurs once in train is read and predicted as <unk>, which otherwise is never a
-                        target: the model then knows that new words come, and where
+    task.unknown_rate   a word that occurs once in train is read and predicted as <unk>, which is a target
+                        otherwise only with task.min_count or vocab_size: the model learns when new words come
     task.noise          an input word is replaced by one drawn by its frequency in train, the target is not
                         (Xie et al. 2017, "Data Noising as Smoothing in Neural Network Language Models", "unigram")
 

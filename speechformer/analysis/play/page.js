@@ -164,6 +164,7 @@ async function follow(panel) {
   const now = lossOf(panel, panel.change, task === "translate" ? null : panel.result);
   panel.losses = { now, before: isChanged(panel) ? lossOf(panel, UNCHANGED) : now };
   renderAnswer(panel);
+  panel.continuation = undefined;
   if (task === "lm") await continueText(panel, alive);
   panel.effects = {};
   for (const name of ["off", "scale", "slopes", "base", "strength", "pattern"]) {

@@ -34,7 +34,7 @@ class MixturePerplexities:
 
     def update(self, part: Part, logs_R: Tensor, places_R: Tensor) -> None:
         """Add log p of the targets at these places of a part's stream, in nats."""
-        self.logs[part][places_R.cpu() - 1] = logs_R.double().cpu()
+        self.logs[part][places_R.cpu() - 1] = logs_R.cpu().double()
 
     def compute(self) -> dict[str, float]:
         """Return the perplexities of the parts that were evaluated, over all words and over known ones."""
