@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
 
-from speechformer.console import format_metric
 from speechformer.corpora.documents import Documents
-from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
+from speechformer.corpora.special_tokens import END
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import LONG_STREAM, Batch, Example, Stream
 from speechformer.data.documents import DocumentData
-from speechformer.data.speeches import StreamData, TextSize
+from speechformer.data.speeches import StreamData
 from speechformer.errors import UserError, pick
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
-from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.mixture import CountsMixture
 from speechformer.models.stack import initialise
-from speechformer.tasks.base import Task
 from speechformer.tasks.distillation import FOLDS, MAX_TOKENS, CrossFittedTargets
 from speechformer.tasks.mixture import MixturePerplexities
+from speechformer.tasks.perplexity import PerplexityTask
 from speechformer.tasks.text import TextInputs
 from speechformer.tasks.word_noise import WordNoise
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
-HIDDEN = (
-    "test_sliding_",
-    "test_known_",
-    "validation_known_",
-    "test_mixture_known_",
-    "validation_mixture_known_",
-    "test_word_",
-    "test_bits_",
-)  # metrics that the console does not show in training
 
 
-class LanguageModel(Task):
+class LanguageModel(PerplexityTask):
     """A `Decoder` under cross-entropy over the next token. Perplexity is exp(mean negative log-likelihood per token).
 
     Args:
@@ -58,7 +44,7 @@ class LanguageModel(Task):
         mixture: the arguments of `CountsMixture`; None for no mixture with counts.
     """
 
-    name, metric, mode = "lm", "perplexity", "min"
+    name = "lm"
     purpose = "continues a text"
     abilities = frozenset({"generate"})
     datamodule = StreamData
@@ -66,9 +52,7 @@ class LanguageModel(Task):
     output = "logits of the token after each [texts, tokens, vocabulary]"
     pads_input = False
     options = ("tied_output", "output_bias")
-    charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
     no_ensemble = None
-    note = "Perplexity per token; lower is better."
     model: Decoder
 
     def __init__(
@@ -84,9 +68,6 @@ class LanguageModel(Task):
         self.mixture = None if mixture is None else CountsMixture(**mixture)
         self.noise: WordNoise | None = None
         self.teacher: CrossFittedTargets | None = None
-        self.mixture_metric: MixturePerplexities | None = None
-        self.speakers: list[str] = []
-        self.text_sizes: dict[str, TextSize] = {}
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
@@ -131,10 +112,6 @@ class LanguageModel(Task):
             self.mixture.stream.copy_(stream)
             self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
 
-    def metric_name(self, split: str) -> str:
-        """Return the name of the main metric; of several test texts it is the mean of their perplexities."""
-        return f"{split}_perplexity" + ("_mean" if split == "test" else "")
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
         inputs, targets, output = ids[:, :-1], ids[:, 1:].flatten(), self.model.output
@@ -163,45 +140,11 @@ class LanguageModel(Task):
         losses_R = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="none")
         return losses_R.view(members, -1).mean(dim=1), tokens
 
-    def new_metric(self) -> Metric:
-        return MeanPerplexity(sync_on_compute=False).to(self.device)
-
-    def forward_batch(self, model: Decoder, batch: Batch) -> Tensor:
-        return model.hidden(batch["ids"])
-
-    def update_metrics(self, hidden_BTD: Tensor, batch: Batch) -> None:
-        (split, name), scored = batch["part"], batch["targets"] != IGNORE
-        hidden, targets = hidden_BTD[scored], batch["targets"][scored]
-        weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
-        loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
-        self.measured[f"{split}_{metric}"].update(loss, tokens)
-        if self.mixture_metric is not None and "places" in batch:
-            logs = F.linear(hidden, weight, bias).float().log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
-            self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
-        if split not in ("validation", "test"):
-            return
-        is_unknown = targets == UNKNOWN
-        if unknown := int(is_unknown.sum()):  # a few: cheaper than the loss of the known ones
-            rest = loss * tokens - next_token_loss(weight, bias, hidden[is_unknown], targets[is_unknown]) * unknown
-            loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
-        if tokens:
-            self.measured[f"{split}_known_{metric}"].update(loss, tokens)
-
-    def compute_metrics(self) -> dict[str, float]:
-        metrics = super().compute_metrics()
-        if self.mixture_metric is not None:
-            metrics |= self.mixture_metric.compute()
-        metrics |= per_unit(metrics, self.text_sizes)
-        return metrics | means_over_tests(metrics)
-
     def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
         if len(inputs.ids[0]) > block_size:
             inputs.notes.append(f"it was trained on {block_size} tokens at once")
         return inputs
-
-    def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
-        return {name: value for name, value in metrics.items() if not name.startswith(HIDDEN)}
 
     def describe_examples(
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
@@ -218,12 +161,6 @@ class LanguageModel(Task):
                 words = str(error)
             parts = (escape_markdown(part) for part in ("".join(tokenizer.stream(prompt)), words))
             yield "what comes next", "{} **{}**".format(*parts)
-
-    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"], result["config"]["task"]["lengths"])
-
-    def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        return columns_of(metrics, self.metric_name("test"), self.speakers)
 
 
 def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
@@ -257,68 +194,3 @@ def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:
     for places in torch.arange(len(stream)).split(1 << 20):
         counts_V += stream[places].long().bincount(minlength=vocab_size)
     return (counts_V / counts_V.sum()).log().float()
-
-
-def columns_of(metrics: dict[str, float | None], main: str, speakers: Sequence[str]) -> list[str]:
-    """Return the columns of the report: the main metric, that of each test, and what there is besides."""
-    prefix = "test_perplexity_"
-    tests = [name for name in metrics if name.startswith(prefix) and name != main]
-    order = {f"{prefix}{name}": k for k, name in enumerate(speakers)}  # as in the classification task
-    tests.sort(key=lambda name: order.get(name, len(order)))
-    mixed = ["test_mixture_perplexity_mean", "test_mixture_known_perplexity_mean"]
-    more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
-    if metrics.get("test_unknown_rate_mean"):
-        more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
-    return [main, *tests, *mixed, *more, "test_sliding_perplexity_mean", "train_perplexity"]
-
-
-def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the means of what was measured on each test, such as `test_perplexity_mean`."""
-    tests = defaultdict(list)
-    for name, value in metrics.items():
-        for kind in ("_perplexity_", "_bits_per_byte_"):
-            split, _, test = name.partition(kind)
-            if test:
-                tests[split + kind].append(value)
-    return {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
-
-
-def per_unit(metrics: dict[str, float], sizes: dict[str, TextSize]) -> dict[str, float]:
-    """Return the perplexity of each test per word and its bits per byte, which vocabularies have in common.
-
-    With unknown words they are too low: <unk> stands for many words, and which one it is costs nothing.
-    """
-    units: dict[str, float] = {}
-    for test, size in sizes.items():
-        if (perplexity := metrics.get(f"test_perplexity_{test}")) is not None:
-            loss = size.tokens * math.log(perplexity)
-            per_word = loss / max(1, size.words)
-            units[f"test_word_perplexity_{test}"] = math.exp(per_word) if per_word < 700 else math.inf
-            units[f"test_bits_per_byte_{test}"] = loss / math.log(2) / size.bytes
-    return units
-
-
-def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the perplexities of each text, and the mean in contexts of other lengths."""
-    columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
-    if metrics.get("test_mixture_perplexity_mean"):
-        columns["with counts"] = "mixture_perplexity"
-    if metrics.get("test_unknown_rate_mean"):
-        columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
-    else:
-        columns |= {"per word": "word_perplexity", "bits per byte": "bits_per_byte"}
-    rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
-    for name in metrics:
-        if name in ("train_perplexity", "validation_perplexity"):
-            split = name.removesuffix("_perplexity")
-            rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
-    tests = [(name, str(test["tokens"])) for name, test in counts["tests"].items()]
-    for name, tokens in [*tests, ("mean", "")]:
-        values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
-        cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
-        rows.append((f"test {name}", *cells, tokens))
-    for length in lengths:
-        value = metrics.get(f"test_length_{length}_perplexity_mean")
-        said = "out of reach" if value is None else format_metric("", value)
-        rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
-    return rows
