@@ -417,16 +417,16 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     assert shown == pytest.approx(after, abs=6e-4)
     assert page.evaluate("[...layerOf(state.panels[0]).weights]") != map_before
     small = page.locator(".control.changed small").first.text_content()
-    assert small.startswith("trained 1; alone: P(") and small.endswith("points")
+    assert small.startswith("trained 1; this change alone: P(") and small.endswith("points")
     page.locator(".marker button").click()
     assert page.locator(".bars .value").all_text_contents() == before and not marker.is_visible()
-    for control in ("Slope of head 1", "Slope of head 2"):
+    for control in ("Slope of head 1, in every layer", "Slope of head 2, in every layer"):
         page.locator(f"input[aria-label='{control}']").fill("1")
     page.locator("select[aria-label='Attention pattern']").select_option("window")
     page.locator("[data-option=window] input").fill("2")
     page.locator("input[type=checkbox]").check()
     assert page.evaluate("state.panels[0].change.pattern") == {"name": "window", "window": 2}
-    assert "position off, slopes, pattern window" in marker.text_content()
+    assert "position off, slope of head 1, 2, pattern window" in marker.text_content()
     page.locator("#try button", has_text="as trained").click()
     assert page.locator(".bars .value").all_text_contents() == before and said == []
     page.close()
@@ -474,7 +474,7 @@ def test_pointing_pinning_and_the_keyboard(browser: Any, classifier_page: Path) 
     weight = page.evaluate("state.panels[0].result.parts.encoder[0].weights")[92]  # head 2, query 1, key 2 of 9
     assert where.text_content() == f"will → mend: {weight:.3f}  pinned; Escape releases"
     label = page.locator("canvas.map").get_attribute("aria-label")
-    assert label == f"Attention map, layer 1, head 2, slope 0.0039: query will, key mend, {weight:.3f}"
+    assert label == f"Attention map, layer 1, head 2, scale × slope 0.0039: query will, key mend, {weight:.3f}"
     page.keyboard.press("o")
     assert page.locator(".tile.off").count() == 1
     page.locator(".chip[tabindex='0']").focus()
@@ -490,7 +490,7 @@ def test_the_address_keeps_sentence_and_settings(browser: Any, classifier_page: 
     page, said = opened(browser, classifier_page)
     page.fill("#sentence", "Our children & “friends” = 100 %")
     page.locator("input[aria-label='Scale of all slopes']").fill("2.5")
-    page.locator("input[aria-label='Slope of head 2']").fill("-1")
+    page.locator("input[aria-label='Slope of head 2, in every layer']").fill("-1")
     page.locator("select[aria-label='Attention pattern']").select_option("dilated")
     page.locator(".tile button.pick").nth(2).click()
     page.get_by_label("Switch layer 2, head 2 off").click()

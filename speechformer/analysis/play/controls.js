@@ -67,7 +67,14 @@ function settingsOf(panel) {
       panel.place.slopes = (change) => (change.off ? own.map(() => 0) : slopesOf(alibi, get, change));
     boxes.push(
       el("h3", {}, "ALiBi: what distance costs"),
+      el(
+        "p",
+        { class: "about" },
+        "ALiBi (attention with linear biases) takes slope × distance off each score before the softmax. " +
+          "Steep slope: a head sees only near words. Slope 0: distance does not count.",
+      ),
       el("p", { class: "formula" }, "q·k/√H − scale·slope·|i−j|"),
+      el("p", { class: "about" }, "i and j: places of query and key; H: numbers in each head."),
       slider(panel, {
         name: "scale",
         title: "Scale of all slopes",
@@ -87,7 +94,7 @@ function settingsOf(panel) {
         slider(panel, {
           name: `slope${n}`,
           group: "slopes",
-          title: `Slope of head ${n + 1}`,
+          title: `Slope of head ${n + 1}, in every layer`,
           low: -13,
           high: 2,
           step: 0.01,
@@ -196,8 +203,8 @@ function offControl(panel) {
       box.querySelector("small").textContent = panel.change.off
         ? ["trained on", effectText(panel, "off")].filter(Boolean).join("; ")
         : taskOf(panel) === "classify"
-          ? "Without it no order of words is known."
-          : "Without it the causal mask alone tells order.";
+          ? "Switched off, the model does not know the order of the words."
+          : "Switched off, only the causal mask tells the order of the words.";
     },
   });
   input.onchange = () => {
@@ -325,6 +332,7 @@ function swapRun(panel, run) {
 function rebuild() {
   $("panels").replaceChildren(...state.panels.map(buildPanel));
   $("panels").classList.toggle("two", state.panels.length > 1);
+  $("compare").textContent = state.panels.length > 1 ? "Show one" : "Compare two";
   $("compare").setAttribute("aria-pressed", String(state.panels.length > 1));
   drawLegends();
   suggest();
@@ -555,6 +563,12 @@ function suggest() {
     panel.change = { ...untouched(), ...change };
     update(true, panel);
   };
+  const slopes = panel.place?.slopes?.(UNCHANGED);
+  if (alibi && slopes)
+    own.push([
+      "let head 1 see only near words: slope 4",
+      set({ slopes: slopes.map((_, n) => (n ? null : 4)) }),
+    ]);
   if (alibi)
     own.push(
       ["forget distance: ALiBi's scale 0", set({ scale: 0 })],
@@ -595,7 +609,7 @@ function start() {
   readAddress();
   useTheme();
   const tasks = {
-    classify: "It says who would say a sentence.",
+    classify: "It guesses which speaker said a sentence.",
     lm: "It says which word comes next.",
     translate: "It translates.",
   };

@@ -345,7 +345,8 @@ function renderHead(panel) {
     { change } = panel;
   if (change.off) changes.push("position off");
   if (change.scale !== null) changes.push(`scale ${change.scale}`);
-  if (change.slopes) changes.push("slopes");
+  if (change.slopes)
+    changes.push(`slope of head ${change.slopes.flatMap((own, n) => (own === null ? [] : [n + 1])).join(", ")}`);
   if (change.base !== null) changes.push(`base ${Math.round(change.base)}`);
   if (change.strength !== null) changes.push(`bias × ${change.strength}`);
   if (change.pattern) changes.push(`pattern ${change.pattern.name}`);
@@ -394,7 +395,7 @@ function renderMaps(panel) {
     S,
   };
   const isOff = panel.change.heads.includes(`${part}.${panel.layer}.${n}`);
-  const slope = place.slopes ? `, slope ${number(place.slopes(panel.change)[n], 2)}` : "";
+  const slope = place.slopes ? `, scale × slope ${number(place.slopes(panel.change)[n], 2)}` : "";
   place.title.textContent = `${place.several ? part + ", " : ""}layer ${panel.layer + 1}, head ${n + 1}${slope}${isOff ? " (off)" : ""}`;
   const i = query,
     hidden = key !== null && mask && !mask[i * S + key];
@@ -598,8 +599,8 @@ function effectText(panel, name) {
     before = panel.losses?.before;
   if (!effect || !before || effect.loss === null) return "";
   if (effect.p !== null)
-    return `alone: P(${runOf(panel).classes[panel.predicted]}) ${signed(100 * (effect.p - before.p), 1)} points`;
-  return `alone: loss ${signed(effect.loss - before.loss, 3)} nats`;
+    return `this change alone: P(${runOf(panel).classes[panel.predicted]}) ${signed(100 * (effect.p - before.p), 1)} points`;
+  return `this change alone: loss ${signed(effect.loss - before.loss, 3)} nats`;
 }
 
 function renderEffects(panel) {
