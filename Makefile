@@ -111,7 +111,8 @@ PROBES := -$(BIN)/python -m speechformer.train --multirun task=probe study=probe
 ENCODINGS := nope,sinusoidal,learned,alibi,rope,xpos,relative,kerple,fire,forgetting,randomised,rnn
 reproduce-probes: $(STAMP)
 	$(PROBES) 'probe=glob(*)' model=$(ENCODINGS) hydra/sweeper=tuned 'recipe.lr=tag(tune,choice(1e-3,3e-3))' \
-		'recipe.init=tag(tune,choice(torch,normal))' hydra.sweep.dir=$(PROBED)/encodings
+		'recipe.init=tag(tune,choice(torch,normal))' hydra.sweeper.untuned_seeds=2 \
+		hydra.sweep.dir=$(PROBED)/encodings
 	$(PROBES) probe=copy,needle,recall pattern=window,block,strided,dilated,global,bigbird,sinks model=rope \
 		hydra.sweep.dir=$(PROBED)/patterns
 	$(PROBES) probe=copy,needle,recall layers=1,3 model=rope hydra.sweep.dir=$(PROBED)/layers

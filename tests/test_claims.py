@@ -16,7 +16,7 @@ from speechformer.report import claims, published
 from speechformer.report.__main__ import main
 from speechformer.report.claims import Judgement, content, judge
 from speechformer.report.findings import agreement, distinct, found
-from speechformer.report.pages import Context, render
+from speechformer.report.pages import Context, render, update
 from speechformer.report.results import Run, build_tables, read_runs
 from speechformer.runs.folder import PREDICTIONS, read_json, write_result
 from speechformer.runs.predictions import write_predictions
@@ -215,6 +215,26 @@ def test_a_wrong_template_is_one_sentence_with_its_line(template: str, message: 
     with pytest.raises(UserError, match=re.escape(message)) as error:
         rendered(folder, f"# Title\n\n<!--= {template} -->\n<!--/-->\n")
     assert str(error.value).startswith("line 3: ")
+
+
+def test_a_page_repeats_a_result_of_another(tmp_path: Path) -> None:
+    """Oracle: the text below the heading; a template of the next section is not one of this."""
+    other = tmp_path / "folder" / "other.md"
+    other.parent.mkdir()
+    other.write_text(
+        "# Other\n\n## Empty\n\n## Numbers\n\n<!--= {{ 1 + 1 }} -->\nTwo\nlines\n<!--/-->\n", encoding="utf-8"
+    )
+    page = tmp_path / "page.md"
+    page.write_text('<!--= {{ block("folder/other.md", "Numbers") }} -->\n<!--/-->\n', encoding="utf-8")
+    assert update(page, {}) and page.read_text(encoding="utf-8").endswith("-->\nTwo\nlines\n<!--/-->\n")
+    for path, heading, message in (
+        ("none.md", "Numbers", "none.md: No such file"),
+        ("folder/other.md", "Empty", "other.md has no template below a heading 'Empty'."),
+        ("folder/other.md", "umbers", "other.md has no template below a heading 'umbers'."),
+    ):
+        page.write_text(f'<!--= {{{{ block("{path}", "{heading}") }}}} -->\n<!--/-->\n', encoding="utf-8")
+        with pytest.raises(UserError, match=re.escape(message)):
+            update(page, {})
 
 
 def test_the_command_renders_pages(

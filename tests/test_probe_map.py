@@ -18,7 +18,7 @@ from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
 from speechformer.report.pages import probe_functions
 from speechformer.report.probe_claims import judge, sections, where_found
-from speechformer.report.probe_map import as_text, content, skill, usual
+from speechformer.report.probe_map import as_text, content, separations, skill, usual
 from speechformer.runs.folder import write_json
 
 LENGTHS = [10, 20, 40]
@@ -193,6 +193,34 @@ def test_claims_about_longer_texts() -> None:
     assert "| no positions − ALiBi | copy 40 | – | 0 | 0 |" in rows
     assert "| no positions − RoPE | – | copy 40 | 0 | 0 |" in rows
     assert "| no positions − relative positions | – | – | 1 | 0 |" in rows
+
+
+def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
+    """Oracle: intervals by hand; one seed has none, and equal seeds have a point."""
+
+    def cell(model: str, length: int, values: list[float], interval: list[float] | None) -> dict[str, Any]:
+        own = {"model": model, "probe": "flip_flop", "length": length, "longest": 20, "interval": interval}
+        return {**own, "mean": statistics.mean(values or [0]), "runs": [{"value": value} for value in values]}
+
+    cells = [
+        cell("rope", 20, [1.0, 1.0], None),
+        cell("alibi", 20, [0.9, 0.88], [0.8, 0.99]),
+        cell("nope", 20, [0.7, 0.7], [0.6, 0.85]),
+        cell("fire", 20, [], None),
+        cell("rope", 10, [0.1, 0.1], None),
+        cell("nope", 40, [0.1, 0.2], [0.05, 0.25]),
+        cell("rope", 40, [0.9], None),
+        cell("alibi", 40, [0.2, 0.4], [0.2, 0.4]),
+    ]
+
+    def rows(beyond: bool) -> list[str]:
+        return [re.sub(" +", " ", line) for line in str(separations(cells, beyond)).splitlines()][2:]
+
+    assert rows(beyond=False) == ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 2 of 3 |"]
+    assert rows(beyond=True) == ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 14.1 | nope 15.0 ± 7.1 | 0 of 1 |"]
+    assert str(separations(cells[:1], beyond=False)) == ""
+    with pytest.raises(UserError, match="no probe has several seeds of two encodings"):
+        probe_functions([])["separations"](beyond=True)
 
 
 def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,14 @@ GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
 
 def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the results of the runs, by hand."""
-    words = [*TUNED, GRID, "model=alibi,nope", "seed=3"]
+    words = [*TUNED, GRID, "model=alibi,nope", "seed=3,4", "hydra.sweeper.untuned_seeds=1"]
     code, out, err = sweep(*words)
     assert code == 0, err
     runs = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/result.json")]
     tuning = [run for run in runs if run["config"]["study"] == "lm_tuning"]
     final = [run for run in runs if run["config"]["study"] is None]
     assert len(tuning) == 4 and {run["seed"] for run in tuning} == {100}
-    assert {run["seed"] for run in final} == {3} and len(final) == 4
+    assert Counter(run["seed"] for run in final) == {3: 4, 4: 2}
     content = json.loads((tmp_path / "sweep" / "tuned.json").read_text())
     assert content["points"] == [["recipe.lr=0.0001"], ["recipe.lr=0.01"]] and content["tuning_seeds"] == [100]
     for row in content["rows"]:
@@ -39,13 +40,15 @@ def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Pat
         assert row["scores"] == [own[1e-4], own[1e-2]]
         best = min(own, key=lambda lr: own[lr])
         assert row["choice"] == [f"recipe.lr={best}"]
-        rates = {run["config"]["recipe"]["lr"] for run in final if run["config"]["model"]["name"] == model}
-        assert rates == {best, 1e-3}  # its choice, and untuned
+        settings = [
+            (run["config"]["recipe"]["lr"], run["seed"]) for run in final if run["config"]["model"]["name"] == model
+        ]
+        assert sorted(settings) == sorted([(best, 3), (best, 4), (1e-3, 3)])  # its choice, and untuned
     page = (tmp_path / "sweep" / "report" / "report.md").read_text()
     assert "## Tuning of sweep" in page and "Each row had the same 2 runs on seeds 100." in page
     code, out, _ = sweep(*words)
-    assert code == 0 and "Sweep of 8 runs: 8 finished." in out
-    assert len([*(tmp_path / "sweep").glob("*/result.json")]) == 8
+    assert code == 0 and "Sweep of 10 runs: 10 finished." in out
+    assert len([*(tmp_path / "sweep").glob("*/result.json")]) == 10
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Pat
         ([GRID, "++seed=0,1"], "hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=."),
         ([GRID, "task=lm,classify"], "hydra/sweeper=tuned tunes one task at a time."),
         ([GRID, "hydra.sweeper.tuning_seeds=[]"], "and hydra.sweeper.tuning_seeds."),
+        ([GRID, "hydra.sweeper.untuned_seeds=-1"], "hydra.sweeper.untuned_seeds=-1: expected a number of seeds"),
     ],
 )
 def test_invalid_studies_are_one_sentence(words: list[str], message: str, sweep: Sweep) -> None:  # noqa: F811

@@ -6,8 +6,9 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context`, those of `probe_functions` and of `ladder_functions`. Rows
-have the names of `published.yaml` and `claims.yaml`.
+The functions of a template are the methods of `Context`, those of `probe_functions` and of `ladder_functions`, and
+`block(PAGE, HEADING)`, which repeats a result of another page. Rows have the names of `published.yaml` and
+`claims.yaml`.
 """
 
 from __future__ import annotations
@@ -196,7 +197,18 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
             raise UserError("there are no runs that test longer().")
         return text
 
-    return {"probes": probes, "longer": longer}
+    def separations(beyond: bool) -> str:
+        """Return what each probe separates, at the longest length of training or the longest beyond it.
+
+        Raises:
+            UserError: no probe has several seeds of two encodings.
+        """
+        text = probe_map.separations(probe_map.usual(cells)[0] if cells else [], beyond)
+        if not text:
+            raise UserError("no probe has several seeds of two encodings.")
+        return str(text)
+
+    return {"probes": probes, "longer": longer, "separations": separations}
 
 
 def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
@@ -245,6 +257,23 @@ def render(text: str, functions: Mapping[str, Any]) -> str:
     return BLOCK.sub(fill, text)
 
 
+def block_of(page: Path, heading: str) -> str:
+    """Return what the first template below a heading of another page gives there.
+
+    Raises:
+        UserError: there is no such page, heading or template.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{page}: {error.strerror}.") from None
+    _, _, below = text.partition(f"# {heading}\n")
+    match = BLOCK.search(re.split(r"^#+ ", below, maxsplit=1, flags=re.MULTILINE)[0])
+    if not match:
+        raise UserError(f"{page} has no template below a heading {heading!r}.")
+    return match[0].removeprefix(match[1]).removesuffix(match[3])
+
+
 def update(page: Path, functions: Mapping[str, Any]) -> bool:
     """Render a page in place; return whether it changed.
 
@@ -253,7 +282,7 @@ def update(page: Path, functions: Mapping[str, Any]) -> bool:
     """
     try:
         text = page.read_text(encoding="utf-8")
-        rendered = render(text, functions)
+        rendered = render(text, {"block": lambda path, heading: block_of(page.parent / path, heading), **functions})
     except OSError as error:
         raise UserError(f"{page}: {error.strerror}.") from None
     except UserError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
 import math
 import re
@@ -210,6 +211,33 @@ def lengths_table(cells: Sequence[Cell], by: str, lengths: Mapping[str, int]) ->
     order = sorted(values, key=lambda value: -sum(np.nan_to_num(skill(cell)) for cell in values[value] if cell))
     rows = [[str(value), *(in_table(cell) if cell else NONE for cell in values[value])] for value in order]
     return markdown_table(["", *(f"{probe.replace('_', ' ')}, {length}" for probe, length in lengths.items())], rows)
+
+
+def separations(cells: Sequence[Cell], beyond: bool) -> Markdown:
+    """Return the best and the worst model on each probe, and how many pairs of models it separates.
+
+    A pair is separated if the 95 % confidence intervals of its means do not overlap. Tests are of the longest length
+    of training, or of the longest one beyond it; probes without such a test are left out.
+    """
+    rows = []
+    for probe in dict.fromkeys(cell["probe"] for cell in cells):
+        own = [cell for cell in cells if cell["probe"] == probe and (cell["length"] > cell["longest"]) == beyond]
+        longest = max((cell["length"] for cell in own), default=0)
+        own = [cell for cell in own if cell["length"] == longest and len(cell["runs"]) > 1]
+        if len(own) > 1:
+            pairs = [*itertools.combinations(sorted(map(interval_of, own)), 2)]
+            apart = sum(first[1] < second[0] for first, second in pairs)
+            ends = [pick(own, key=lambda cell: cell["mean"]) for pick in (max, min)]
+            named = [f"{cell['model']} {in_table(cell)}" for cell in ends]
+            at = f"{probe.replace('_', ' ')}, {longest}" + (f" (trained to {own[0]['longest']})" if beyond else "")
+            rows.append([at, *named, f"{apart} of {len(pairs)}"])
+    return markdown_table(["probe, length", "best", "worst", "pairs separated"], rows)
+
+
+def interval_of(cell: Cell) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a mean; its value twice if the seeds agree."""
+    low, high = cell["interval"] or (cell["mean"], cell["mean"])
+    return low, high
 
 
 def in_table(cell: Cell) -> str:

@@ -5,7 +5,8 @@ other swept values, without the seed. The stages are:
 
 1. every row with every point of the grid and every tuning seed, as `study=<name>_tuning`;
 2. for each row, the point with the best mean score on held-out data (written to `tuned.json`);
-3. every row with its choice, and as it is without tuning, with the seeds of the command.
+3. every row with its choice, and as it is without tuning, with the seeds of the command; `untuned_seeds` limits how
+   many of them run without tuning.
 
 A grid that suits one row and not another is the commonest reason for a false difference between them.
 """
@@ -41,8 +42,9 @@ Key = tuple[Row, Row]  # a row and a point of the grid
 class TunedSweeper(Sweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/tuned.yaml`."""
 
-    def __init__(self, tuning_seeds: Sequence[int], params: Any = None) -> None:
-        self.tuning_seeds, self.params = list(tuning_seeds or []), params or {}
+    def __init__(self, tuning_seeds: Sequence[int], untuned_seeds: int | None = None, params: Any = None) -> None:
+        self.tuning_seeds, self.untuned_seeds = list(tuning_seeds or []), untuned_seeds
+        self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.cfg, self.loader = config, hydra_context.config_loader
@@ -56,6 +58,8 @@ class TunedSweeper(Sweeper):
         swept_seed = last.pop("seed", None)
         seeds = [()] if swept_seed is None else expand([swept_seed])
         grid = {key: own for key, own in last.items() if "tune" in getattr(own.value(), "tags", ())}
+        if self.untuned_seeds is not None and self.untuned_seeds < 0:
+            raise UserError(f"hydra.sweeper.untuned_seeds={self.untuned_seeds}: expected a number of seeds, or null.")
         if not grid or not self.tuning_seeds:
             example = "'recipe.lr=tag(tune, choice(1e-3,3e-3))'"
             raise UserError(
@@ -71,8 +75,9 @@ class TunedSweeper(Sweeper):
         choices = {row: choose({point: scores[row, point] for point in points}, mode) for row in rows}
         self.write(points, choices, scores)
         chosen = [(*row, *point) for row, point in choices.items() if point is not None]
-        final = [(*row, *seed) for row in dict.fromkeys([*chosen, *rows]) for seed in seeds]
-        return [*returned, *self.run(final)]
+        final = [(*row, *seed) for row in chosen for seed in seeds]
+        untuned = [(*row, *seed) for row in rows for seed in seeds[: self.untuned_seeds]]
+        return [*returned, *self.run([*final, *untuned])]
 
     def read_scores(self, jobs: Mapping[Key, Sequence[Row]]) -> dict[Key, float]:
         """Return the mean score of each row and point; NaN if a run diverged.
