@@ -69,25 +69,25 @@ reproduce: $(STAMP)
 		$$(cd $(REPRODUCED) && find baselines runs -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
-# Make the report and the results in the pages from the results of all runs, in a minute.
+# Make the reports and the results in the pages from the results of all runs, in some minutes.
 PAGES := README.md $(REFERENCE)/README.md
+# of an archive in a folder of its own: the folder, the page, the title
+define PUBLISH
+	rm -rf $(REPRODUCED)/$(1)
+	mkdir -p $(REPRODUCED)/$(1)
+	tar --exclude='*_probes-tuning_*' -xJf $(REFERENCE)/$(1)/runs.tar.xz -C $(REPRODUCED)/$(1)
+	$(BIN)/python -m speechformer.report $(REPRODUCED)/$(1) --output $(REFERENCE)/$(1) --formats png \
+		--pages $(REFERENCE)/$(2)/README.md --title "$(3)"
+endef
 pages: $(STAMP)
+	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
+	$(call PUBLISH,ladder,ladder,From the reports' language model to one that beats counting)
+	$(call PUBLISH,probes,probes,What probes tell apart)
 	rm -rf $(REPRODUCED)/archive
 	mkdir -p $(REPRODUCED)/archive
 	tar -xJf $(REFERENCE)/runs.tar.xz -C $(REPRODUCED)/archive
 	$(BIN)/python -m speechformer.report $(REPRODUCED)/archive --output $(REFERENCE) --pages $(PAGES) --formats png \
 		--title "Attention on presidential speeches: three course reports repeated"
-	rm -rf $(REPRODUCED)/bottleneck
-	mkdir -p $(REPRODUCED)/bottleneck
-	tar -xJf $(REFERENCE)/bottleneck/runs.tar.xz -C $(REPRODUCED)/bottleneck
-	$(BIN)/python -m speechformer.report $(REPRODUCED)/bottleneck --output $(REFERENCE)/bottleneck --formats png \
-		--pages $(REFERENCE)/translation/README.md --title "The bottleneck of an RNN without attention"
-
-	rm -rf $(REPRODUCED)/ladder
-	mkdir -p $(REPRODUCED)/ladder
-	tar -xJf $(REFERENCE)/ladder/runs.tar.xz -C $(REPRODUCED)/ladder
-	$(BIN)/python -m speechformer.report $(REPRODUCED)/ladder --output $(REFERENCE)/ladder --formats png \
-		--pages $(REFERENCE)/ladder/README.md --title "From the reports' language model to one that beats counting"
 
 # The same for translation. It needs the TED pairs and takes hours on a CPU.
 TRANSLATED := outputs/reproduce-translation
@@ -120,7 +120,9 @@ reproduce-probes: $(STAMP)
 		hydra.sweep.dir=$(PROBED)/by_layer
 	$(PROBES) probe=copy,needle,recall layers=3 model=rope pattern=by_layer \
 		'pattern.layers=[window,window,full],[full,window,window]' hydra.sweep.dir=$(PROBED)/patterns_by_layer
-	$(BIN)/python -m speechformer.report $(PROBED) --output $(PROBED)/report --title "What probes tell apart"
+	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(PROBED) -cJf $(REFERENCE)/probes/runs.tar.xz \
+		$$(cd $(PROBED) && find . -name result.json -o -name tuned.json -o -name sweep.json -o -path '*/jobs/*.json' | sort)
+	$(MAKE) pages
 
 # Patterns in contexts of three lengths. Each run has a process of its own, of whose memory it reports the peak.
 IN_CONTEXTS := outputs/reproduce-contexts
