@@ -31,7 +31,7 @@ from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
-from speechformer.runs.folder import WEIGHTS
+from speechformer.runs.folder import HISTORY, WEIGHTS
 from speechformer.tasks.base import Task
 from speechformer.tasks.optim import ENDLESS
 from speechformer.tasks.registry import load_task, read_checkpoint
@@ -42,6 +42,8 @@ KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "re
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
+FEW, MANY = 6, 16  # checkpoints of a run: at least, where that fits into MAX_BYTES; at most
+NOT_COMPARED = {"threads", "logger", "machine", "force", "checkpoint_every", "keep_every_n_steps"}
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
@@ -173,7 +175,8 @@ def snapshots(run: TrainedRun, alone: bool, shorter: Sequence[TrainedRun] = ()) 
 
     With `shorter` ones, runs that differ in their length alone, it is the checkpoint of each instead of those beside.
     """
-    own = [*(run.directory / name for name in CHECKPOINTS), *(run.directory / WEIGHTS).glob("*.ckpt")]
+    folders = (run.directory / HISTORY, run.directory / WEIGHTS)
+    own = [*(run.directory / name for name in CHECKPOINTS), *(path for own in folders for path in own.glob("*.ckpt"))]
     loaded = [Snapshot(one.checkpoint, step_of(one.directory / one.checkpoint), one.task) for one in (run, *shorter)]
     steps = {one.step for one in loaded}
     for path in own if not alone and not shorter else []:
@@ -194,7 +197,7 @@ def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
     for index, run in enumerate(runs):
         config = dict((run.result or {}).get("config") or {})
         config["trainer"] = {**config.get("trainer", {}), "max_epochs": None, "max_steps": None}
-        own = {name: value for name, value in config.items() if name not in ("threads", "logger", "machine", "force")}
+        own = {name: value for name, value in config.items() if name not in NOT_COMPARED}
         key, step = json.dumps(own, sort_keys=True, default=str), step_of(run.directory / run.checkpoint)
         if not run.result or step is None or not is_prefix(config) or step in groups.get(key, {}):
             key, step = f"run {index}", step or 0
@@ -212,6 +215,30 @@ def step_of(path: Path) -> int | None:
     """Return the optimizer step of a checkpoint; None of an average, which is of several."""
     step = read_checkpoint(path).get("global_step")
     return step if type(step) is int and path.name != "average.ckpt" else None
+
+
+def fit_checkpoints(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> list[list[Snapshot]]:
+    """Return the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
+
+    def size(most: int, dtype: torch.dtype) -> int:
+        return sum(one.size(dtype) for run, own in runs for one in evenly_spaced(own, run.task, most))
+
+    most = MANY
+    while most > FEW and size(most, torch.float16) > TARGET_BYTES:
+        most -= 1
+    while most > 2 and size(most, torch.float16) > MAX_BYTES:
+        most -= 1
+    return [evenly_spaced(own, run.task, most) for run, own in runs]
+
+
+def evenly_spaced(own: list[Snapshot], reported: Task, most: int) -> list[Snapshot]:
+    """Return at most so many checkpoints of a run by step: the first one, the reported one, and some between."""
+    if len(own) <= most:
+        return own
+    chosen = [one.task for one in own].index(reported)
+    picked = {round(k * (len(own) - 1) / (most - 1)) for k in range(most)}
+    nearest = min(picked - {0} or picked, key=lambda k: abs(k - chosen))
+    return [own[k] for k in sorted(picked - {nearest} | {chosen})]
 
 
 def limit_of(run: TrainedRun) -> int:
@@ -244,8 +271,8 @@ def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple
     return types
 
 
-def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
-    """Return a run as plain data, but for its model and tokenizer."""
+def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
+    """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
     return {
         "label": run.label + (", without its counts" if getattr(run.task, "mixture", None) else ""),
         "name": run.directory.resolve().name,
@@ -256,6 +283,7 @@ def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype
         "trained": run.block_size,
         "half": types[0] == torch.float16,
         "chosen": [one.task for one in own].index(run.task),
+        "total": total,
         "checkpoints": [
             {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
             for one in own
@@ -275,18 +303,20 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     groups = [[run] for run in runs] if alone else by_length(runs)
     runs = [group[0] for group in groups]
     models = [check_supported(run) for run in runs]
-    checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]
+    all_checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]
+    checkpoints = fit_checkpoints(list(zip(runs, all_checkpoints)))
     types = choose_precision(list(zip(runs, checkpoints)))
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
-    for run, model, own in zip(runs, models, checkpoints):
+    for run, model, own, total in zip(runs, models, checkpoints, map(len, all_checkpoints)):
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
         index = tokenizers.index(tokenizer)
-        exported.append({**export_run(run, own, types), "model": model, "tokenizer": index})
+        exported.append({**export_run(run, own, total, types), "model": model, "tokenizer": index})
         names = ", ".join(one.name if one.step is None else f"{one.name} (step {one.step})" for one in own)
-        lines.append(f"{exported[-1]['name']} ({run.label}): {names}")
+        share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
+        lines.append(f"{exported[-1]['name']} ({run.label}): {names}{share}")
     if types[0] == torch.float16:
         lines.append("Weights are rounded to float16, since they would exceed 5 MB; probabilities differ slightly.")
     return {"tokenizers": tokenizers, "runs": exported}, lines
