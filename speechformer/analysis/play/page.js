@@ -416,7 +416,9 @@ function renderMaps(panel) {
     place = panel.place;
   const own = { weights, mask, T, S, n, queries, keys, query, key };
   renderTiles(panel, part); // first, for they take their width from the map
-  place.geometry = { ...drawMap(place.map, { ...own, width: Math.max(250, place.mapBox.clientWidth) }), T, S };
+  const most = isNarrow() ? 0.46 * window.innerHeight : Infinity, // the controls below stay in view
+    width = Math.max(250, Math.min(most, place.mapBox.clientWidth));
+  place.geometry = { ...drawMap(place.map, { ...own, width }), T, S };
   place.lineGeometry = {
     ...drawLines(place.lines, {
       ...own,
