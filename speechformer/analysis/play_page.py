@@ -33,7 +33,6 @@ from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
 from speechformer.runs.folder import HISTORY, WEIGHTS
 from speechformer.tasks.base import Task
-from speechformer.tasks.optim import ENDLESS
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
@@ -43,7 +42,6 @@ KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "si
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
 FEW, MANY = 6, 16  # checkpoints of a run: at least, where that fits into MAX_BYTES; at most
-NOT_COMPARED = {"threads", "logger", "machine", "force", "checkpoint_every", "keep_every_n_steps"}
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
@@ -170,45 +168,17 @@ def check_supported(run: TrainedRun) -> dict[str, Any]:
         raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
 
 
-def snapshots(run: TrainedRun, alone: bool, shorter: Sequence[TrainedRun] = ()) -> list[Snapshot]:
-    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it.
-
-    With `shorter` ones, runs that differ in their length alone, it is the checkpoint of each instead of those beside.
-    """
-    folders = (run.directory / HISTORY, run.directory / WEIGHTS)
-    own = [*(run.directory / name for name in CHECKPOINTS), *(path for own in folders for path in own.glob("*.ckpt"))]
-    loaded = [Snapshot(one.checkpoint, step_of(one.directory / one.checkpoint), one.task) for one in (run, *shorter)]
-    steps = {one.step for one in loaded}
-    for path in own if not alone and not shorter else []:
-        step = step_of(path) if path.exists() and path.name != run.checkpoint else None
+def snapshots(run: TrainedRun, alone: bool) -> list[Snapshot]:
+    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
+    loaded = [Snapshot(run.checkpoint, step_of(run.directory / run.checkpoint), run.task)]
+    steps = {loaded[0].step}
+    names = [*CHECKPOINTS, *(f"{folder}/*.ckpt" for folder in (HISTORY, WEIGHTS))]
+    for path in () if alone else (path for name in names for path in run.directory.glob(name)):
+        step = None if path.name == run.checkpoint else step_of(path)
         if step is not None and step not in steps:
             steps.add(step)
             loaded.append(Snapshot(path.relative_to(run.directory).as_posix(), step, load_task(path)))
     return sorted(loaded, key=lambda snapshot: (snapshot.step is None, snapshot.step))
-
-
-def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
-    """Group runs that differ in the length of their training alone, such as `-m trainer.max_epochs=1,4,16`.
-
-    Each group begins with its longest run. Groups are in the order of their first run. A shorter run is a checkpoint
-    of the longer one only if the learning rate does not depend on the length; other runs stay apart.
-    """
-    groups: dict[str, dict[int, TrainedRun]] = {}
-    for index, run in enumerate(runs):
-        config = dict((run.result or {}).get("config") or {})
-        config["trainer"] = {**config.get("trainer", {}), "max_epochs": None, "max_steps": None}
-        own = {name: value for name, value in config.items() if name not in NOT_COMPARED}
-        key, step = json.dumps(own, sort_keys=True, default=str), step_of(run.directory / run.checkpoint)
-        if not run.result or step is None or not is_prefix(config) or step in groups.get(key, {}):
-            key, step = f"run {index}", step or 0
-        groups.setdefault(key, {})[step] = run
-    return [[group[step] for step in sorted(group, reverse=True)] for group in groups.values()]
-
-
-def is_prefix(config: dict[str, Any]) -> bool:
-    """Return whether a shorter run of this config is the beginning of a longer one."""
-    schedule = config.get("recipe", {}).get("schedule")
-    return schedule == "constant" or schedule in ENDLESS
 
 
 def step_of(path: Path) -> int | None:
@@ -300,10 +270,8 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     Raises:
         UserError: the page cannot compute a model, or would be too large.
     """
-    groups = [[run] for run in runs] if alone else by_length(runs)
-    runs = [group[0] for group in groups]
     models = [check_supported(run) for run in runs]
-    all_checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]
+    all_checkpoints = [snapshots(run, alone) for run in runs]
     checkpoints = fit_checkpoints(list(zip(runs, all_checkpoints)))
     types = choose_precision(list(zip(runs, checkpoints)))
     tokenizers: list[dict[str, Any]] = []

@@ -106,7 +106,7 @@ function settingsOf(panel) {
           set: (value) => {
             const all = own.map((_, k) => (k === n ? value : (panel.change.slopes?.[k] ?? null)));
             panel.change.slopes = all.some((v) => v !== null) ? all : null;
-            if (panel.head !== n) chooseHead(panel, panel.layer, n); // whose map shows what the slope does
+            if (panel.head !== n && partOf(panel) !== "cross") chooseHead(panel, panel.layer, n); // to see what it does
           },
         }),
       ),
@@ -412,9 +412,9 @@ function listenToMap(panel) {
 function onKey(event) {
   const { target, key } = event,
     on = (selector) => Boolean(target.closest?.(selector));
-  const modified = event.ctrlKey || event.metaKey || event.altKey;
-  if (event.defaultPrevented || modified || $("help").open || on("input:not([type=range], [type=checkbox]), select"))
-    return;
+  const modified = event.ctrlKey || event.metaKey || event.altKey,
+    isField = on("input:not([type=range], [type=checkbox]), select") && key !== "Escape";
+  if (event.defaultPrevented || modified || isField || $("help").open) return;
   const side = [...$("panels").children].findIndex((own) => own.contains(target)),
     panel = state.panels[side] ?? mainPanel();
   if (key === "?") $("help").showModal();
@@ -528,20 +528,25 @@ function addressOf() {
   return "#" + query;
 }
 
-// Browsers allow few changes of the address a second.
+function writeAddress() {
+  try {
+    history.replaceState(null, "", addressOf());
+    view.hash = location.hash;
+  } catch {
+    /* an embedded page may have no address */
+  }
+}
+
+// Browsers allow few changes of the address a second. An address that was entered meanwhile stays: it will be read.
 function remember() {
-  if (view.address) return;
-  view.address = setTimeout(() => {
+  view.address ??= setTimeout(() => {
     view.address = null;
-    try {
-      history.replaceState(null, "", addressOf());
-    } catch {
-      /* an embedded page may have no address */
-    }
+    if (location.hash === view.hash) writeAddress();
   }, 200);
 }
 
 function readAddress() {
+  view.hash = location.hash;
   const query = new URLSearchParams(location.hash.slice(1)),
     numeric = (name, low, high) => {
       const value = Number(query.get(name));
@@ -684,7 +689,7 @@ function start() {
     remember();
   };
   $("share").onclick = async () => {
-    history.replaceState(null, "", addressOf());
+    writeAddress();
     let copied = true;
     try {
       await navigator.clipboard.writeText(location.href);

@@ -15,7 +15,7 @@ const state = {
   panels: [],
   front: 0, // the side that a phone shows
 };
-const view = { time: 0, opened: false, address: null, round: 0, pointer: null, warning: null };
+const view = { time: 0, opened: false, address: null, hash: "", round: 0, pointer: null, warning: null };
 const isNarrow = () => window.innerWidth <= 900;
 
 // One model; the same one twice, as trained and changed; or two runs.
@@ -430,7 +430,7 @@ function renderMaps(panel) {
     S,
   };
   const isOff = panel.change.heads.includes(`${part}.${panel.layer}.${n}`);
-  const slope = place.slopes ? `, scale × slope ${number(place.slopes(panel.change)[n], 2)}` : "";
+  const slope = place.slopes && part !== "cross" ? `, scale × slope ${number(place.slopes(panel.change)[n], 2)}` : "";
   place.title.textContent = `${place.several ? part + ", " : ""}layer ${panel.layer + 1}, head ${n + 1}${slope}${isOff ? " (off)" : ""}`;
   const i = query,
     hidden = key !== null && mask && !mask[i * S + key];
@@ -440,7 +440,7 @@ function renderMaps(panel) {
     " → ",
     key === null ? "point at a cell" : el("b", {}, shown(keys[key])),
     key === null ? "" : `: ${spoken}`,
-    state.pinned ? el("span", { class: "soft" }, "  pinned; Escape releases") : "",
+    state.pinned ? el("span", { class: "soft" }, "  pinned; Escape or another click releases") : "",
   );
   place.map.setAttribute(
     "aria-label",

@@ -44,7 +44,8 @@ function buildHead(panel) {
   ];
   const who = box("who", chooseRun(panel), el("span", { class: "soft" }, kind.filter(Boolean).join(", ")));
   if (viewName() === "changed") who.prepend(el("b", {}, panel === state.panels[0] ? "As trained" : "Changed"));
-  if (run.checkpoints.length > 1) who.append(chooseCheckpoint(panel));
+  if (run.checkpoints.length > 1) place.training = chooseCheckpoint(panel);
+  place.who = who;
   const reset = () => {
     panel.change = untouched();
     update(true, panel);
@@ -109,9 +110,12 @@ function partButton(panel, part) {
   return el("button", { "data-part": part, "aria-pressed": pressed, onclick: choose }, part);
 }
 
-// On a phone the answer belongs to the map: both stay in view while the settings move.
+// On a phone the answer belongs to the map: both stay in view while the settings move, and the slider over the training.
 function arrange({ place }) {
   (isNarrow() ? place.stage : place.left).prepend(place.answer);
+  if (!place.training) return;
+  if (isNarrow()) place.left.prepend(place.training);
+  else place.who.append(place.training);
 }
 
 // Answer and settings, the map of one head, lines, and the maps of all heads.
