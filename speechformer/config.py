@@ -25,7 +25,8 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     # whole. A key with a question mark may be null; a list is checked item by item.
     (-1, 10**9, "trainer.max_epochs? trainer.max_steps"),
     (0, 10**9, "recipe.warmup_steps trainer.min_epochs? trainer.min_steps?"),
-    (1, 10**9, "eval_interval? checkpoint_every trainer.log_every_n_steps trainer.accumulate_grad_batches"),
+    (1, 10**9, "eval_interval? checkpoint_every keep_every_n_steps?"),
+    (1, 10**9, "trainer.log_every_n_steps trainer.accumulate_grad_batches"),
     (0, 2**32 - 1, "seed corpus.seed pattern.seed"),
     (1, 2**20, "batch_size vocab_size? task.vocab_size? task.batch_tokens?"),
     (1, 10**9, "task.min_count task.evaluation_tokens corpus.documents corpus.words"),

@@ -69,6 +69,7 @@ def test_the_data_of_a_task_are_fixed() -> None:
     [
         (["recipe.lr=-1"], "recipe.lr must be a number between 0 and 1000, not -1."),
         (["width=0"], "width must be a whole number of at least 1, not 0."),
+        (["keep_every_n_steps=0"], "keep_every_n_steps must be a whole number of at least 1, not 0."),
         (["width=2.5"], "width must be a whole number, not 2.5."),
         (["width=true"], "width must be a whole number, not True."),
         (["dropout=null"], "dropout must be a number, not None."),

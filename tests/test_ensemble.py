@@ -54,6 +54,9 @@ def close(one: Any, alone: Any, within: float, path: str = "") -> None:
 
 def check(one: Path, alone: Path, within: float) -> None:
     """The whole of a run as one is that of the run alone."""
+    for path in (alone / "checkpoints").glob("*.ckpt"):
+        states = [torch.load(d / "checkpoints" / path.name, weights_only=True)["state_dict"] for d in (one, alone)]
+        close(*states, within)
     names = [{f.relative_to(d).as_posix() for f in d.rglob("*") if "tfevents" not in f.name} for d in (one, alone)]
     assert names[0] == names[1]
     results = [runs.read_result(directory) for directory in (one, alone)]
@@ -77,7 +80,7 @@ def check(one: Path, alone: Path, within: float) -> None:
     [
         ["task=classify"],
         ["task=classify", "architecture.pool=cls", "protocol=clean", "trainer.max_epochs=4"],
-        ["task=lm", "trainer.max_steps=24", "eval_interval=7"],
+        ["task=lm", "trainer.max_steps=24", "eval_interval=7", "keep_every_n_steps=8"],
         [
             "task=lm",
             "trainer.max_steps=24",

@@ -212,6 +212,48 @@ def test_a_run_killed_again_and_again_ends_as_one_that_was_not(killed_at: dict[s
     assert essence(tmp_path / "a", run(tmp_path / "a", *RUNS["lm"], "checkpoint_every=1")) == expected
 
 
+@pytest.mark.parametrize("name", ["lm", "accumulation", "translation, averaged"])
+def test_checkpoints_that_are_kept(name: str, killed_at: dict[str, int], tmp_path: Path) -> None:
+    """Oracles: the run that keeps none; the run whose learning rate is 0, for step 0; the run that was not killed."""
+    plain, whole, still, killed = (tmp_path / part for part in ("plain", "whole", "still", "killed"))
+    expected = essence(plain, run(plain, *RUNS[name]))
+    options = [*RUNS[name], "keep_every_n_steps=2"]
+    assert essence(whole, run(whole, *options)) == expected and not (plain / "checkpoints").exists()
+    steps, last = states(whole), expected["steps"]
+    assert list(steps) == list(range(0, last + 1, 2))
+    assert not any("optimizer" in key for key in torch.load(whole / "checkpoints" / "2.ckpt", weights_only=True))
+    run(still, *options, "recipe.lr=0", "recipe.weight_decay=0")
+    assert states(still)[0] == states(still)[last - last % 2] == steps[0] != steps[2]
+    killed_at["taken"], killed_at["step"] = 0, 5
+    with pytest.raises(KilledError):
+        run(killed, *options, "checkpoint_every=3")
+    (killed / "checkpoints" / "2.ckpt.0123abcd.partial").write_bytes(b"half a checkpoint")
+    killed_at["step"] = 0
+    assert essence(killed, run(killed, *options, "checkpoint_every=3")) == expected and states(killed) == steps
+    assert not list(killed.rglob("*.partial"))
+
+
+def states(folder: Path) -> dict[int, dict[str, bytes]]:
+    """The weights of each checkpoint that a run keeps, by step."""
+    paths = sorted((int(path.stem), path) for path in (folder / "checkpoints").glob("*.ckpt"))
+    loaded = {step: torch.load(path, weights_only=True) for step, path in paths}
+    assert all(checkpoint["global_step"] == step for step, checkpoint in loaded.items())
+    return {
+        step: {name: value.numpy().tobytes() for name, value in checkpoint["state_dict"].items()}
+        for step, checkpoint in loaded.items()
+    }
+
+
+def test_a_finished_run_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run(tmp_path / "a", *RUNS["lm"])
+    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2")
+    assert "has finished without checkpoints to keep. Add force=true to run it again." in capsys.readouterr().err
+    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2", "force=true")
+    assert len(states(tmp_path / "a")) > 2
+    run(tmp_path / "a", *RUNS["lm"], "force=true")
+    assert not (tmp_path / "a" / "checkpoints").exists() and capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt"])
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -554,7 +596,15 @@ def test_a_run_removes_no_file_but_its_own(tmp_path: Path) -> None:
     """Run again by force, and resumed; the user's files are in its folder and in all folders that it empties."""
     folder = tmp_path / "a"
     run(folder, *RUNS["translation, averaged"])
-    names = ["film.partial", "weights/a", "weights/b.ckpt", "tensorboard/notes", "notes.txt", "last.ckpt.partial"]
+    names = [
+        "film.partial",
+        "weights/a",
+        "weights/b.ckpt",
+        "checkpoints/b.ckpt",
+        "tensorboard/notes",
+        "notes.txt",
+        "last.ckpt.partial",
+    ]
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("precious")

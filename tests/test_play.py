@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import itertools
 import json
@@ -18,8 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, compose, group, opened
-from safetensors.torch import load as load_safetensors
+from conftest import TINY, compose, group, opened, run_in
 from torch import nn
 
 from speechformer.analysis.load import load
@@ -28,11 +26,12 @@ from speechformer.analysis.play_page import (
     KNOWN_PATTERNS,
     KNOWN_POSITIONS,
     Snapshot,
-    by_length,
     choose_precision,
     describe_model,
     describe_tokenizer,
+    evenly_spaced,
     export_runs,
+    fit_checkpoints,
     render_page,
 )
 from speechformer.corpora import sample
@@ -44,7 +43,7 @@ from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.play import main
-from speechformer.tasks.registry import read_checkpoint
+from speechformer.tasks.registry import load_task, read_checkpoint
 from speechformer.training.run import execute
 
 VOCABULARY, BLOCK = 23, 14
@@ -408,8 +407,10 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     before, marker = page.locator(".bars .value").all_text_contents(), page.locator(".marker")
     map_before = page.evaluate("[...layerOf(state.panels[0]).weights]")
     assert not marker.is_visible()
+    place = page.locator("canvas.map").bounding_box()
     page.locator("input[aria-label='Scale of all slopes']").fill("8")
     settled(page)
+    assert page.locator("canvas.map").bounding_box() == place  # nothing moves when a change is marked
     assert "Not what this model was trained with: scale 8." in marker.text_content()
     run.model.encoder.positions.scale = 8.0  # type: ignore[union-attr]
     after = run.logits(TEXT).softmax(dim=-1).tolist()
@@ -451,8 +452,11 @@ def test_switching_a_head_off(browser: Any, classifier_page: Path, a_classifier:
     shown = page.evaluate("state.panels[0].table.map(row => [`${row.l + 1}.${row.n + 1}`, row.rise])")
     assert dict(shown) == pytest.approx(rises, abs=1e-4)
     assert [rise for _, rise in shown] == sorted((rise for _, rise in shown), reverse=True)
+    button = page.locator(".tile .under button").nth(1)
+    assert button.text_content() == "switch off"
     page.get_by_label("Switch layer 1, head 2 off").click()
     assert "1 head off" in page.text_content(".marker") and page.locator(".tile.off").count() == 1
+    assert button.text_content() == "switch on"
     page.get_by_label("Switch layer 1, head 2 on").click()
     assert not page.locator(".marker").is_visible() and said == []
     page.close()
@@ -472,7 +476,7 @@ def test_pointing_pinning_and_the_keyboard(browser: Any, classifier_page: Path) 
     for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight", "PageDown", "Enter"):
         page.keyboard.press(key)
     weight = page.evaluate("state.panels[0].result.parts.encoder[0].weights")[92]  # head 2, query 1, key 2 of 9
-    assert where.text_content() == f"will → mend: {weight:.3f}  pinned; Escape releases"
+    assert where.text_content() == f"will → mend: {weight:.3f}  pinned; Escape or another click releases"
     label = page.locator("canvas.map").get_attribute("aria-label")
     assert label == f"Attention map, layer 1, head 2, scale × slope 0.0039: query will, key mend, {weight:.3f}"
     page.keyboard.press("o")
@@ -525,6 +529,8 @@ def test_runs_side_by_side_and_their_checkpoints(browser: Any, a_classifier: Pat
     step["state_dict"] = {name: value * 0.5 for name, value in step["state_dict"].items()}
     torch.save(step, again / "best.ckpt")
     page, said = opened(browser, write_page(folder / "two.html", [again, a_classifier]))
+    assert page.locator("section.panel").count() == 1
+    page.get_by_text("Two runs").click()
     assert page.locator("section.panel").count() == 2
     slider = page.locator("input[aria-label=Checkpoint]").first
     slider.fill("0")
@@ -535,28 +541,196 @@ def test_runs_side_by_side_and_their_checkpoints(browser: Any, a_classifier: Pat
     assert page.locator(".place b:first-child").all_text_contents() == ["mend", "mend"]
     page.locator("select[aria-label=Run]").nth(1).select_option("0")
     assert page.evaluate("state.panels.map(panel => panel.run)") == [0, 0]
-    page.locator("#compare").click()
+    page.get_by_text("One model").click()
     assert page.locator("section.panel").count() == 1 and said == []
     page.close()
 
 
-def test_runs_of_other_lengths_are_checkpoints_of_the_longest(little: Path, folder: Path) -> None:
-    """Oracle: the weights of each run. The first evaluation of a longer run is that of the shorter one."""
-    runs = []
-    for epochs, more in ((1, []), (3, []), (1, ["seed=1"])):
-        own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[ann,bob,cy]", "model=alibi", *more]
-        path = folder / f"run_{epochs}_{len(more)}"
-        execute(compose(*TINY, *own, f"trainer.max_epochs={epochs}"), path)
-        runs.append(load(path))
-    assert by_length(runs) == [[runs[1], runs[0]], [runs[2]]]
-    content, lines = export_runs(runs, alone=False)
-    assert [len(run["checkpoints"]) for run in content["runs"]] == [2, 1] and len(lines) == 2
-    assert runs[0].result["curve"][0] == runs[1].result["curve"][0]  # type: ignore[index]
-    longest = content["runs"][0]
-    assert longest["chosen"] == 1 and longest["checkpoints"][0]["step"] * 3 == longest["checkpoints"][1]["step"]
-    first = load_safetensors(base64.b64decode(longest["checkpoints"][0]["weights"]))
-    own = runs[0].model.state_dict()
-    torch.testing.assert_close(first, {name: own[name] for name in first})
+@pytest.fixture(scope="module")
+def a_history(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that keeps its weights at every third step."""
+    own = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[ann,bob,cy]", "model=alibi", "recipe.lr=1e-2"]
+    return run_in(tmp_path_factory.mktemp("history"), *own, "keep_every_n_steps=3")
+
+
+def shown_answer(page: Any, side: int = 0) -> list[float]:
+    """The probabilities that one side of the page shows."""
+    values = page.locator("section.panel").nth(side).locator(".bars .value").all_text_contents()
+    return [float(value.split(" %")[0]) / 100 for value in values]
+
+
+def test_a_slider_over_the_training_of_one_run(browser: Any, a_history: Path, folder: Path) -> None:
+    """Oracle: torch, with the weights of each step. The step that the metrics are of is named and one click away."""
+    run = load(a_history)
+    page, said = opened(browser, write_page(folder / "history.html", [a_history]))
+    steps = [int(path.stem) for path in (a_history / "checkpoints").glob("*.ckpt")]
+    best, last = (read_checkpoint(a_history / name)["global_step"] for name in ("best.ckpt", "last.ckpt"))
+    expected = sorted({*steps, best, last})
+    assert page.evaluate("content.runs[0].checkpoints.map(own => own.step)") == expected and len(expected) >= 4
+    slider, button = page.get_by_label("Checkpoint"), page.locator(".steps button", has_text="reported")
+    for index in (0, 1, expected.index(last)):
+        slider.fill(str(index))
+        path = a_history / "checkpoints" / f"{expected[index]}.ckpt"
+        task = load_task(path if path.exists() else a_history / "last.ckpt")
+        ids = torch.tensor([run.tokenizer.encode(TEXT)])
+        assert shown_answer(page) == pytest.approx(task(ids)[0].softmax(dim=-1).tolist(), abs=6e-4)
+        assert page.text_content(".steps > span").startswith(f"step {expected[index]}")
+        assert button.get_attribute("aria-pressed") == str(expected[index] == last).lower()
+    assert button.text_content() == f"reported: step {last}"
+    slider.fill("0")
+    assert page.text_content(".steps > span") == "step 0, initial weights"
+    button.click()
+    assert page.evaluate("state.panels[0].checkpoint") == expected.index(last)
+    page.locator(".steps button", has_text="Play").click()
+    page.locator(".steps > span", has_text="step 3").wait_for()
+    assert said == []
+    page.close()
+
+
+def test_a_page_holds_evenly_spaced_checkpoints() -> None:
+    """Oracle: by hand. The first and the reported one stay; the page stays within its limits where six fit."""
+    tasks: list[Any] = [SimpleNamespace(model=nn.Linear(1000, 100)) for _ in range(41)]
+    own = [Snapshot(f"checkpoints/{k}.ckpt", k, task) for k, task in enumerate(tasks)]
+    steps = [[one.step for one in evenly_spaced(own, tasks[chosen], 5)] for chosen in (40, 33, 12, 0)]
+    assert steps == [[0, 10, 20, 30, 40], [0, 10, 20, 33, 40], [0, 12, 20, 30, 40], [0, 20, 30, 40]]
+    run: Any = SimpleNamespace(task=tasks[40])
+    for width, count in ((1000, 16), (1700, 11), (8000, 6), (36000, 2)):
+        for task in tasks:
+            task.model = nn.Linear(width, 100, device="meta")
+            task.model.state_dict = lambda width=width: {"weight": torch.empty(100 * width, dtype=torch.float16)}
+        (chosen,) = fit_checkpoints([(run, own)])
+        assert (len(chosen), chosen[0].step, chosen[-1].step) == (count, 0, 40), width
+
+
+def test_as_trained_beside_changed(browser: Any, classifier_page: Path, a_classifier: Path) -> None:
+    """Oracle: torch, as trained and with a scale of 8. Heads and keys change the right side alone."""
+    run = load(a_classifier)
+    page, said = opened(browser, classifier_page)
+    assert page.locator("section.panel").count() == 1 and not page.get_by_text("Two runs").is_visible()
+    page.get_by_text("As trained | changed").click()
+    trained = load(a_classifier).logits(TEXT).softmax(dim=-1).tolist()
+    run.model.encoder.positions.scale = 8.0  # type: ignore[union-attr]
+    changed = run.logits(TEXT).softmax(dim=-1).tolist()
+    assert shown_answer(page) == pytest.approx(trained, abs=6e-4)
+    assert shown_answer(page, 1) == pytest.approx(changed, abs=6e-4) and trained != pytest.approx(changed, abs=1e-3)
+    assert page.locator(".who b").all_text_contents() == ["As trained", "Changed"]
+    assert [own.is_visible() for own in page.locator(".settings").all()] == [False, True]
+    page.locator(".tile button.pick").nth(3).click()
+    assert page.evaluate("state.panels.map(panel => [panel.layer, panel.head])") == [[1, 1], [1, 1]]
+    page.locator("canvas.map").first.focus()
+    page.keyboard.press("o")
+    assert page.evaluate("state.panels.map(panel => panel.change.heads.length)") == [0, 1]
+    page.get_by_text("One model").click()
+    assert page.evaluate("[state.panels.length, state.panels[0].change.scale]") == [1, 8] and said == []
+    page.close()
+
+
+def test_keys_work_without_a_click(browser: Any, classifier_page: Path) -> None:
+    """They leave text fields alone, and scroll where no map is in view."""
+    page, said = opened(browser, classifier_page)
+    for key in ("ArrowUp", "ArrowRight", "ArrowRight", "]", "Enter"):
+        page.keyboard.press(key)
+    queries = page.evaluate("[state.query, state.key, state.pinned, state.panels[0].head]")
+    assert queries == [6, 8, True, 1]
+    page.keyboard.press("Escape")
+    page.keyboard.press("o")
+    assert page.evaluate("[state.pinned, state.panels[0].change.heads]") == [False, ["encoder.0.1"]]
+    page.keyboard.press("?")
+    help_ = page.locator("dialog")
+    assert help_.is_visible() and help_.get_by_text("switch the head off or on").is_visible()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Escape")
+    assert not help_.is_visible() and page.evaluate("state.query") == 6
+    page.locator("#ask").click()
+    page.get_by_text("Close").click()
+    page.locator("#sentence").focus()
+    page.keyboard.type("o?]")
+    assert page.input_value("#sentence").endswith("o?]") and not help_.is_visible()
+    assert page.evaluate("[state.query, state.panels[0].head, state.panels[0].change.heads.length]") == [None, 1, 1]
+    page.evaluate("document.activeElement.blur(); window.scrollTo(0, 1e6)")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("state.query") is None and said == []
+    page.close()
+
+
+def test_many_unknown_words_are_a_warning(browser: Any, classifier_page: Path, a_classifier: Path) -> None:
+    """Oracle: the run's tokenizer. A third of the words is many; punctuation does not count."""
+    page, said = opened(browser, classifier_page)
+    warning = page.locator("#warning")
+    assert not warning.is_visible()
+    vocabulary = load(a_classifier).tokenizer.vocabulary
+    known = [word for word in vocabulary if word.isalpha()][:2]
+    assert not {"zorble", "snark"} & set(vocabulary)
+    for text, message in (
+        ("zorble {0} {1} , , ,", "1 of 3 words are not in the model's vocabulary. It reads each as <unk>"),
+        ("zorble {0} {1} {0}", None),
+        ("zorble snark {0} {1}", "2 of 4 words"),
+    ):
+        page.fill("#sentence", text.format(*known))
+        page.wait_for_timeout(0 if message else 700)
+        if message:
+            warning.wait_for(state="visible")
+            assert warning.text_content().startswith(message)
+        assert warning.is_visible() == (message is not None)
+    page.get_by_text("Use the example").click()
+    assert page.input_value("#sentence") == page.evaluate("state.text") == TEXT and said == []
+    page.close()
+
+
+def test_the_bias_chart_holds_its_scale(browser: Any, classifier_page: Path) -> None:
+    """Oracle: four times slope × distance of the steeper head as trained, at the largest distance of 12 tokens."""
+    page, said = opened(browser, classifier_page)
+    picture = "document.querySelector('.settings canvas').toDataURL()"
+    scales, pictures = [], []
+    for scale in ("1", "3", "8"):
+        page.locator("input[aria-label='Scale of all slopes']").fill(scale)
+        settled(page)
+        scales.append(page.evaluate("state.panels[0].place.biasRange"))
+        pictures.append(page.evaluate(picture))
+    assert scales == [pytest.approx([-4 * 2**-4 * 11, 0], abs=1e-5)] * 3 and len(set(pictures)) == 3 and said == []
+    page.close()
+
+
+def test_columns_of_the_table_are_explained_and_fit(browser: Any, classifier_page: Path) -> None:
+    page, said = opened(browser, classifier_page)
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.get_by_text("As trained | changed").click()
+    settled(page)
+    scores = page.locator("section.panel").first.locator("section.wide th").all_text_contents()[-5:]
+    assert scores == ["previous", "first", "induction", "entropy", "distance"]
+    for side in (0, 1):
+        section = page.locator("section.panel").nth(side).locator("section.wide").nth(1)
+        assert section.locator(".columns b").all_text_contents() == scores
+        assert section.locator(".scroll").evaluate("own => own.scrollWidth <= own.clientWidth")
+    assert said == []
+    page.close()
+
+
+def test_a_phone_shows_slider_map_and_answer_at_once(browser: Any, a_history: Path, folder: Path) -> None:
+    """While any slider is used; of two sides it shows one, and the other by one touch."""
+    page, said = opened(browser, write_page(folder / "phone.html", [a_history]))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    for name in ("Scale of all slopes", *(f"Slope of head {n}, in every layer" for n in (1, 2)), "Checkpoint"):
+        slider = page.locator(f"input[aria-label='{name}']")
+        slider.evaluate("own => own.scrollIntoView({ block: 'nearest' })")
+        before = page.evaluate("[document.querySelector('canvas.map').toDataURL(), ...state.panels[0].now]")
+        for part in (slider, page.locator("canvas.map"), page.locator(".bars")):
+            box = part.bounding_box()
+            assert box["y"] >= 50 and box["y"] + box["height"] <= 844, (name, box)
+        top = slider.bounding_box()["y"]
+        assert top >= page.locator(".stage").evaluate("own => own.getBoundingClientRect().bottom")
+        slider.fill("2")
+        page.wait_for_timeout(300)
+        after = page.evaluate("[document.querySelector('canvas.map').toDataURL(), ...state.panels[0].now]")
+        assert not set(before) & set(after)
+    page.get_by_text("As trained | changed").click()
+    for side, name in ((0, "As trained"), (1, "Changed")):
+        page.locator("#sides button", has_text=name).click()
+        assert [panel.is_visible() for panel in page.locator("section.panel").all()] == [side == 0, side == 1]
+        assert page.locator("section.panel").nth(side).locator("canvas.map").bounding_box()["width"] >= 220
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390 and said == []
+    page.close()
 
 
 def test_a_translation_grows_with_its_alignment(browser: Any, a_translator: Path, folder: Path) -> None:

@@ -236,7 +236,7 @@ OURS = re.compile(
     r"(result\.json|run\.json|config\.yaml|tokenizer\.json|(best|last|previous|average)\.ckpt|metrics\.csv"
     r"|(translations|predictions)\.tsv)"
     r"(\.[0-9a-f]{8}\.partial)?|run\.lock|log\.txt|tensorboard/(events\.out\.tfevents\..*|hparams\.yaml)"
-    r"|weights/\d+\.ckpt(\.[0-9a-f]{8}\.partial)?"
+    r"|(weights|checkpoints)/\d+\.ckpt(\.[0-9a-f]{8}\.partial)?"
 )
 
 

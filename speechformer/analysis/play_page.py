@@ -31,9 +31,8 @@ from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
-from speechformer.runs.folder import WEIGHTS
+from speechformer.runs.folder import HISTORY, WEIGHTS
 from speechformer.tasks.base import Task
-from speechformer.tasks.optim import ENDLESS
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
@@ -42,6 +41,7 @@ KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "re
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
+FEW, MANY = 6, 16  # checkpoints of a run: at least, where that fits into MAX_BYTES; at most
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
@@ -168,50 +168,47 @@ def check_supported(run: TrainedRun) -> dict[str, Any]:
         raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
 
 
-def snapshots(run: TrainedRun, alone: bool, shorter: Sequence[TrainedRun] = ()) -> list[Snapshot]:
-    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it.
-
-    With `shorter` ones, runs that differ in their length alone, it is the checkpoint of each instead of those beside.
-    """
-    own = [*(run.directory / name for name in CHECKPOINTS), *(run.directory / WEIGHTS).glob("*.ckpt")]
-    loaded = [Snapshot(one.checkpoint, step_of(one.directory / one.checkpoint), one.task) for one in (run, *shorter)]
-    steps = {one.step for one in loaded}
-    for path in own if not alone and not shorter else []:
-        step = step_of(path) if path.exists() and path.name != run.checkpoint else None
+def snapshots(run: TrainedRun, alone: bool) -> list[Snapshot]:
+    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
+    loaded = [Snapshot(run.checkpoint, step_of(run.directory / run.checkpoint), run.task)]
+    steps = {loaded[0].step}
+    names = [*CHECKPOINTS, *(f"{folder}/*.ckpt" for folder in (HISTORY, WEIGHTS))]
+    for path in () if alone else (path for name in names for path in run.directory.glob(name)):
+        step = None if path.name == run.checkpoint else step_of(path)
         if step is not None and step not in steps:
             steps.add(step)
             loaded.append(Snapshot(path.relative_to(run.directory).as_posix(), step, load_task(path)))
     return sorted(loaded, key=lambda snapshot: (snapshot.step is None, snapshot.step))
 
 
-def by_length(runs: Sequence[TrainedRun]) -> list[list[TrainedRun]]:
-    """Group runs that differ in the length of their training alone, such as `-m trainer.max_epochs=1,4,16`.
-
-    Each group begins with its longest run. Groups are in the order of their first run. A shorter run is a checkpoint
-    of the longer one only if the learning rate does not depend on the length; other runs stay apart.
-    """
-    groups: dict[str, dict[int, TrainedRun]] = {}
-    for index, run in enumerate(runs):
-        config = dict((run.result or {}).get("config") or {})
-        config["trainer"] = {**config.get("trainer", {}), "max_epochs": None, "max_steps": None}
-        own = {name: value for name, value in config.items() if name not in ("threads", "logger", "machine", "force")}
-        key, step = json.dumps(own, sort_keys=True, default=str), step_of(run.directory / run.checkpoint)
-        if not run.result or step is None or not is_prefix(config) or step in groups.get(key, {}):
-            key, step = f"run {index}", step or 0
-        groups.setdefault(key, {})[step] = run
-    return [[group[step] for step in sorted(group, reverse=True)] for group in groups.values()]
-
-
-def is_prefix(config: dict[str, Any]) -> bool:
-    """Return whether a shorter run of this config is the beginning of a longer one."""
-    schedule = config.get("recipe", {}).get("schedule")
-    return schedule == "constant" or schedule in ENDLESS
-
-
 def step_of(path: Path) -> int | None:
     """Return the optimizer step of a checkpoint; None of an average, which is of several."""
     step = read_checkpoint(path).get("global_step")
     return step if type(step) is int and path.name != "average.ckpt" else None
+
+
+def fit_checkpoints(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> list[list[Snapshot]]:
+    """Return the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
+
+    def size(most: int, dtype: torch.dtype) -> int:
+        return sum(one.size(dtype) for run, own in runs for one in evenly_spaced(own, run.task, most))
+
+    most = MANY
+    while most > FEW and size(most, torch.float16) > TARGET_BYTES:
+        most -= 1
+    while most > 2 and size(most, torch.float16) > MAX_BYTES:
+        most -= 1
+    return [evenly_spaced(own, run.task, most) for run, own in runs]
+
+
+def evenly_spaced(own: list[Snapshot], reported: Task, most: int) -> list[Snapshot]:
+    """Return at most so many checkpoints of a run by step: the first one, the reported one, and some between."""
+    if len(own) <= most:
+        return own
+    chosen = [one.task for one in own].index(reported)
+    picked = {round(k * (len(own) - 1) / (most - 1)) for k in range(most)}
+    nearest = min(picked - {0} or picked, key=lambda k: abs(k - chosen))
+    return [own[k] for k in sorted(picked - {nearest} | {chosen})]
 
 
 def limit_of(run: TrainedRun) -> int:
@@ -244,8 +241,8 @@ def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple
     return types
 
 
-def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
-    """Return a run as plain data, but for its model and tokenizer."""
+def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
+    """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
     return {
         "label": run.label + (", without its counts" if getattr(run.task, "mixture", None) else ""),
         "name": run.directory.resolve().name,
@@ -256,6 +253,7 @@ def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype
         "trained": run.block_size,
         "half": types[0] == torch.float16,
         "chosen": [one.task for one in own].index(run.task),
+        "total": total,
         "checkpoints": [
             {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
             for one in own
@@ -272,21 +270,21 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     Raises:
         UserError: the page cannot compute a model, or would be too large.
     """
-    groups = [[run] for run in runs] if alone else by_length(runs)
-    runs = [group[0] for group in groups]
     models = [check_supported(run) for run in runs]
-    checkpoints = [snapshots(run, alone, shorter) for run, *shorter in groups]
+    all_checkpoints = [snapshots(run, alone) for run in runs]
+    checkpoints = fit_checkpoints(list(zip(runs, all_checkpoints)))
     types = choose_precision(list(zip(runs, checkpoints)))
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
-    for run, model, own in zip(runs, models, checkpoints):
+    for run, model, own, total in zip(runs, models, checkpoints, map(len, all_checkpoints)):
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
         index = tokenizers.index(tokenizer)
-        exported.append({**export_run(run, own, types), "model": model, "tokenizer": index})
+        exported.append({**export_run(run, own, total, types), "model": model, "tokenizer": index})
         names = ", ".join(one.name if one.step is None else f"{one.name} (step {one.step})" for one in own)
-        lines.append(f"{exported[-1]['name']} ({run.label}): {names}")
+        share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
+        lines.append(f"{exported[-1]['name']} ({run.label}): {names}{share}")
     if types[0] == torch.float16:
         lines.append("Weights are rounded to float16, since they would exceed 5 MB; probabilities differ slightly.")
     return {"tokenizers": tokenizers, "runs": exported}, lines

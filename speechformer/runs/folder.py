@@ -2,7 +2,7 @@
 
 config.yaml       the resolved config            tokenizer.json    vocabulary
 last.ckpt         state to resume from           previous.ckpt     the one before, until the run ends
-best.ckpt         weights of the best evaluation
+best.ckpt         weights of the best evaluation checkpoints/      weights at an interval, if they are kept
 metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
 predictions.tsv, translations.tsv                what the tested weights make of each test sentence
@@ -48,6 +48,8 @@ WRITTEN = "|".join(map(re.escape, (*OUTPUTS, OWNER, CONFIG, TOKENIZER)))
 PARTIAL = rf"({WRITTEN})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
+HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` keeps
+STEP, STEP_PARTIAL = r"\d+\.ckpt", r"\d+\.ckpt\.[0-9a-f]{8}\.partial"  # a file in both; of a killed process
 
 
 class OccupiedError(UserError):
@@ -279,6 +281,7 @@ class RunFolder:
         remove_matching(self.path / "tensorboard", r"events\.out\.tfevents\..*|hparams\.yaml")
         remove_matching(self.path, PARTIAL)
         remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
+        remove_matching(self.path / HISTORY, STEP_PARTIAL if keep_results else f"{STEP}|{STEP_PARTIAL}")
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result, and remove what only an unfinished run needs."""
@@ -288,7 +291,7 @@ class RunFolder:
 
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
-        remove_matching(self.path / WEIGHTS, r"\d+\.ckpt(\.[0-9a-f]{8}\.partial)?")
+        remove_matching(self.path / WEIGHTS, f"{STEP}|{STEP_PARTIAL}")
         remove(self.path, PREVIOUS)
 
     def read(self) -> None:
@@ -333,7 +336,7 @@ def check_is_ours(directory: Path) -> None:
 def check_kinds(directory: Path) -> None:
     """Raise a `ForeignError` if a file or folder of a run is a link, a pipe or the like, which no run makes."""
     files = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, LOCK, LOG)
-    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys((WEIGHTS, "tensorboard"), Path.is_dir)}
+    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys((WEIGHTS, HISTORY, "tensorboard"), Path.is_dir)}
     for name, is_ours in kinds.items():
         path = directory / name
         if name in (RESULT, OWNER) and not path.is_dir():

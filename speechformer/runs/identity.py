@@ -18,9 +18,9 @@ from typing import Any
 
 NUMERICS_VERSION = 1  # raise it when the golden runs (tests/golden_runs.py) show that a config computes other numbers
 
-# Keys that do not change the result: the machine, how often checkpoints are written, whether to run again, the logger
+# Keys that do not change the result: the machine, which checkpoints are written, whether to run again, the logger
 NOT_IDENTITY = (
-    *("checkpoint_every", "compile", "force", "task.data", "threads"),
+    *("checkpoint_every", "compile", "force", "keep_every_n_steps", "task.data", "threads"),
     *("logger", "logger.name", "logger.project", "logger.entity", "logger.offline"),
     *("logger.experiment", "logger.tracking_uri"),
     *("trainer.accelerator", "trainer.devices", "trainer.strategy"),

@@ -70,7 +70,8 @@ class Run:
         self.averaged = config["task"].get("average_checkpoints", 1)
         monitor = self.task.metric_name(data.chosen_on)
         keep = self.averaged if self.averaged > 1 else 0
-        self.checkpoints = Checkpoints(folder.path, monitor, config["checkpoint_every"], keep)
+        every, keep_every = config["checkpoint_every"], config["keep_every_n_steps"]
+        self.checkpoints = Checkpoints(folder.path, monitor, every, keep, keep_every)
         loggers: list[Logger] = [CSVLogger(folder.path, name="", version="")]
         kind, self.tracker = folder.logger["name"], None
         pick({"csv": None, "tensorboard": None, **TRACKERS}, kind, "logger")

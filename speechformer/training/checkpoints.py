@@ -23,27 +23,37 @@ from torch import Tensor
 from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
-from speechformer.runs.folder import LAST, PREVIOUS, WEIGHTS
+from speechformer.runs.folder import HISTORY, LAST, PREVIOUS, WEIGHTS
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import read_checkpoint
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at an interval, and weights alone: `best.ckpt` and those to average, `weights/<step>.ckpt`.
+    """Writes `last.ckpt` at an interval, and weights alone: `best.ckpt`, those to average, and those of the history.
+
+    `weights/<step>.ckpt` are averaged at the end and removed; `checkpoints/<step>.ckpt` stay.
 
     Args:
         monitor: the metric that decides which evaluation is best.
         every: steps between writes of `last.ckpt`.
         keep: how many of the last evaluations' weights to keep.
+        keep_every: steps between checkpoints of the history, from step 0 on; None: no history.
 
     Attributes: `best` (the metric) and `best_step`, None before the first evaluation.
     """
 
-    def __init__(self, directory: Path, monitor: str, every: int, keep: int = 0) -> None:
+    def __init__(
+        self, directory: Path, monitor: str, every: int, keep: int = 0, keep_every: int | None = None
+    ) -> None:
         self.directory, self.monitor, self.every, self.keep = directory, monitor, every, keep
+        self.keep_every = keep_every
         self.best: float | None = None
         self.best_step: int | None = None
         self.saved_at = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        if trainer.global_step == 0:
+            self.save_history(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -54,6 +64,8 @@ class Checkpoints(Checkpoint):
             ends |= (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore[operator]
         if not ends:
             self.save_last(trainer)
+        if is_stepped(trainer):
+            self.save_history(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         # every device uses the first one's metric, because the last bits of theirs may differ
@@ -79,12 +91,16 @@ class Checkpoints(Checkpoint):
                 if file.stem.isdecimal() and int(file.stem) < first:
                     file.unlink(missing_ok=True)
 
+    def save_history(self, trainer: pl.Trainer) -> None:
+        """Write the weights of this step if it is a multiple of `keep_every`. A resumed run writes the same again."""
+        if self.keep_every is not None and trainer.global_step % self.keep_every == 0:
+            (self.directory / HISTORY).mkdir(exist_ok=True)
+            trainer.save_checkpoint(self.directory / HISTORY / f"{trainer.global_step}.ckpt", weights_only=True)
+
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write `last.ckpt` if a multiple of `every` steps has passed since the last write."""
-        step, batches = trainer.global_step, trainer.fit_loop.batch_idx + 1
-        # not between two steps of gradient accumulation: a checkpoint does not hold the gradients
-        is_stepped = batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
-        if is_stepped and step // self.every > self.saved_at // self.every:
+        step = trainer.global_step
+        if is_stepped(trainer) and step // self.every > self.saved_at // self.every:
             self.saved_at = step
             trainer.save_checkpoint(self.directory / LAST)
 
@@ -98,6 +114,12 @@ class Checkpoints(Checkpoint):
         if self.best is not None and not (self.directory / "best.ckpt").is_file():
             raise ValueError("best.ckpt, which belongs to it, is missing")
         self.saved_at = state_dict["saved_at"]
+
+
+def is_stepped(trainer: pl.Trainer) -> bool:
+    """Return whether no gradients are being accumulated, which a checkpoint does not hold."""
+    batches = trainer.fit_loop.batch_idx + 1
+    return batches % trainer.accumulate_grad_batches == 0 or batches == trainer.num_training_batches
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

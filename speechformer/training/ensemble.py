@@ -201,6 +201,9 @@ class CallMemberCallbacks(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.call(pl_module, "on_fit_start")
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.call(pl_module, "on_train_start")
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

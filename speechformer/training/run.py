@@ -16,10 +16,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from speechformer import console
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
-from speechformer.runs.folder import RunFolder, own
+from speechformer.runs.folder import HISTORY, RunFolder, own
 from speechformer.training import devices, runtime
 
 OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
@@ -63,10 +64,17 @@ def execute(
     with shared if rank else owned as folder:
         folder.logger = logger
         if folder.has_ended:
-            folder.clean_up()  # the process may have been killed before it did
+            settle(config, folder)
             return folder.result
         folder.begin(config, devices.share_of_threads())
         with environment():
             from speechformer.training.fit import fit
 
             return fit(config, corpus, folder, launcher, start, on_evaluation)
+
+
+def settle(config: dict[str, Any], folder: RunFolder) -> None:
+    """Clean up after a run that has ended, and warn if it lacks the checkpoints that the config asks for now."""
+    folder.clean_up()  # the process may have been killed before it did
+    if config["keep_every_n_steps"] and not (folder.path / HISTORY).exists():
+        console.warn(f"{folder.path} has finished without checkpoints to keep. Add force=true to run it again.")

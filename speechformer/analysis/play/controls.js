@@ -70,11 +70,11 @@ function settingsOf(panel) {
       el(
         "p",
         { class: "about" },
-        "ALiBi (attention with linear biases) takes slope × distance off each score before the softmax. " +
+        "ALiBi (attention with linear biases) subtracts slope × distance from each score before the softmax. " +
           "Steep slope: a head sees only near words. Slope 0: distance does not count.",
       ),
       el("p", { class: "formula" }, "q·k/√H − scale·slope·|i−j|"),
-      el("p", { class: "about" }, "i and j: places of query and key; H: numbers in each head."),
+      el("p", { class: "about" }, "i, j: positions of query and key; H: width of a head"),
       slider(panel, {
         name: "scale",
         title: "Scale of all slopes",
@@ -106,6 +106,7 @@ function settingsOf(panel) {
           set: (value) => {
             const all = own.map((_, k) => (k === n ? value : (panel.change.slopes?.[k] ?? null)));
             panel.change.slopes = all.some((v) => v !== null) ? all : null;
+            if (panel.head !== n && partOf(panel) !== "cross") chooseHead(panel, panel.layer, n); // to see what it does
           },
         }),
       ),
@@ -155,7 +156,7 @@ function settingsOf(panel) {
       el(
         "p",
         { class: "note", style: "margin:0 0 10px" },
-        "Bias by distance; this head in orange, dashed as trained",
+        "Bias by distance: this head in orange, dashed as trained. The scale does not move; a steep line leaves it.",
       ),
     );
     panel.place.drawBias = () => renderBias(panel, canvas, alibi ?? other);
@@ -179,7 +180,7 @@ function renderBias(panel, canvas, spec) {
       Array.from({ length: T }, (_, d) => (own.bias ? (change.strength ?? 1) * own.bias(n, d, 0) : 0)),
     );
   };
-  drawBias(canvas, {
+  panel.place.biasRange = drawBias(canvas, {
     now: curves(panel.change),
     trained: curves(UNCHANGED),
     head: panel.head,
@@ -332,11 +333,39 @@ function swapRun(panel, run) {
 function rebuild() {
   $("panels").replaceChildren(...state.panels.map(buildPanel));
   $("panels").classList.toggle("two", state.panels.length > 1);
-  $("compare").textContent = state.panels.length > 1 ? "Show one" : "Compare two";
-  $("compare").setAttribute("aria-pressed", String(state.panels.length > 1));
+  for (const button of $("view").children) {
+    button.hidden = button.dataset.view === "runs" && content.runs.length < 2;
+    button.setAttribute("aria-pressed", String(button.dataset.view === viewName()));
+  }
+  nameSides();
   drawLegends();
   suggest();
   update();
+}
+
+// One view of the model that is shown; beside it, its weights as trained or another run.
+function chooseView(name) {
+  const own = mainPanel(),
+    { run, checkpoint, part, layer, head } = own;
+  if (name === "changed") {
+    if (!isChanged(own)) own.change = { ...untouched(), ...firstChange(own) };
+    state.panels = [{ ...newPanel(run), checkpoint, part, layer, head }, own];
+  } else state.panels = name === "one" ? [own] : [own, newPanel((run + 1) % content.runs.length)];
+  state.front = state.panels.indexOf(own);
+  rebuild();
+}
+
+// A phone shows one side at a time.
+function nameSides() {
+  const names = viewName() === "changed" ? ["As trained", "Changed"] : state.panels.map((panel) => runOf(panel).label);
+  const show = (side) => () => {
+    state.front = side;
+    [...$("panels").children].forEach((panel, k) => panel.classList.toggle("front", k === side));
+    nameSides();
+    redraw();
+  };
+  const buttons = names.map((name, k) => el("button", { "aria-pressed": String(k === state.front), onclick: show(k) }, name));
+  $("sides").replaceChildren(...(state.panels.length > 1 ? buttons : []));
 }
 
 function drawLegends() {
@@ -377,34 +406,57 @@ function listenToMap(panel) {
       i = clamp(Math.floor((event.clientY - lines.getBoundingClientRect().top - top) / row), 0, T - 1);
     point(i, state.key, event.type === "click");
   };
-  map.onkeydown = (event) => {
-    const { T, S } = layerOf(panel),
-      [queries, keys] = tokensOf(panel, partOf(panel)),
-      { query, key } = selected(panel, queries, keys);
-    const moves = {
-      ArrowUp: [-1, 0],
-      ArrowDown: [1, 0],
-      ArrowLeft: [0, -1],
-      ArrowRight: [0, 1],
-      Home: [-T, -S],
-      End: [T, S],
-    }[event.key];
-    if (moves) {
-      const j = key !== null ? key + moves[1] : Math.abs(moves[1]) > 1 ? moves[1] : query; // at first the diagonal
-      state.query = clamp(query + moves[0], 0, T - 1);
-      state.key = clamp(j, 0, S - 1);
-      for (const own of state.panels)
-        if (own.result) {
-          renderMaps(own);
-          renderSteps(own);
-        }
-      remember();
-    } else if (event.key === "Enter" || event.key === " ") point(query, key, true);
-    else if (event.key === "PageDown" || event.key === "PageUp") moveHead(panel, event.key === "PageDown" ? 1 : -1);
-    else if (event.key.toLowerCase() === "o") toggleHead(panel, partOf(panel), panel.layer, panel.head);
-    else return;
-    event.preventDefault();
-  };
+}
+
+// Keys work wherever the focus is, but in fields that use them themselves. Arrows scroll while no map is in view.
+function onKey(event) {
+  const { target, key } = event,
+    on = (selector) => Boolean(target.closest?.(selector));
+  const modified = event.ctrlKey || event.metaKey || event.altKey,
+    isField = on("input:not([type=range], [type=checkbox]), select") && key !== "Escape";
+  if (event.defaultPrevented || modified || isField || $("help").open) return;
+  const side = [...$("panels").children].findIndex((own) => own.contains(target)),
+    panel = state.panels[side] ?? mainPanel();
+  if (key === "?") $("help").showModal();
+  else if (key === "Escape" && state.pinned) {
+    state.pinned = false;
+    redraw();
+    remember();
+  } else if (panel.empty || !keyInMap(panel, key, target === panel.place.map, on)) return;
+  event.preventDefault();
+}
+
+// What a key does to the map of a panel; whether it does anything.
+function keyInMap(panel, key, focused, on) {
+  const { T, S } = layerOf(panel),
+    { query, key: column } = selected(panel, ...tokensOf(panel, partOf(panel)));
+  const arrows = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[key],
+    ends = focused && { Home: [-T, -S], End: [T, S] }[key],
+    heads = { "[": -1, "]": 1, ...(focused ? { PageUp: -1, PageDown: 1 } : {}) }[key];
+  const { top, bottom } = panel.place.map.getBoundingClientRect(),
+    inView = bottom > 150 && top < window.innerHeight - 100;
+  if (ends || (arrows && inView && !on("input, .scroll[tabindex]"))) {
+    const [down, right] = ends || arrows,
+      j = column !== null ? column + right : ends ? right : query; // at first the diagonal
+    moveTo(clamp(query + down, 0, T - 1), clamp(j, 0, S - 1));
+  } else if (key === "Enter" || key === " ") {
+    if (!focused && (key === " " || on("button, a, input, [tabindex]"))) return false;
+    point(query, column, true);
+  } else if (heads) moveHead(panel, heads);
+  else if (key.toLowerCase() === "o") toggleHead(panel, partOf(panel), panel.layer, panel.head);
+  else return false;
+  return true;
+}
+
+// Select a cell, also if one is pinned.
+function moveTo(query, key) {
+  Object.assign(state, { query, key });
+  for (const panel of state.panels)
+    if (panel.result) {
+      renderMaps(panel);
+      renderSteps(panel);
+    }
+  remember();
 }
 
 function moveHead(panel, step) {
@@ -435,13 +487,7 @@ function listenToStrip(panel) {
     if (!own || !step) return;
     event.preventDefault();
     const [query, key] = place({ ...own, token: Math.max(0, Number(own.token) + step) });
-    Object.assign(state, { query, key });
-    for (const other of state.panels)
-      if (other.result) {
-        renderMaps(other);
-        renderSteps(other);
-      }
-    remember();
+    moveTo(query, key);
   };
 }
 
@@ -482,20 +528,25 @@ function addressOf() {
   return "#" + query;
 }
 
-// Browsers allow few changes of the address a second.
+function writeAddress() {
+  try {
+    history.replaceState(null, "", addressOf());
+    view.hash = location.hash;
+  } catch {
+    /* an embedded page may have no address */
+  }
+}
+
+// Browsers allow few changes of the address a second. An address that was entered meanwhile stays: it will be read.
 function remember() {
-  if (view.address) return;
-  view.address = setTimeout(() => {
+  view.address ??= setTimeout(() => {
     view.address = null;
-    try {
-      history.replaceState(null, "", addressOf());
-    } catch {
-      /* an embedded page may have no address */
-    }
+    if (location.hash === view.hash) writeAddress();
   }, 200);
 }
 
 function readAddress() {
+  view.hash = location.hash;
   const query = new URLSearchParams(location.hash.slice(1)),
     numeric = (name, low, high) => {
       const value = Number(query.get(name));
@@ -517,7 +568,7 @@ function readAddress() {
   const single = whole("layer", 1, 1000),
     prefixes = [
       "a.",
-      ...(query.get("b.run") !== null ? ["b."] : content.runs.length > 1 && !location.hash ? ["b."] : []),
+      ...(query.get("b.run") !== null ? ["b."] : []),
     ];
   state.panels = prefixes.map((prefix, k) => {
     const panel = newPanel(whole(prefix + "run", 0, content.runs.length - 1) ?? Math.min(k, content.runs.length - 1)),
@@ -550,38 +601,43 @@ function readAddress() {
       .sort();
     return panel;
   });
+  state.front = state.panels.indexOf(mainPanel());
 }
 
 // What a newcomer may try, as buttons
 
-function suggest() {
-  const panel = state.panels[0],
-    alibi = memberOf(panel, "alibi"),
+function suggestions(panel) {
+  const alibi = memberOf(panel, "alibi"),
     rope = memberOf(panel, "rope", "xpos"),
+    slopes = panel.place?.slopes?.(UNCHANGED),
     own = [];
+  if (alibi && slopes)
+    own.push(["head 1 sees only near words: slope 4", { slopes: slopes.map((_, n) => (n ? null : 4)) }]);
+  if (alibi)
+    own.push(
+      ["distance does not count: scale 0", { scale: 0 }],
+      ["distance costs 8 times more: scale 8", { scale: 8 }],
+    );
+  if (rope) own.push(["turn faster: RoPE's base 10", { base: 10 }]);
+  if (hasPosition(panel)) own.push(["switch position off", { off: true }]);
+  own.push(["see only 3 words: pattern window", { pattern: { name: "window", ...content.patterns.window, window: 3 } }]);
+  return own;
+}
+
+const firstChange = (panel) => (memberOf(panel, "alibi") ? { scale: 8 } : suggestions(panel)[0][1]);
+
+function suggest() {
+  const panel = mainPanel(),
+    side = { one: "", changed: " on the right", runs: " on the left" }[viewName()];
   const set = (change) => () => {
     panel.change = { ...untouched(), ...change };
     update(true, panel);
   };
-  const slopes = panel.place?.slopes?.(UNCHANGED);
-  if (alibi && slopes)
-    own.push([
-      "let head 1 see only near words: slope 4",
-      set({ slopes: slopes.map((_, n) => (n ? null : 4)) }),
-    ]);
-  if (alibi)
-    own.push(
-      ["forget distance: ALiBi's scale 0", set({ scale: 0 })],
-      ["let distance cost eight times more: scale 8", set({ scale: 8 })],
-    );
-  if (rope) own.push(["turn faster: RoPE's base 10", set({ base: 10 })]);
-  if (hasPosition(panel)) own.push(["switch position off", set({ off: true })]);
-  own.push(
-    ["see only 3 words: pattern window", set({ pattern: { name: "window", ...content.patterns.window, window: 3 } })],
-    ["as trained", set({})],
-  );
-  const items = own.flatMap(([text, run], k) => [k ? " · " : "", el("button", { onclick: run }, text)]);
-  $("try").replaceChildren("Try: ", ...items, state.panels.length > 1 ? " (on the left)" : "");
+  const items = [...suggestions(panel), ["as trained", {}]].flatMap(([text, change], k) => [
+    k ? " · " : "",
+    el("button", { onclick: set(change) }, text),
+  ]);
+  $("try").replaceChildren(`Try${side}: `, ...items);
 }
 
 // Start
@@ -595,7 +651,10 @@ function useTheme() {
 
 function redraw() {
   drawLegends();
-  for (const panel of state.panels) if (panel.result) renderPanel(panel, null);
+  for (const panel of state.panels) {
+    arrange(panel);
+    if (panel.result) renderPanel(panel, null);
+  }
 }
 
 function typed(text) {
@@ -622,13 +681,7 @@ function start() {
     $("sentence").value = `${state.text} ${state.text}`;
     typed($("sentence").value);
   };
-  $("compare").onclick = () => {
-    state.panels =
-      state.panels.length < MOST
-        ? [state.panels[0], newPanel((state.panels[0].run + 1) % content.runs.length)]
-        : [state.panels[0]];
-    rebuild();
-  };
+  for (const button of $("view").children) button.onclick = () => chooseView(button.dataset.view);
   $("theme").onclick = () => {
     state.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     useTheme();
@@ -636,7 +689,7 @@ function start() {
     remember();
   };
   $("share").onclick = async () => {
-    history.replaceState(null, "", addressOf());
+    writeAddress();
     let copied = true;
     try {
       await navigator.clipboard.writeText(location.href);
@@ -648,13 +701,11 @@ function start() {
       $("share").textContent = "Copy link";
     }, 1500);
   };
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && state.pinned) {
-      state.pinned = false;
-      redraw();
-      remember();
-    }
-  });
+  document.addEventListener("keydown", onKey);
+  $("ask").onclick = () => $("help").showModal();
+  $("terms").replaceChildren(...describe(Object.keys(TERMS), "div"));
+  const height = () => document.documentElement.style.setProperty("--bar", `${$("bar").offsetHeight}px`);
+  new ResizeObserver(height).observe($("bar"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     useTheme();
     redraw();
@@ -671,11 +722,6 @@ function start() {
     resized = setTimeout(redraw, 60);
   });
   $("foot").replaceChildren(
-    el(
-      "p",
-      {},
-      "Keys: arrows move in the map, Enter pins, Escape releases, Page Up and Page Down change the head, O switches it off. Tab reaches every control.",
-    ),
     el(
       "p",
       {},

@@ -4,7 +4,6 @@ const content = JSON.parse(document.getElementById("content").textContent);
 const $ = (id) => document.getElementById(id);
 const tokenizers = content.tokenizers.map(makeTokenizer),
   models = new Map();
-const MOST = 2; // panels side by side
 const state = {
   text: content.text,
   query: null,
@@ -14,8 +13,15 @@ const state = {
   temperature: 1,
   seed: 1,
   panels: [],
+  front: 0, // the side that a phone shows
 };
-const view = { time: 0, opened: false, address: null, round: 0, pointer: null };
+const view = { time: 0, opened: false, address: null, hash: "", round: 0, pointer: null, warning: null };
+const isNarrow = () => window.innerWidth <= 900;
+
+// One model; the same one twice, as trained and changed; or two runs.
+const viewName = () =>
+  state.panels.length < 2 ? "one" : state.panels[0].run === state.panels[1].run ? "changed" : "runs";
+const mainPanel = () => state.panels[viewName() === "changed" ? 1 : 0];
 
 const untouched = () => ({ ...UNCHANGED, heads: [] });
 
@@ -284,8 +290,32 @@ function update(moves = false, only = null) {
   $("time").textContent = view.opened
     ? `${view.time.toFixed(0)} ms`
     : `opened in ${(performance.now() / 1000).toFixed(1)} s`;
+  warn();
   view.opened = true;
   remember();
+}
+
+// A sentence of words that the model does not know; while one types, the last word is often not one yet.
+function warn() {
+  const warning = $("warning"),
+    words = (panel) => panel.words.flatMap((word, k) => (/[\p{L}\p{N}]/u.test(word) ? [panel.unknown[k]] : []));
+  const counts = state.panels.filter((panel) => !panel.empty).map((panel) => [words(panel).filter(Boolean).length, words(panel).length]);
+  const [unknown, all] = counts.find(([some, all]) => some && 3 * some >= all) ?? [];
+  clearTimeout(view.warning);
+  const show = () => {
+    warning.hidden = !unknown;
+    if (!unknown) return;
+    const example = () => {
+      $("sentence").value = content.text;
+      typed(content.text);
+    };
+    warning.replaceChildren(
+      `${unknown} of ${all} words are not in the model's vocabulary. It reads each as <unk>, so its answer says little about this sentence. `,
+      content.text === state.text ? "" : el("button", { onclick: example }, "Use the example"),
+    );
+  };
+  if (unknown && warning.hidden && view.opened) view.warning = setTimeout(show, 500);
+  else show();
 }
 
 // Maps move to their new weights within a quarter of a second, if they have the same size.
@@ -368,7 +398,10 @@ function renderHead(panel) {
   if (panel.place.step) {
     const own = run.checkpoints[panel.checkpoint];
     panel.place.step.value = panel.checkpoint;
-    panel.place.stepName.textContent = `${own.step === null ? "mean of steps" : "step " + own.step} (${own.name})`;
+    panel.place.step.setAttribute("aria-valuetext", stepText(own));
+    panel.place.stepName.textContent = stepText(own);
+    panel.place.stepName.className = panel.checkpoint === run.chosen ? "" : "delta";
+    panel.place.reported.setAttribute("aria-pressed", String(panel.checkpoint === run.chosen));
   }
 }
 
@@ -383,7 +416,9 @@ function renderMaps(panel) {
     place = panel.place;
   const own = { weights, mask, T, S, n, queries, keys, query, key };
   renderTiles(panel, part); // first, for they take their width from the map
-  place.geometry = { ...drawMap(place.map, { ...own, width: Math.max(250, place.mapBox.clientWidth) }), T, S };
+  const most = isNarrow() ? 0.46 * window.innerHeight : Infinity, // the controls below stay in view
+    width = Math.max(250, Math.min(most, place.mapBox.clientWidth));
+  place.geometry = { ...drawMap(place.map, { ...own, width }), T, S };
   place.lineGeometry = {
     ...drawLines(place.lines, {
       ...own,
@@ -395,7 +430,7 @@ function renderMaps(panel) {
     S,
   };
   const isOff = panel.change.heads.includes(`${part}.${panel.layer}.${n}`);
-  const slope = place.slopes ? `, scale × slope ${number(place.slopes(panel.change)[n], 2)}` : "";
+  const slope = place.slopes && part !== "cross" ? `, scale × slope ${number(place.slopes(panel.change)[n], 2)}` : "";
   place.title.textContent = `${place.several ? part + ", " : ""}layer ${panel.layer + 1}, head ${n + 1}${slope}${isOff ? " (off)" : ""}`;
   const i = query,
     hidden = key !== null && mask && !mask[i * S + key];
@@ -405,7 +440,7 @@ function renderMaps(panel) {
     " → ",
     key === null ? "point at a cell" : el("b", {}, shown(keys[key])),
     key === null ? "" : `: ${spoken}`,
-    state.pinned ? el("span", { class: "soft" }, "  pinned; Escape releases") : "",
+    state.pinned ? el("span", { class: "soft" }, "  pinned; Escape or another click releases") : "",
   );
   place.map.setAttribute(
     "aria-label",
@@ -492,7 +527,7 @@ function renderTiles(panel, part) {
     place.tiles = layers.map((_, l) =>
       Array.from({ length: layers[0].N }, (_, n) => {
         const canvas = el("canvas"),
-          off = el("button", { onclick: () => toggleHead(panel, part, l, n) }, "off");
+          off = el("button", { onclick: () => toggleHead(panel, part, l, n) });
         const pick = el("button", { class: "pick", onclick: () => chooseHead(panel, l, n) }, canvas);
         return {
           canvas,
@@ -502,7 +537,7 @@ function renderTiles(panel, part) {
         };
       }),
     );
-    const across = layers.length <= 4 && layers[0].N <= 4 && (state.panels.length > 1 || window.innerWidth <= 900); // a column for each layer
+    const across = layers.length <= 4 && layers[0].N <= 4 && (state.panels.length > 1 || isNarrow()); // a column for each layer
     place.heads.style.gridTemplateColumns = across ? "" : `repeat(${layers[0].N}, max-content)`;
     place.heads.style.gridTemplateRows = across ? `repeat(${layers[0].N}, max-content)` : "";
     place.heads.style.gridAutoFlow = across ? "column" : "row";
@@ -522,7 +557,7 @@ function renderTiles(panel, part) {
       tile.box.className = `tile${on ? " on" : ""}${isOff ? " off" : ""}`;
       tile.pick.setAttribute("aria-label", `Show layer ${l + 1}, head ${n + 1}`);
       tile.pick.setAttribute("aria-pressed", String(on));
-      tile.off.textContent = isOff ? "switch on" : "off";
+      tile.off.textContent = isOff ? "switch on" : "switch off";
       tile.off.setAttribute("aria-label", `Switch layer ${l + 1}, head ${n + 1} ${isOff ? "on" : "off"}`);
     }),
   );
@@ -632,16 +667,15 @@ function renderLater(panel) {
     most = Math.max(...rows.map((row) => Math.abs(row.rise || 0)), 1e-9);
   const score = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
   const heads = [
-    "layer.head",
-    "switched off",
+    "head",
+    "rise of loss",
     "",
-    task === "classify" ? `P(${run.classes[panel.predicted]}) without` : "loss without",
+    task === "classify" ? `P(${run.classes[panel.predicted]}) if off` : "loss if off",
     "previous",
     "first",
     "induction",
     "entropy",
     "distance",
-    "",
   ];
   const body = el("tbody");
   for (const row of rows) {
@@ -669,14 +703,14 @@ function renderLater(panel) {
         el(
           "td",
           {},
-          `${panel.place.several ? row.part + " " : ""}${row.l + 1}.${row.n + 1}${row.isOff ? " (off)" : ""}`,
+          `${panel.place.several ? row.part + " " : ""}${row.l + 1}.${row.n + 1} `,
+          toggle,
         ),
         el("td", {}, row.on.loss === null ? "–" : `${signed(row.rise, 3)} nats`),
         el("td", {}, track),
         el("td", {}, row.off.p === null ? score(row.off.loss) : percent(row.off.p)),
         ...["previous", "first", "induction", "entropy"].map((name) => el("td", {}, score(row.scores[name]))),
         el("td", {}, row.scores.distance === undefined ? "–" : row.scores.distance.toFixed(1)),
-        el("td", {}, toggle),
       ),
     );
   }
@@ -694,13 +728,16 @@ function renderLater(panel) {
   );
 }
 
+// Of one run on both sides, both show the same head.
 function chooseHead(panel, layer, head, part = null) {
-  Object.assign(panel, { layer, head, ...(part ? { part } : {}) });
-  if (part) choosePart(panel, part);
-  renderMaps(panel);
-  renderSteps(panel);
-  renderEffects(panel);
-  renderLater(panel);
+  for (const own of viewName() === "changed" ? state.panels : [panel]) {
+    Object.assign(own, { layer, head });
+    if (part) choosePart(own, part);
+    renderMaps(own);
+    renderSteps(own);
+    renderEffects(own);
+    renderLater(own);
+  }
   remember();
 }
 
@@ -711,8 +748,9 @@ function choosePart(panel, part) {
 }
 
 function toggleHead(panel, part, layer, head) {
-  const name = `${part}.${layer}.${head}`,
-    { heads } = panel.change;
-  panel.change.heads = heads.includes(name) ? heads.filter((own) => own !== name) : [...heads, name].sort();
-  update(true, panel);
+  const own = viewName() === "changed" ? mainPanel() : panel, // what is as trained stays so
+    name = `${part}.${layer}.${head}`,
+    { heads } = own.change;
+  own.change.heads = heads.includes(name) ? heads.filter((other) => other !== name) : [...heads, name].sort();
+  update(true, own);
 }

@@ -8,7 +8,18 @@ const LOSSES = {
   translate: "The loss is that of the model's own translation, the mean over its tokens.",
 };
 
-function buildPanel(panel) {
+const TERMS = {
+  query: "the token that looks; a row of the map. Its weights sum to 1.",
+  key: "a token that is looked at; a column of the map.",
+  previous: "mean weight of the token before the query.",
+  first: "mean weight of the first token, a “sink”.",
+  induction: "mean weight of the token after an earlier occurrence of the same word; – without a repeated word.",
+  entropy: "of the weights of a query, in nats, mean over queries; 0: all weight is on one key.",
+  distance: "mean number of tokens between query and key, by weight.",
+};
+const describe = (names, tag) => names.map((name) => el(tag, {}, el("b", {}, name), ": ", TERMS[name]));
+
+function buildPanel(panel, side) {
   panel.place = { controls: [], several: taskOf(panel) === "translate" };
   const { place } = panel;
   const head = buildHead(panel);
@@ -17,7 +28,9 @@ function buildPanel(panel) {
   place.settings.append(...settingsOf(panel));
   listenToStrip(panel);
   listenToMap(panel);
-  return el("section", { class: "panel", "aria-label": runOf(panel).label }, head, place.grid, place.more);
+  const isReference = viewName() === "changed" && side === 0;
+  const name = `panel${isReference ? " reference" : ""}${side === state.front ? " front" : ""}`;
+  return el("section", { class: name, "aria-label": runOf(panel).label }, head, place.grid, place.more);
 }
 
 // What stays in view: run, checkpoint, marker of changes, tokens.
@@ -30,7 +43,9 @@ function buildHead(panel) {
     run.half ? "weights in float16" : "",
   ];
   const who = box("who", chooseRun(panel), el("span", { class: "soft" }, kind.filter(Boolean).join(", ")));
-  if (run.checkpoints.length > 1) who.append(chooseCheckpoint(panel));
+  if (viewName() === "changed") who.prepend(el("b", {}, panel === state.panels[0] ? "As trained" : "Changed"));
+  if (run.checkpoints.length > 1) place.training = chooseCheckpoint(panel);
+  place.who = who;
   const reset = () => {
     panel.change = untouched();
     update(true, panel);
@@ -56,19 +71,51 @@ function chooseCheckpoint(panel) {
   const { place } = panel,
     most = runOf(panel).checkpoints.length - 1;
   place.step = el("input", { type: "range", min: 0, max: most, step: 1, "aria-label": "Checkpoint" });
-  place.stepName = el("span", { class: "soft" });
+  place.stepName = el("span");
   place.step.addEventListener("input", () => {
     panel.checkpoint = Number(place.step.value);
     update(true, panel);
   });
   if (memberOf(panel, "alibi")?.learned) place.step.addEventListener("change", rebuild); // each has its own slopes
-  return el("label", { class: "steps" }, el("span", { class: "soft" }, "training"), place.step, place.stepName);
+  const own = runOf(panel),
+    few = own.checkpoints.length,
+    share = few < own.total ? `${few} of ${own.total} checkpoints` : "";
+  const choose = () => {
+    panel.checkpoint = own.chosen;
+    update(true, panel);
+    if (memberOf(panel, "alibi")?.learned) rebuild();
+  };
+  place.reported = el("button", { onclick: choose }, `reported: ${stepText(own.checkpoints[own.chosen])}`);
+  const label = el("label", {}, el("span", { class: "soft" }, "Training"), place.step);
+  const note = share ? el("span", { class: "soft", title: "Evenly spaced, so that the page stays small" }, share) : null;
+  return box("steps", label, place.stepName, el("button", { title: "Show all checkpoints, one after another", onclick: () => play(panel) }, "Play"), place.reported, note);
 }
+
+// All checkpoints, one after another, until something else changes the panel.
+async function play(panel) {
+  for (let k = 0; k < runOf(panel).checkpoints.length; k++) {
+    panel.checkpoint = k;
+    update(true, panel);
+    const { round } = panel;
+    await pause(800);
+    if (panel.round !== round) return;
+  }
+}
+
+const stepText = ({ step }) => (step === null ? "mean of steps" : step === 0 ? "step 0, initial weights" : `step ${step}`);
 
 function partButton(panel, part) {
   const choose = () => chooseHead(panel, panel.layer, panel.head, part);
   const pressed = String(part === (panel.part ?? "cross"));
   return el("button", { "data-part": part, "aria-pressed": pressed, onclick: choose }, part);
+}
+
+// On a phone the answer belongs to the map: both stay in view while the settings move, and the slider over the training.
+function arrange({ place }) {
+  (isNarrow() ? place.stage : place.left).prepend(place.answer);
+  if (!place.training) return;
+  if (isNarrow()) place.left.prepend(place.training);
+  else place.who.append(place.training);
 }
 
 // Answer and settings, the map of one head, lines, and the maps of all heads.
@@ -97,13 +144,16 @@ function buildGrid(place) {
   };
   const jumps = box(
     "jumps",
-    jump("This query step by step ↓", "stepsSection"),
+    jump("Step by step ↓", "stepsSection"),
     jump("What each head does ↓", "headsSection"),
   );
+  place.stage = box("stage", el("h3", {}, "Attention: ", place.title), place.where, place.mapBox);
+  place.left = box("left", place.settings);
+  arrange({ place });
   place.grid = box(
     "grid",
-    box("left", place.answer, place.settings),
-    box("", el("h3", {}, "Attention: ", place.title), place.where, place.mapBox, legend, jumps),
+    place.left,
+    box("middle", place.stage, legend, jumps),
     box("second", el("h3", {}, "Query → key"), el("div", { class: "place" }), place.linesBox),
     place.headsBox,
   );
@@ -114,12 +164,10 @@ function buildSections(place, loss) {
   place.stepsTitle = el("h2");
   place.steps = box("");
   place.table = box("", el("p", { class: "soft" }, "Computing …"));
-  const about =
-    `Sorted by how much the loss rises when the head's output is set to zero. ${loss} Previous, first, induction: ` +
-    "mean attention to the token before, to the first one (a “sink”), and to the token after an earlier occurrence of " +
-    "the same word.";
+  const about = `Sorted by how much the loss rises when the head's output is set to zero. ${loss}`;
   place.stepsSection = el("section", { class: "wide" }, place.stepsTitle, place.steps);
   const title = el("h2", {}, "What each head does for this sentence");
-  place.headsSection = el("section", { class: "wide" }, title, el("p", { class: "soft" }, about), place.table);
+  const columns = el("ul", { class: "soft columns" }, ...describe(["previous", "first", "induction", "entropy", "distance"], "li"));
+  place.headsSection = el("section", { class: "wide" }, title, el("p", { class: "soft" }, about), place.table, columns);
   place.more = box("", place.stepsSection, place.headsSection);
 }

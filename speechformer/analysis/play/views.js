@@ -233,15 +233,16 @@ const largest = (vectors) => Math.max(...vectors.flatMap((own) => Array.from(own
 const strip = (values, most) =>
   drawVector(el("canvas", { class: "vector", "aria-hidden": "true" }), Array.from(values), most);
 
-// What a bias subtracts from the score at each distance: a line for each head, dashed as trained.
+// What a bias subtracts from the score at each distance: a line for each head, dashed as trained. The scale is four
+// times the range as trained, so that the lines move and not the scale. Returns its limits.
 function drawBias(canvas, { now, trained, head, T, width }) {
   const height = 96,
     pen = sized(canvas, width, height),
     left = 34,
     bottom = height - 17;
-  const values = [...now, ...trained].flat(),
-    low = Math.min(0, ...values),
-    high = Math.max(0, ...values, low + 1e-6);
+  const values = trained.flat(),
+    low = 4 * Math.min(0, ...values),
+    high = Math.max(0, 4 * Math.max(...values), low + 1e-6);
   const x = (d) => left + (d / Math.max(1, T - 1)) * (width - left - 4),
     y = (value) => 6 + ((high - value) / (high - low)) * (bottom - 10);
   pen.font = "11px system-ui, sans-serif";
@@ -261,6 +262,9 @@ function drawBias(canvas, { now, trained, head, T, width }) {
   pen.fillText("distance 0", left, height);
   pen.textAlign = "right";
   pen.fillText(String(T - 1), width - 2, height);
+  pen.beginPath();
+  pen.rect(left, 0, width - left, bottom);
+  pen.clip();
   const curve = (own, colour, wide, dash) => {
     pen.strokeStyle = colour;
     pen.lineWidth = wide;
@@ -272,6 +276,7 @@ function drawBias(canvas, { now, trained, head, T, width }) {
   trained.forEach((own) => curve(own, palette.css.soft, 1, [3, 3]));
   now.forEach((own, n) => n !== head && curve(own, palette.css.blue, 1.5, []));
   if (now[head]) curve(now[head], palette.css.accent, 2.5, []);
+  return [low, high];
 }
 
 // One query through one head: q · k, / sqrt(H), + bias, mask, softmax, × v. Returns the rows of a table.
