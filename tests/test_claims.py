@@ -222,7 +222,9 @@ def test_a_page_repeats_a_result_of_another(tmp_path: Path) -> None:
     other = tmp_path / "folder" / "other.md"
     other.parent.mkdir()
     other.write_text(
-        "# Other\n\n## Empty\n\n## Numbers\n\n<!--= {{ 1 + 1 }} -->\nTwo\nlines\n<!--/-->\n", encoding="utf-8"
+        "# Other\n\n## Empty\n\n## Numbers\n\n<!--= {{ 1 + 1 }} -->\nTwo\nlines\n<!--/-->\n"
+        "## New\n\n<!--= {{ 1 + 1 }} -->\n<!--/-->\n",
+        encoding="utf-8",
     )
     page = tmp_path / "page.md"
     page.write_text('<!--= {{ block("folder/other.md", "Numbers") }} -->\n<!--/-->\n', encoding="utf-8")
@@ -230,6 +232,7 @@ def test_a_page_repeats_a_result_of_another(tmp_path: Path) -> None:
     for path, heading, message in (
         ("none.md", "Numbers", "none.md: No such file"),
         ("folder/other.md", "Empty", "other.md has no template below a heading 'Empty'."),
+        ("folder/other.md", "New", "other.md: the template below 'New' has no content yet."),
         ("folder/other.md", "umbers", "other.md has no template below a heading 'umbers'."),
     ):
         page.write_text(f'<!--= {{{{ block("{path}", "{heading}") }}}} -->\n<!--/-->\n', encoding="utf-8")

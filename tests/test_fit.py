@@ -254,11 +254,12 @@ def test_a_finished_run_without_checkpoints_says_so(tmp_path: Path, capsys: pyte
     assert not (tmp_path / "a" / "checkpoints").exists() and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt"])
+@pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt", "checkpoints/"])
 def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *RUNS["lm"]))
+    options = [*RUNS["lm"], "checkpoint_every=2", *(["keep_every_n_steps=2"] if where == "checkpoints/" else [])]
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *options))
     for write in range(1, 4):
         save, folder, written = torch.save, tmp_path / str(write), []
 
@@ -273,10 +274,11 @@ def test_a_run_killed_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
 
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             patch.setattr(torch, "save", half)
-            run(folder, *RUNS["lm"], "checkpoint_every=2")
-        (folder / f"{where}.0123abcd.partial").write_bytes(b"half a checkpoint")  # only an exception takes it away
-        assert essence(folder, run(folder, *RUNS["lm"], "checkpoint_every=2")) == expected
-        assert not list(folder.glob("*.partial"))
+            run(folder, *options)
+        name = "checkpoints/2.ckpt" if where == "checkpoints/" else where
+        (folder / f"{name}.0123abcd.partial").write_bytes(b"half a checkpoint")  # only an exception takes it away
+        assert essence(folder, run(folder, *options)) == expected
+        assert not list(folder.rglob("*.partial")) and states(folder) == states(tmp_path / "whole")
 
 
 def test_a_run_killed_between_its_last_step_and_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,30 +196,31 @@ def test_claims_about_longer_texts() -> None:
 
 
 def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
-    """Oracle: intervals by hand; one seed has none, and equal seeds have a point."""
+    """Oracle: intervals by hand. Equal seeds have a point; two points are not compared; four seeds do not count."""
 
     def cell(model: str, length: int, values: list[float], interval: list[float] | None) -> dict[str, Any]:
         own = {"model": model, "probe": "flip_flop", "length": length, "longest": 20, "interval": interval}
         return {**own, "mean": statistics.mean(values or [0]), "runs": [{"value": value} for value in values]}
 
     cells = [
-        cell("rope", 20, [1.0, 1.0], None),
-        cell("alibi", 20, [0.9, 0.88], [0.8, 0.99]),
-        cell("nope", 20, [0.7, 0.7], [0.6, 0.85]),
-        cell("fire", 20, [], None),
-        cell("rope", 10, [0.1, 0.1], None),
-        cell("nope", 40, [0.1, 0.2], [0.05, 0.25]),
+        cell("rope", 20, [1.0] * 5, None),
+        cell("learned", 20, [0.95] * 5, None),
+        cell("alibi", 20, [0.9, 0.88, 0.9, 0.88, 0.9], [0.8, 0.94]),
+        cell("nope", 20, [0.7] * 5, [0.6, 0.85]),
+        cell("fire", 20, [0.1] * 4, [0.05, 0.15]),
+        cell("rope", 10, [0.1] * 5, None),
+        cell("nope", 40, [0.1, 0.2] * 3, [0.05, 0.25]),
         cell("rope", 40, [0.9], None),
-        cell("alibi", 40, [0.2, 0.4], [0.2, 0.4]),
+        cell("alibi", 40, [0.2, 0.4] * 3, [0.2, 0.4]),
     ]
 
     def rows(beyond: bool) -> list[str]:
         return [re.sub(" +", " ", line) for line in str(separations(cells, beyond)).splitlines()][2:]
 
-    assert rows(beyond=False) == ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 2 of 3 |"]
-    assert rows(beyond=True) == ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 14.1 | nope 15.0 ± 7.1 | 0 of 1 |"]
+    assert rows(beyond=False) == ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 4 of 6 |"]
+    assert rows(beyond=True) == ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 11.0 | nope 15.0 ± 5.5 | 0 of 1 |"]
     assert str(separations(cells[:1], beyond=False)) == ""
-    with pytest.raises(UserError, match="no probe has several seeds of two encodings"):
+    with pytest.raises(UserError, match="no probe has 5 seeds of two models"):
         probe_functions([])["separations"](beyond=True)
 
 

@@ -61,7 +61,13 @@ def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Pat
         ([GRID, "++seed=0,1"], "hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=."),
         ([GRID, "task=lm,classify"], "hydra/sweeper=tuned tunes one task at a time."),
         ([GRID, "hydra.sweeper.tuning_seeds=[]"], "and hydra.sweeper.tuning_seeds."),
-        ([GRID, "hydra.sweeper.untuned_seeds=-1"], "hydra.sweeper.untuned_seeds=-1: expected a number of seeds"),
+        *(
+            (
+                [GRID, f"hydra.sweeper.untuned_seeds={wrong}"],
+                f"hydra.sweeper.untuned_seeds={shown}: expected a number",
+            )
+            for wrong, shown in (("-1", "-1"), ("1.5", "1.5"), ("two", "two"), ("true", "True"))
+        ),
     ],
 )
 def test_invalid_studies_are_one_sentence(words: list[str], message: str, sweep: Sweep) -> None:  # noqa: F811

@@ -201,11 +201,11 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
         """Return what each probe separates, at the longest length of training or the longest beyond it.
 
         Raises:
-            UserError: no probe has several seeds of two encodings.
+            UserError: no probe has five seeds of two models.
         """
         text = probe_map.separations(probe_map.usual(cells)[0] if cells else [], beyond)
         if not text:
-            raise UserError("no probe has several seeds of two encodings.")
+            raise UserError(f"no probe has {probe_map.SEEDS} seeds of two models.")
         return str(text)
 
     return {"probes": probes, "longer": longer, "separations": separations}
@@ -261,17 +261,20 @@ def block_of(page: Path, heading: str) -> str:
     """Return what the first template below a heading of another page gives there.
 
     Raises:
-        UserError: there is no such page, heading or template.
+        UserError: there is no such page, heading or template, or it has not been rendered.
     """
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page}: {error.strerror}.") from None
-    _, _, below = text.partition(f"# {heading}\n")
-    match = BLOCK.search(re.split(r"^#+ ", below, maxsplit=1, flags=re.MULTILINE)[0])
+    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.DOTALL | re.MULTILINE)
+    match = section and BLOCK.search(section[1])
     if not match:
         raise UserError(f"{page} has no template below a heading {heading!r}.")
-    return match[0].removeprefix(match[1]).removesuffix(match[3])
+    content = match[0].removeprefix(match[1]).removesuffix(match[3])
+    if not content.strip():
+        raise UserError(f"{page}: the template below {heading!r} has no content yet. Render that page first.")
+    return content
 
 
 def update(page: Path, functions: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from speechformer.report.tables import NONE, mean_and_sd
 from speechformer.report.tuning import TUNING, tuned_keys
 
 AXES = ("model", "pattern", "layers", "tuned", "more")
+SEEDS = 5  # of a model, at least, to say that it differs from another
 TEMPLATE = Path(__file__).parent / "probe_map.html"
 Cell = dict[str, Any]
 
@@ -216,28 +217,26 @@ def lengths_table(cells: Sequence[Cell], by: str, lengths: Mapping[str, int]) ->
 def separations(cells: Sequence[Cell], beyond: bool) -> Markdown:
     """Return the best and the worst model on each probe, and how many pairs of models it separates.
 
-    A pair is separated if the 95 % confidence intervals of its means do not overlap. Tests are of the longest length
-    of training, or of the longest one beyond it; probes without such a test are left out.
+    A pair is separated if the 95 % confidence intervals of its means do not overlap. A model whose seeds agree has a
+    point in place of an interval, and two points are not compared. Models with fewer than five seeds are left out.
+    Tests are of the longest length of training, or of the longest one beyond it.
     """
     rows = []
     for probe in dict.fromkeys(cell["probe"] for cell in cells):
         own = [cell for cell in cells if cell["probe"] == probe and (cell["length"] > cell["longest"]) == beyond]
         longest = max((cell["length"] for cell in own), default=0)
-        own = [cell for cell in own if cell["length"] == longest and len(cell["runs"]) > 1]
+        own = [cell for cell in own if cell["length"] == longest and len(cell["runs"]) >= SEEDS]
         if len(own) > 1:
-            pairs = [*itertools.combinations(sorted(map(interval_of, own)), 2)]
-            apart = sum(first[1] < second[0] for first, second in pairs)
-            ends = [pick(own, key=lambda cell: cell["mean"]) for pick in (max, min)]
-            named = [f"{cell['model']} {in_table(cell)}" for cell in ends]
+            ends = sorted(tuple(cell["interval"] or (cell["mean"], cell["mean"])) for cell in own)
+            pairs = [*itertools.combinations(ends, 2)]
+            apart = sum(
+                first[1] < second[0] and (first[0], second[0]) != (first[1], second[1]) for first, second in pairs
+            )
+            extremes = [most(own, key=lambda cell: cell["mean"]) for most in (max, min)]
+            named = [f"{cell['model']} {in_table(cell)}" for cell in extremes]
             at = f"{probe.replace('_', ' ')}, {longest}" + (f" (trained to {own[0]['longest']})" if beyond else "")
             rows.append([at, *named, f"{apart} of {len(pairs)}"])
     return markdown_table(["probe, length", "best", "worst", "pairs separated"], rows)
-
-
-def interval_of(cell: Cell) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a mean; its value twice if the seeds agree."""
-    low, high = cell["interval"] or (cell["mean"], cell["mean"])
-    return low, high
 
 
 def in_table(cell: Cell) -> str:

@@ -58,8 +58,8 @@ class TunedSweeper(Sweeper):
         swept_seed = last.pop("seed", None)
         seeds = [()] if swept_seed is None else expand([swept_seed])
         grid = {key: own for key, own in last.items() if "tune" in getattr(own.value(), "tags", ())}
-        if self.untuned_seeds is not None and self.untuned_seeds < 0:
-            raise UserError(f"hydra.sweeper.untuned_seeds={self.untuned_seeds}: expected a number of seeds, or null.")
+        if (n := self.untuned_seeds) is not None and (type(n) is not int or n < 0):
+            raise UserError(f"hydra.sweeper.untuned_seeds={n}: expected a number of seeds, or null.")
         if not grid or not self.tuning_seeds:
             example = "'recipe.lr=tag(tune, choice(1e-3,3e-3))'"
             raise UserError(

@@ -52,20 +52,19 @@ class Checkpoints(Checkpoint):
         self.saved_at = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if trainer.global_step == 0:
-            self.save_history(trainer)
+        self.save_history(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if is_stepped(trainer):
+            self.save_history(trainer)  # before last.ckpt: a run that resumes there has all of its history
         # at the end of an epoch, or before an evaluation, a checkpoint would hold a state between two others
         ends = batch_idx + 1 == trainer.num_training_batches
         if trainer.check_val_every_n_epoch is None:
             ends |= (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0  # type: ignore[operator]
         if not ends:
             self.save_last(trainer)
-        if is_stepped(trainer):
-            self.save_history(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         # every device uses the first one's metric, because the last bits of theirs may differ
