@@ -71,7 +71,7 @@ reproduce: $(STAMP)
 
 # Make the reports and the results in the pages from the results of all runs, in some minutes.
 PAGES := README.md $(REFERENCE)/README.md
-# of an archive in a folder of its own: the folder, the page, the title
+# Publish the archive of a folder: its report, a page, and the title of the report.
 define PUBLISH
 	rm -rf $(REPRODUCED)/$(1)
 	mkdir -p $(REPRODUCED)/$(1)
@@ -82,7 +82,7 @@ endef
 pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
 	$(call PUBLISH,ladder,ladder,From the reports' language model to one that beats counting)
-	$(call PUBLISH,probes,probes,What probes tell apart)
+	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive
 	mkdir -p $(REPRODUCED)/archive
 	tar -xJf $(REFERENCE)/runs.tar.xz -C $(REPRODUCED)/archive

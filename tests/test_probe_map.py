@@ -219,7 +219,7 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
 
     assert rows(beyond=False) == ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 4 of 6 |"]
     assert rows(beyond=True) == ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 11.0 | nope 15.0 ± 5.5 | 0 of 1 |"]
-    assert str(separations(cells[:1], beyond=False)) == ""
+    assert str(separations(cells[:1], beyond=False)) == str(separations(cells, True, without=["nope"])) == ""
     with pytest.raises(UserError, match="no probe has 5 seeds of two models"):
         probe_functions([])["separations"](beyond=True)
 

@@ -197,13 +197,13 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
             raise UserError("there are no runs that test longer().")
         return text
 
-    def separations(beyond: bool) -> str:
+    def separations(beyond: bool, without: Sequence[str] = ()) -> str:
         """Return what each probe separates, at the longest length of training or the longest beyond it.
 
         Raises:
             UserError: no probe has five seeds of two models.
         """
-        text = probe_map.separations(probe_map.usual(cells)[0] if cells else [], beyond)
+        text = probe_map.separations(probe_map.usual(cells)[0] if cells else [], beyond, without)
         if not text:
             raise UserError(f"no probe has {probe_map.SEEDS} seeds of two models.")
         return str(text)

@@ -214,14 +214,18 @@ def lengths_table(cells: Sequence[Cell], by: str, lengths: Mapping[str, int]) ->
     return markdown_table(["", *(f"{probe.replace('_', ' ')}, {length}" for probe, length in lengths.items())], rows)
 
 
-def separations(cells: Sequence[Cell], beyond: bool) -> Markdown:
+def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str] = ()) -> Markdown:
     """Return the best and the worst model on each probe, and how many pairs of models it separates.
 
     A pair is separated if the 95 % confidence intervals of its means do not overlap. A model whose seeds agree has a
     point in place of an interval, and two points are not compared. Models with fewer than five seeds are left out.
     Tests are of the longest length of training, or of the longest one beyond it.
+
+    Args:
+        without: names of models that do not count, such as those without attention.
     """
     rows = []
+    cells = [cell for cell in cells if cell["model"] not in without]
     for probe in dict.fromkeys(cell["probe"] for cell in cells):
         own = [cell for cell in cells if cell["probe"] == probe and (cell["length"] > cell["longest"]) == beyond]
         longest = max((cell["length"] for cell in own), default=0)
@@ -256,7 +260,7 @@ def sections(
     """Write the page of the probes, if there are any, and yield the part of the report on them."""
     if not any(cell["runs"] for cell in cells):
         return
-    write_page(cells, title or "What probes tell apart", output)
+    write_page(cells, title or "Encodings and patterns on ten probes", output)
     yield "", Markdown("## Map of the probes")
     yield "", Markdown("[The map to explore](index.html) has the runs, curve and command of each cell.")
     if formats is not None:
