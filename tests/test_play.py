@@ -31,7 +31,7 @@ from speechformer.analysis.play_page import (
     describe_tokenizer,
     evenly_spaced,
     export_runs,
-    fit_checkpoints,
+    load_checkpoints,
     render_page,
 )
 from speechformer.corpora import sample
@@ -562,7 +562,9 @@ def shown_answer(page: Any, side: int = 0) -> list[float]:
 def test_a_slider_over_the_training_of_one_run(browser: Any, a_history: Path, folder: Path) -> None:
     """Oracle: torch, with the weights of each step. The step that the metrics are of is named and one click away."""
     run = load(a_history)
+    (a_history / "checkpoints" / "mine.ckpt").write_bytes(b"a file of the user")
     page, said = opened(browser, write_page(folder / "history.html", [a_history]))
+    (a_history / "checkpoints" / "mine.ckpt").unlink()
     steps = [int(path.stem) for path in (a_history / "checkpoints").glob("*.ckpt")]
     best, last = (read_checkpoint(a_history / name)["global_step"] for name in ("best.ckpt", "last.ckpt"))
     expected = sorted({*steps, best, last})
@@ -587,19 +589,24 @@ def test_a_slider_over_the_training_of_one_run(browser: Any, a_history: Path, fo
     page.close()
 
 
-def test_a_page_holds_evenly_spaced_checkpoints() -> None:
+def test_a_page_holds_evenly_spaced_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: by hand. The first and the reported one stay; the page stays within its limits where six fit."""
-    tasks: list[Any] = [SimpleNamespace(model=nn.Linear(1000, 100)) for _ in range(41)]
-    own = [Snapshot(f"checkpoints/{k}.ckpt", k, task) for k, task in enumerate(tasks)]
-    steps = [[one.step for one in evenly_spaced(own, tasks[chosen], 5)] for chosen in (40, 33, 12, 0)]
-    assert steps == [[0, 10, 20, 30, 40], [0, 10, 20, 33, 40], [0, 12, 20, 30, 40], [0, 20, 30, 40]]
-    run: Any = SimpleNamespace(task=tasks[40])
-    for width, count in ((1000, 16), (1700, 11), (8000, 6), (36000, 2)):
-        for task in tasks:
-            task.model = nn.Linear(width, 100, device="meta")
-            task.model.state_dict = lambda width=width: {"weight": torch.empty(100 * width, dtype=torch.float16)}
-        (chosen,) = fit_checkpoints([(run, own)])
-        assert (len(chosen), chosen[0].step, chosen[-1].step) == (count, 0, 40), width
+    by_hand = {40: [0, 10, 20, 30, 40], 33: [0, 10, 20, 33, 40], 12: [0, 12, 20, 30, 40], 0: [0, 10, 20, 30, 40]}
+    assert {chosen: evenly_spaced(range(41), chosen, 5) for chosen in by_hand} == by_hand
+    assert evenly_spaced(range(41), 38, 5) == [0, 10, 20, 38, 40]
+    assert evenly_spaced([0, 1, 2, 3, 100, 200, None], 6, 3) == [0, 4, 6] and evenly_spaced(range(3), 1, 5) == [
+        0,
+        1,
+        2,
+    ]
+    assert [evenly_spaced(range(41), 7, most) for most in (2, 1)] == [[0, 7], [7]]
+    files: list[tuple[int | None, str]] = [(k, f"checkpoints/{k}.ckpt") for k in range(40)]
+    monkeypatch.setattr("speechformer.analysis.play_page.load_task", lambda path: SimpleNamespace())
+    for width, count in ((1000, 16), (1700, 11), (8000, 6), (36000, 2), (70000, 1)):
+        model = SimpleNamespace(state_dict=lambda width=width: {"weight": torch.empty(100 * width, device="meta")})
+        run: Any = SimpleNamespace(task=SimpleNamespace(model=model), checkpoint="last.ckpt", directory=Path())
+        ((*before, chosen),) = load_checkpoints([run], [[*files, (40, "last.ckpt")]])
+        assert (len(before) + 1, chosen.step, chosen.task is run.task) == (count, 40, True), width
 
 
 def test_as_trained_beside_changed(browser: Any, classifier_page: Path, a_classifier: Path) -> None:

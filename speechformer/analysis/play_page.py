@@ -11,7 +11,8 @@ import base64
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
-from speechformer.runs.folder import HISTORY, WEIGHTS
+from speechformer.runs.folder import HISTORY, STEP, WEIGHTS
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import load_task, read_checkpoint
 
@@ -41,7 +42,7 @@ KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "re
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
-FEW, MANY = 6, 16  # checkpoints of a run: at least, where that fits into MAX_BYTES; at most
+FEW, MANY = 6, 16  # checkpoints of a run: above TARGET_BYTES, if they fit into MAX_BYTES; at most
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
@@ -168,17 +169,17 @@ def check_supported(run: TrainedRun) -> dict[str, Any]:
         raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
 
 
-def snapshots(run: TrainedRun, alone: bool) -> list[Snapshot]:
-    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
-    loaded = [Snapshot(run.checkpoint, step_of(run.directory / run.checkpoint), run.task)]
-    steps = {loaded[0].step}
-    names = [*CHECKPOINTS, *(f"{folder}/*.ckpt" for folder in (HISTORY, WEIGHTS))]
-    for path in () if alone else (path for name in names for path in run.directory.glob(name)):
-        step = None if path.name == run.checkpoint else step_of(path)
-        if step is not None and step not in steps:
-            steps.add(step)
-            loaded.append(Snapshot(path.relative_to(run.directory).as_posix(), step, load_task(path)))
-    return sorted(loaded, key=lambda snapshot: (snapshot.step is None, snapshot.step))
+def checkpoints_of(run: TrainedRun, alone: bool) -> list[tuple[int | None, str]]:
+    """Return step and file of the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
+    names = {step_of(run.directory / run.checkpoint): run.checkpoint}
+    for path in () if alone else (run.directory / name for name in CHECKPOINTS):
+        if path.exists() and path.name != run.checkpoint and (step := step_of(path)) is not None:
+            names.setdefault(step, path.name)
+    for folder in () if alone else (HISTORY, WEIGHTS):
+        for path in (run.directory / folder).glob("*.ckpt"):
+            if re.fullmatch(STEP, path.name):
+                names.setdefault(int(path.stem), f"{folder}/{path.name}")
+    return sorted(names.items(), key=lambda own: (own[0] is None, own[0] or 0))
 
 
 def step_of(path: Path) -> int | None:
@@ -187,28 +188,48 @@ def step_of(path: Path) -> int | None:
     return step if type(step) is int and path.name != "average.ckpt" else None
 
 
-def fit_checkpoints(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> list[list[Snapshot]]:
-    """Return the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
+def load_checkpoints(
+    runs: Sequence[TrainedRun], files: Sequence[list[tuple[int | None, str]]]
+) -> list[list[Snapshot]]:
+    """Load the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
+    sizes = [Snapshot(run.checkpoint, None, run.task).size(torch.float16) for run in runs]
 
-    def size(most: int, dtype: torch.dtype) -> int:
-        return sum(one.size(dtype) for run, own in runs for one in evenly_spaced(own, run.task, most))
+    def size(most: int) -> int:
+        return sum(own * min(most, len(all_files)) for own, all_files in zip(sizes, files))
 
     most = MANY
-    while most > FEW and size(most, torch.float16) > TARGET_BYTES:
+    while most > FEW and size(most) > TARGET_BYTES:
         most -= 1
-    while most > 2 and size(most, torch.float16) > MAX_BYTES:
+    while most > 1 and size(most) > MAX_BYTES:
         most -= 1
-    return [evenly_spaced(own, run.task, most) for run, own in runs]
+    loaded = []
+    for run, own in zip(runs, files):
+        chosen = [name for _, name in own].index(run.checkpoint)
+        picked = [own[k] for k in evenly_spaced([step for step, _ in own], chosen, most)]
+        tasks = (run.task if name == run.checkpoint else load_task(run.directory / name) for _, name in picked)
+        loaded.append([Snapshot(name, step, task) for (step, name), task in zip(picked, tasks)])
+    return loaded
 
 
-def evenly_spaced(own: list[Snapshot], reported: Task, most: int) -> list[Snapshot]:
-    """Return at most so many checkpoints of a run by step: the first one, the reported one, and some between."""
-    if len(own) <= most:
-        return own
-    chosen = [one.task for one in own].index(reported)
-    picked = {round(k * (len(own) - 1) / (most - 1)) for k in range(most)}
-    nearest = min(picked - {0} or picked, key=lambda k: abs(k - chosen))
-    return [own[k] for k in sorted(picked - {nearest} | {chosen})]
+def evenly_spaced(steps: Sequence[int | None], chosen: int, most: int) -> list[int]:
+    """Return at most so many indices of steps in order: the chosen one, the ends, and some between."""
+    last = len(steps) - 1
+    if last < most:
+        return [*range(last + 1)]
+    if most < 3:
+        return sorted({chosen, 0 if chosen else last} if most == 2 else {chosen})
+    end = max(step for step in steps if step is not None)
+    places = [end if step is None else step for step in steps]
+
+    def nearest(place: float, among: Iterable[int]) -> int:
+        return min(among, key=lambda k: (abs(places[k] - place), -k))
+
+    first = places[0]
+    picked = {nearest(first + (end - first) * k / (most - 1), range(last + 1)) for k in range(most)}
+    if chosen not in picked:
+        inner = picked - {0, last}
+        picked = picked - {nearest(places[chosen], inner)} | {chosen} if inner else picked | {chosen}
+    return sorted(picked)
 
 
 def limit_of(run: TrainedRun) -> int:
@@ -271,12 +292,12 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
         UserError: the page cannot compute a model, or would be too large.
     """
     models = [check_supported(run) for run in runs]
-    all_checkpoints = [snapshots(run, alone) for run in runs]
-    checkpoints = fit_checkpoints(list(zip(runs, all_checkpoints)))
+    files = [checkpoints_of(run, alone) for run in runs]
+    checkpoints = load_checkpoints(runs, files)
     types = choose_precision(list(zip(runs, checkpoints)))
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
-    for run, model, own, total in zip(runs, models, checkpoints, map(len, all_checkpoints)):
+    for run, model, own, total in zip(runs, models, checkpoints, map(len, files)):
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
@@ -286,7 +307,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
         share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
         lines.append(f"{exported[-1]['name']} ({run.label}): {names}{share}")
     if types[0] == torch.float16:
-        lines.append("Weights are rounded to float16, since they would exceed 5 MB; probabilities differ slightly.")
+        lines.append("Weights are rounded to float16: in float32 they exceed 5 MB. Probabilities differ slightly.")
     return {"tokenizers": tokenizers, "runs": exported}, lines
 
 
