@@ -443,7 +443,7 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     assert "position off, slope of head 1, 2, pattern window" in marker.text_content()
     page.locator("#try button", has_text="as trained").click()
     assert page.locator(".bars .value").all_text_contents() == before
-    page.get_by_text("see only 2 words on each side").click()
+    page.get_by_text("see 2 words on each side").click()
     far = "layerOf(state.panels[0]).mask.map((own, k) => own ? Math.abs(k % 9 - Math.floor(k / 9)) : 0)"
     assert page.evaluate(f"Math.max(...{far})") == 2 and said == []
     page.close()

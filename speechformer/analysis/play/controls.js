@@ -681,7 +681,7 @@ function suggestions(panel) {
   if (rope) own.push(["turn faster: RoPE's base 10", { base: 10 }]);
   if (hasPosition(panel)) own.push(["switch position off", { off: true }]);
   const pattern = { name: "window", ...content.patterns.window, window: 3 };
-  own.push([`see only ${windowText(panel, pattern)}: pattern window`, { pattern }]);
+  own.push([`see ${windowText(panel, pattern)}: window ${pattern.window}`, { pattern }]);
   return own;
 }
 

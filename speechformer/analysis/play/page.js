@@ -636,8 +636,8 @@ function renderAnswer(panel) {
 
 // The loss of the sentence. Its place is there before it is computed, so that nothing below moves.
 function lossLine(panel) {
-  const line = el("p", { class: "note loss" }),
-    task = taskOf(panel),
+  const task = taskOf(panel),
+    line = el("p", { class: `note loss${task === "classify" ? " long" : ""}` }),
     { now, before } = panel.losses ?? {},
     { classes, checkpoints, chosen } = runOf(panel);
   if (!now || now.loss === null) return line;
