@@ -63,6 +63,13 @@ def warn(text: str) -> None:
     print(plain(text), file=sys.stderr, flush=True)
 
 
+def list_steps(steps: Sequence[int]) -> str:
+    """Return steps as text; of many, the first two and the last two: "steps 0, 50, …, 350, 396"."""
+    shown = [str(step) for step in steps]
+    shown = shown if len(shown) <= 6 else [*shown[:2], "…", *shown[-2:]]
+    return f"step{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
+
+
 def is_terminal() -> bool:
     """Return whether somebody sees stderr."""
     return sys.stderr.isatty()

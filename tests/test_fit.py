@@ -21,6 +21,7 @@ from conftest import TINY, compose, without_biases_of_keys
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from speechformer import console
 from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
@@ -247,9 +248,17 @@ def states(folder: Path) -> dict[int, dict[str, bytes]]:
 def test_a_finished_run_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run(tmp_path / "a", *RUNS["lm"])
     run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2")
-    assert "has finished without checkpoints to keep. Add force=true to run it again." in capsys.readouterr().err
-    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2", "force=true")
+    said = capsys.readouterr().err
+    assert said.startswith(f"keep_every_n_steps=2 has no effect: {tmp_path / 'a'} has already finished, without ")
+    assert "checkpoints of steps 0, 2, " in said and said.endswith("Add force=true to train it again.\n")
+    last = run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2", "force=true")["steps"]
     assert len(states(tmp_path / "a")) > 2
+    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=4")
+    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2")
+    assert capsys.readouterr().err == ""
+    run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=3")
+    odd = console.list_steps(range(3, last + 1, 6))
+    assert f"without checkpoints of {odd}. Add force=true" in capsys.readouterr().err
     run(tmp_path / "a", *RUNS["lm"], "force=true")
     assert not (tmp_path / "a" / "checkpoints").exists() and capsys.readouterr().err == ""
 

@@ -31,7 +31,9 @@ from speechformer.analysis.play_page import (
     describe_tokenizer,
     evenly_spaced,
     export_runs,
+    list_checkpoints,
     load_checkpoints,
+    name_of_chosen,
     render_page,
 )
 from speechformer.corpora import sample
@@ -370,11 +372,16 @@ def test_the_page_shows_what_python_predicts(browser: Any, classifier_page: Path
         page.locator(".chip").nth(2).hover()
         shown = [float(chip.get_attribute("title").split(": ")[1]) for chip in page.locator(".chip").all()]
         assert shown == pytest.approx(part.weights[1, 1, 2].tolist(), abs=6e-4)
-        assert re.fullmatch(r"\d+ ms", page.text_content("#time"))
+        assert re.fullmatch(r"computed in \d+ ms", page.text_content("#time"))
     assert page.locator(".chip.unknown").last.text_content() == "😀"
     assert page.text_content(".note").lower() == f"{run.read(text).notes[0]}.".lower()
     page.fill("#sentence", "")
-    assert page.text_content(".strip") == "Type a word." and said == []
+    assert page.locator(".strip .soft").text_content() == "Type a word."
+    page.locator(".strip button").click()
+    assert page.input_value("#sentence") == TEXT and page.locator("canvas.map").is_visible()
+    page.fill("#sentence", f"{'a' * 300} friend")
+    page.locator(".chip").first.hover()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1300 and said == []
     page.close()
 
 
@@ -407,10 +414,13 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     before, marker = page.locator(".bars .value").all_text_contents(), page.locator(".marker")
     map_before = page.evaluate("[...layerOf(state.panels[0]).weights]")
     assert not marker.is_visible()
+    height = "[...document.querySelectorAll('.left, .answer, .settings')].map(own => own.offsetHeight)"
+    heights = page.evaluate(height)
     place = page.locator("canvas.map").bounding_box()
     page.locator("input[aria-label='Scale of all slopes']").fill("8")
+    assert page.evaluate(height) == heights  # before the loss is computed, and after
     settled(page)
-    assert page.locator("canvas.map").bounding_box() == place  # nothing moves when a change is marked
+    assert page.evaluate(height) == heights and page.locator("canvas.map").bounding_box() == place
     assert "Not what this model was trained with: scale 8." in marker.text_content()
     run.model.encoder.positions.scale = 8.0  # type: ignore[union-attr]
     after = run.logits(TEXT).softmax(dim=-1).tolist()
@@ -418,18 +428,24 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     assert shown == pytest.approx(after, abs=6e-4)
     assert page.evaluate("[...layerOf(state.panels[0]).weights]") != map_before
     small = page.locator(".control.changed small").first.text_content()
-    assert small.startswith("trained 1; this change alone: P(") and small.endswith("points")
+    assert small.startswith("trained 1.00; this change alone: P(") and small.endswith("points")
     page.locator(".marker button").click()
     assert page.locator(".bars .value").all_text_contents() == before and not marker.is_visible()
     for control in ("Slope of head 1, in every layer", "Slope of head 2, in every layer"):
         page.locator(f"input[aria-label='{control}']").fill("1")
     page.locator("select[aria-label='Attention pattern']").select_option("window")
     page.locator("[data-option=window] input").fill("2")
+    assert page.text_content("[data-option=window] .now") == "2: 1 word on each side"
     page.locator("input[type=checkbox]").check()
+    assert all(own.is_disabled() for own in page.locator("input[aria-label*=lope]").all())
+    assert page.locator(".control small").first.text_content() == "No effect while position is off"
     assert page.evaluate("state.panels[0].change.pattern") == {"name": "window", "window": 2}
     assert "position off, slope of head 1, 2, pattern window" in marker.text_content()
     page.locator("#try button", has_text="as trained").click()
-    assert page.locator(".bars .value").all_text_contents() == before and said == []
+    assert page.locator(".bars .value").all_text_contents() == before
+    page.get_by_text("see 2 words on each side").click()
+    far = "layerOf(state.panels[0]).mask.map((own, k) => own ? Math.abs(k % 9 - Math.floor(k / 9)) : 0)"
+    assert page.evaluate(f"Math.max(...{far})") == 2 and said == []
     page.close()
 
 
@@ -581,12 +597,66 @@ def test_a_slider_over_the_training_of_one_run(browser: Any, a_history: Path, fo
     assert button.text_content() == f"reported: step {last}"
     slider.fill("0")
     assert page.text_content(".steps > span") == "step 0, initial weights"
+    chosen, shown = int(run.logits(TEXT).argmax()), shown_answer(page)
+    assert shown.index(max(shown)) != chosen  # the loss stays that of the reported answer
+    said_of_loss = f"Loss, −ln P({run.task.hparams['classes'][chosen]}), the answer at step {last}: "
+    page.locator(".loss", has_text=said_of_loss).wait_for()
     button.click()
     assert page.evaluate("state.panels[0].checkpoint") == expected.index(last)
-    page.locator(".steps button", has_text="Play").click()
-    page.locator(".steps > span", has_text="step 3").wait_for()
     assert said == []
     page.close()
+
+
+def test_the_training_plays_pauses_and_is_the_same_on_both_sides(browser: Any, a_history: Path, folder: Path) -> None:
+    page, said = opened(browser, write_page(folder / "plays.html", [a_history]))
+    page.get_by_text("As trained | changed").click()
+    steps, player = "state.panels.map(own => own.checkpoint)", page.locator(".player").first
+    last = page.evaluate("content.runs[0].checkpoints.length - 1")
+    page.get_by_label("Checkpoint").nth(1).fill("1")
+    assert page.evaluate(steps) == [1, 1]
+    player.click()
+    assert player.get_attribute("aria-pressed") == "true" and page.evaluate(steps) == [2, 2]
+    assert page.locator(".player").all_text_contents() == ["Pause", "Pause"]
+    page.locator(".player").nth(1).click()
+    assert page.locator(".player").all_text_contents() == ["Play", "Play"]
+    page.wait_for_timeout(900)
+    assert page.evaluate(steps) == [2, 2]
+    page.get_by_label("Checkpoint").first.fill(str(last))
+    player.click()
+    assert page.evaluate(steps) == [0, 0]
+    page.locator(".steps > span", has_text="step 3").nth(1).wait_for()
+    page.get_by_text("One model").click()  # the change was an example, which nobody has touched
+    assert page.evaluate("[state.panels[0].checkpoint, isChanged(state.panels[0])]") == [1, False]
+    assert page.text_content(".player") == "Play"
+    slope = page.locator("input[aria-label='Slope of head 1, in every layer']")
+    slope.fill("-13")  # log₂ of the slope; the lowest one is 0
+    slope.press("ArrowRight")
+    assert float(slope.input_value()) == pytest.approx(-13 + 15 / 25)
+    assert page.evaluate("state.panels[0].change.slopes[0]") == pytest.approx(2**-12.4) and said == []
+    page.close()
+
+
+def test_what_the_loaded_checkpoint_is_called() -> None:
+    """An unfinished run has reported nothing; `checkpoints/` may have a later step than its last.ckpt."""
+    task, other = SimpleNamespace(), SimpleNamespace()
+    for finished, name, order, expected in (
+        (True, "best.ckpt", [task, other], "reported"),
+        (False, "best.ckpt", [task, other], "best so far"),
+        (False, "last.ckpt", [other, task], "last"),
+        (False, "last.ckpt", [task, other], "last.ckpt"),
+    ):
+        run: Any = SimpleNamespace(finished=finished, checkpoint=name, task=task)
+        own: Any = [Snapshot(name, k, one) for k, one in enumerate(order)]  # type: ignore[arg-type]
+        assert name_of_chosen(run, own) == expected
+
+
+def test_checkpoints_are_listed_in_short() -> None:
+    own: Any = [Snapshot("", step, None) for step in (*range(0, 400, 50), 396)]  # type: ignore[arg-type]
+    own.append(Snapshot("average.ckpt", None, None))  # type: ignore[arg-type]
+    expected = "average.ckpt, steps 0, 50, …, 350, 396"
+    assert list_checkpoints(own, 10) == expected
+    assert list_checkpoints(own, 41) == f"{expected}; 10 of 41 checkpoints, evenly spaced"
+    assert list_checkpoints([Snapshot("last.ckpt", 3, own)], 1) == "last.ckpt (step 3)"
 
 
 def test_a_page_holds_evenly_spaced_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,7 +741,7 @@ def test_many_unknown_words_are_a_warning(browser: Any, classifier_page: Path, a
     for text, message in (
         ("zorble {0} {1} , , ,", "1 of 3 words are not in the model's vocabulary. It reads each as <unk>"),
         ("zorble {0} {1} {0}", None),
-        ("zorble snark {0} {1}", "2 of 4 words"),
+        ("zorble snark zorble {1} 😀", "4 of 5 words"),
     ):
         page.fill("#sentence", text.format(*known))
         page.wait_for_timeout(0 if message else 700)
@@ -679,6 +749,7 @@ def test_many_unknown_words_are_a_warning(browser: Any, classifier_page: Path, a
             warning.wait_for(state="visible")
             assert warning.text_content().startswith(message)
         assert warning.is_visible() == (message is not None)
+    assert page.text_content(".note") == "Not in the vocabulary, read as <unk>: zorble (2 ×), snark, 😀."
     page.get_by_text("Use the example").click()
     assert page.input_value("#sentence") == page.evaluate("state.text") == TEXT and said == []
     page.close()
@@ -732,6 +803,13 @@ def test_a_phone_shows_slider_map_and_answer_at_once(browser: Any, a_history: Pa
         after = page.evaluate("[document.querySelector('canvas.map').toDataURL(), ...state.panels[0].now]")
         assert not set(before) & set(after)
     page.get_by_text("As trained | changed").click()
+    small = "[...document.querySelectorAll('button, select, input')].filter(own => own.checkVisibility() && "
+    assert page.evaluate(small + "own.offsetHeight < 24).map(own => own.outerHTML)") == []
+    assert page.text_content("#try").startswith("Try on “Changed”: ")
+    page.locator("#sides button", has_text="As trained").click()
+    page.locator("#try button").first.click()
+    assert page.locator("section.panel").nth(1).is_visible()
+    assert page.locator(".place").nth(2).text_content().endswith("tap a cell")
     for side, name in ((0, "As trained"), (1, "Changed")):
         page.locator("#sides button", has_text=name).click()
         assert [panel.is_visible() for panel in page.locator("section.panel").all()] == [side == 0, side == 1]
@@ -815,7 +893,8 @@ def test_the_command_writes_one_file(
     arguments = [str(a_classifier), str(a_language_model), "--output", str(path), "--text", TEXT]
     monkeypatch.setattr(sys, "argv", ["play", *arguments])
     main()
-    assert opened_pages == [path.as_uri()] and f"{path} (" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert opened_pages == [path.as_uri()] and f"{path} (" in out
     monkeypatch.setattr(sys, "argv", ["play", *arguments, "--no-open"])
     main()
     assert len(opened_pages) == 1
@@ -834,11 +913,16 @@ def test_the_command_writes_one_file(
         (["model=randomised"], "model=randomised is not supported by the live page"),
         (["task=probe", "model=nope"], "is a run of task=probe, which the live page does not support"),
         (["output"], r"--output page.txt: name a file that ends with .html"),
+        (["file"], r"README.md is a file. Name a run's folder, such as outputs/runs/\.\.\.\.$"),
     ],
 )
 def test_errors(overrides: list[str], sentence: str, a_classifier: Path, tmp_path: Path, monkeypatch: Any) -> None:
     arguments = [str(a_classifier), "--output", "page.txt"]
-    if overrides != ["output"]:
+    if overrides == ["file"]:
+        (tmp_path / "README.md").touch()
+        monkeypatch.chdir(tmp_path)
+        arguments = ["README.md"]
+    elif overrides != ["output"]:
         corpus = [] if "task=probe" in overrides else ["corpus=sample"]
         short = ["trainer.max_steps=1", "recipe.warmup_steps=0"]
         execute(compose(*TINY[1:], *corpus, *overrides, *short), tmp_path)

@@ -184,7 +184,9 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """
     directory = Path(run)
     if directory.is_file():
-        raise UserError(f"{directory} is a file. Name the run's folder, {directory.parent}.")
+        own = directory.resolve().parent
+        example = own if (own / runs.TOKENIZER).is_file() else "outputs/runs/..."
+        raise UserError(f"{directory} is a file. Name a run's folder, such as {example}.")
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
     result = runs.result_or_none(directory)

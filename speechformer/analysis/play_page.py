@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import nn
 
 from speechformer.analysis.load import CHECKPOINTS, TrainedRun
+from speechformer.console import list_steps
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
@@ -262,6 +263,15 @@ def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple
     return types
 
 
+def name_of_chosen(run: TrainedRun, own: Sequence[Snapshot]) -> str:
+    """Return what the loaded checkpoint is: "reported" of a finished run, else "best so far" or "last"."""
+    if run.finished:
+        return "reported"
+    if run.checkpoint == "best.ckpt":
+        return "best so far"
+    return "last" if own[-1].task is run.task else run.checkpoint  # `checkpoints/` may have a later one
+
+
 def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
     """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
     return {
@@ -275,6 +285,7 @@ def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence
         "half": types[0] == torch.float16,
         "chosen": [one.task for one in own].index(run.task),
         "total": total,
+        "reported": name_of_chosen(run, own),
         "checkpoints": [
             {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
             for one in own
@@ -303,12 +314,23 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
             tokenizers.append(tokenizer)
         index = tokenizers.index(tokenizer)
         exported.append({**export_run(run, own, total, types), "model": model, "tokenizer": index})
-        names = ", ".join(one.name if one.step is None else f"{one.name} (step {one.step})" for one in own)
-        share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
-        lines.append(f"{exported[-1]['name']} ({run.label}): {names}{share}")
+        lines.append(f"{exported[-1]['name']} ({run.label}): {list_checkpoints(own, total)}")
+    if not alone and (single := [run for run, total in zip(exported, map(len, files)) if total == 1]):
+        names = ", ".join(run["name"] for run in single)
+        lines.append(f"No slider over the training of {names}: train with keep_every_n_steps=100 to get one.")
     if types[0] == torch.float16:
         lines.append("Weights are rounded to float16: in float32 they exceed 5 MB. Probabilities differ slightly.")
     return {"tokenizers": tokenizers, "runs": exported}, lines
+
+
+def list_checkpoints(own: Sequence[Snapshot], total: int) -> str:
+    """Return the checkpoints that the page holds of a run as text: "average.ckpt, steps 0, 50, …, 350, 396"."""
+    if len(own) == 1 and own[0].step is not None:
+        return f"{own[0].name} (step {own[0].step})"
+    steps = [one.step for one in own if one.step is not None]
+    names = [*(one.name for one in own if one.step is None), *([list_steps(steps)] if steps else [])]
+    share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
+    return ", ".join(names) + share
 
 
 def unique_labels(runs: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -76,5 +76,11 @@ def execute(
 def settle(config: dict[str, Any], folder: RunFolder) -> None:
     """Clean up after a run that has ended, and warn if it lacks the checkpoints that the config asks for now."""
     folder.clean_up()  # the process may have been killed before it did
-    if config["keep_every_n_steps"] and not (folder.path / HISTORY).exists():
-        console.warn(f"{folder.path} has finished without checkpoints to keep. Add force=true to run it again.")
+    every, result = config["keep_every_n_steps"], folder.result
+    finished = result is not None and result["status"] == "finished"
+    steps = range(0, result["steps"] + 1, every) if finished and every else ()  # type: ignore[index]
+    if absent := [step for step in steps if not (folder.path / HISTORY / f"{step}.ckpt").exists()]:
+        console.warn(
+            f"keep_every_n_steps={every} has no effect: {folder.path} has already finished, without checkpoints of "
+            f"{console.list_steps(absent)}. Add force=true to train it again."
+        )

@@ -5,19 +5,23 @@ const memberOf = (panel, ...names) => runOf(panel).model.positions.members.find(
 const hasPosition = (panel) => runOf(panel).model.positions.members.some((own) => own.name !== "nope");
 
 // A slider or the like: `get` and `set` of the panel's change, and the value as trained beside it.
-function control(panel, { name, title, input, show, trained, read, write, group = name, now }) {
+function control(panel, { name, title, input, show, trained, read, write, group = name, now, ends = [] }) {
   const output = el("span", { class: "now" }),
     small = el("small"),
     label = el("span", {}, title);
-  const box = el("label", { class: "control" }, el("span", { class: "row" }, label, output), input, small);
+  const range = el("span", { class: "ends" }, ends[0], input, ends[1]);
+  const box = el("label", { class: "control" }, el("span", { class: "row" }, label, output), range, small);
   const refresh = () => {
     const isOwn = now() !== trained;
     write(now());
     output.textContent = show(now());
-    box.classList.toggle("changed", isOwn);
-    small.textContent = isOwn
-      ? [`trained ${show(trained)}`, effectText(panel, group)].filter(Boolean).join("; ")
-      : `as trained`;
+    input.disabled = panel.change.off;
+    box.classList.toggle("changed", isOwn && !panel.change.off);
+    small.textContent = panel.change.off
+      ? "No effect while position is off"
+      : isOwn
+        ? [`trained ${show(trained)}`, effectText(panel, group)].filter(Boolean).join("; ")
+        : `as trained`;
   };
   input.addEventListener("input", () => {
     read();
@@ -29,9 +33,10 @@ function control(panel, { name, title, input, show, trained, read, write, group 
 
 function slider(
   panel,
-  { name, title, low, high, step, trained, get, set, show = String, from = (v) => v, to = (v) => v, group },
+  { name, title, low, high, step, trained, get, set, show = String, from = (v) => v, to = (v) => v, group, ends },
 ) {
   const input = el("input", { type: "range", min: low, max: high, step, "aria-label": title });
+  if (ends) input.addEventListener("keydown", (event) => coarseStep(event, (high - low) / 25));
   const now = () => get() ?? trained;
   return control(panel, {
     name,
@@ -40,6 +45,7 @@ function slider(
     show,
     trained,
     group,
+    ends,
     now,
     read: () => {
       const value = from(Number(input.value));
@@ -51,6 +57,17 @@ function slider(
       input.setAttribute("aria-valuetext", show(value));
     },
   });
+}
+
+// One press of an arrow on a logarithmic slider.
+function coarseStep(event, step) {
+  const sign = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key],
+    { target } = event;
+  if (!sign || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  target.value = Number(target.value) + sign * step;
+  target.dispatchEvent(new Event("input", { bubbles: true }));
+  target.dispatchEvent(new Event("change", { bubbles: true }));
 }
 
 function settingsOf(panel) {
@@ -71,7 +88,7 @@ function settingsOf(panel) {
         "p",
         { class: "about" },
         "ALiBi (attention with linear biases) subtracts slope × distance from each score before the softmax. " +
-          "Steep slope: a head sees only near words. Slope 0: distance does not count.",
+          "Steep slope: a head sees only near words. Slope 0: distance does not count. The sliders of the slopes are logarithmic.",
       ),
       el("p", { class: "formula" }, "q·k/√H − scale·slope·|i−j|"),
       el("p", { class: "about" }, "i, j: positions of query and key; H: width of a head"),
@@ -82,7 +99,7 @@ function settingsOf(panel) {
         high: Math.max(8, 2 * alibi.scale),
         step: 0.05,
         trained: alibi.scale,
-        show: (v) => String(number(v)),
+        show: (v) => v.toFixed(2),
         get: () => change().scale,
         set: (value) => {
           panel.change.scale = value;
@@ -99,7 +116,8 @@ function settingsOf(panel) {
           high: 2,
           step: 0.01,
           trained: slope,
-          show: (v) => (v === 0 ? "0" : v < 0.01 ? v.toPrecision(2) : v.toFixed(3)),
+          ends: ["0", "4"],
+          show: (v) => v.toFixed(4),
           get: () => change().slopes?.[n] ?? null,
           from: (v) => (v <= -13 ? 0 : 2 ** v),
           to: (v) => (v === 0 ? -13 : Math.log2(v)),
@@ -115,13 +133,21 @@ function settingsOf(panel) {
   if (rope)
     boxes.push(
       el("h3", {}, rope.name === "rope" ? "RoPE: how fast pairs turn" : "xPos: how fast pairs turn"),
+      el(
+        "p",
+        { class: "about" },
+        `${rope.name === "rope" ? "RoPE (rotary position embedding)" : "xPos"} rotates queries and keys by their position, two dimensions ` +
+          "at a time. A score then depends on the distance. A larger base turns the pairs more slowly, so that distance changes the scores less.",
+      ),
       el("p", { class: "formula" }, "angle of pair d at position i = i × base^(−2d/R)"),
+      el("p", { class: "about" }, `R: rotated dimensions of a head, here ${rope.R}; d: from 0 to ${rope.R / 2 - 1}. The slider is logarithmic.`),
       slider(panel, {
         name: "base",
         title: "Base",
         low: 0.5,
         high: 6,
         step: 0.01,
+        ends: ["3", "10⁶"],
         trained: rope.base,
         show: (v) => Math.round(v).toLocaleString("en"),
         get: () => change().base,
@@ -142,7 +168,7 @@ function settingsOf(panel) {
         high: 4,
         step: 0.05,
         trained: 1,
-        show: (v) => `× ${number(v)}`,
+        show: (v) => `× ${v.toFixed(2)}`,
         get: () => change().strength,
         set: (value) => {
           panel.change.strength = value;
@@ -156,7 +182,7 @@ function settingsOf(panel) {
       el(
         "p",
         { class: "note", style: "margin:0 0 10px" },
-        "Bias by distance: this head in orange, dashed as trained. The scale does not move; a steep line leaves it.",
+        "Bias by distance: this head in orange, dashed as trained. The axis does not move; a steep line leaves it.",
       ),
     );
     panel.place.drawBias = () => renderBias(panel, canvas, alibi ?? other);
@@ -215,6 +241,17 @@ function offControl(panel) {
   return box;
 }
 
+// What a window means: the keys around a query, of a causal model those before it.
+function windowText(panel, { window, dilation = 1 }) {
+  const task = taskOf(panel),
+    count = window - 1,
+    words = `${count} word${count === 1 ? "" : "s"}`,
+    apart = dilation > 1 && count ? `, ${dilation} apart` : "";
+  if (!count) return "this word alone";
+  if (task === "lm") return `this word and the ${count} before${apart}`;
+  return task === "classify" ? `${words} on each side${apart}` : `words at most ${count} away${apart}`;
+}
+
 const optionsOf = ({ name, ...options }) =>
   [name, ...Object.entries(options).map(([key, value]) => `${key} ${value}`)].join(", ");
 
@@ -230,10 +267,12 @@ function patternControls(panel) {
   const small = el("small"),
     options = el("div"),
     box = el("div", { class: "control" }, select, small);
+  const shows = {};
   const draw = () => {
     const { pattern } = panel.change,
       wanted = pattern ? Object.keys(content.patterns[pattern.name]).join() : "";
-    if (options.dataset.shown === wanted + pattern?.name) return;
+    const refresh = () => Object.keys(pattern ?? {}).forEach((key) => shows[key]?.());
+    if (options.dataset.shown === wanted + pattern?.name) return refresh();
     options.dataset.shown = wanted + pattern?.name;
     options.replaceChildren(
       ...(pattern ? Object.keys(content.patterns[pattern.name]) : []).map((key) => {
@@ -251,19 +290,20 @@ function patternControls(panel) {
             el("span", { class: "row" }, el("span", {}, key), output),
             input,
           );
-        const show = () => {
-          input.value = panel.change.pattern[key];
-          output.textContent = panel.change.pattern[key];
+        shows[key] = () => {
+          const own = panel.change.pattern;
+          input.value = own[key];
+          output.textContent = key === "window" ? `${own.window}: ${windowText(panel, own)}` : own[key];
+          input.setAttribute("aria-valuetext", output.textContent);
         };
         input.addEventListener("input", () => {
           panel.change.pattern = { ...panel.change.pattern, [key]: Number(input.value) };
-          show();
           update(false, panel);
         });
-        show();
         return row;
       }),
     );
+    refresh();
   };
   select.onchange = () => {
     panel.change.pattern = select.value ? { name: select.value, ...content.patterns[select.value] } : null;
@@ -294,7 +334,7 @@ function temperatureControl(panel) {
   panel.place.controls.push({
     refresh: () => {
       input.value = state.temperature;
-      output.textContent = String(state.temperature);
+      output.textContent = state.temperature.toFixed(2);
     },
   });
   const again = el(
@@ -325,12 +365,22 @@ function restart(panel) {
   return panel;
 }
 
+// A change that the page has made as an example goes with its view, unless it was changed further.
+function dropExample() {
+  const own = mainPanel();
+  if (own.example && JSON.stringify(own.change) === own.example) own.change = untouched();
+  own.example = null;
+}
+
 function swapRun(panel, run) {
+  dropExample();
   Object.assign(panel, newPanel(run));
   rebuild();
 }
 
 function rebuild() {
+  if (viewName() === "changed")
+    Object.assign(state.panels[0], { checkpoint: mainPanel().checkpoint, change: untouched() });
   $("panels").replaceChildren(...state.panels.map(buildPanel));
   $("panels").classList.toggle("two", state.panels.length > 1);
   for (const button of $("view").children) {
@@ -347,8 +397,13 @@ function rebuild() {
 function chooseView(name) {
   const own = mainPanel(),
     { run, checkpoint, part, layer, head } = own;
+  if (name === viewName()) return;
+  dropExample();
   if (name === "changed") {
-    if (!isChanged(own)) own.change = { ...untouched(), ...firstChange(own) };
+    if (!isChanged(own)) {
+      own.change = { ...untouched(), ...firstChange(own) };
+      own.example = JSON.stringify(own.change);
+    }
     state.panels = [{ ...newPanel(run), checkpoint, part, layer, head }, own];
   } else state.panels = name === "one" ? [own] : [own, newPanel((run + 1) % content.runs.length)];
   state.front = state.panels.indexOf(own);
@@ -356,15 +411,20 @@ function chooseView(name) {
 }
 
 // A phone shows one side at a time.
+const sideNames = () =>
+  viewName() === "changed" ? ["As trained", "Changed"] : state.panels.map((panel) => runOf(panel).label);
+
+function showSide(side) {
+  state.front = side;
+  [...$("panels").children].forEach((panel, k) => panel.classList.toggle("front", k === side));
+  nameSides();
+  redraw();
+}
+
 function nameSides() {
-  const names = viewName() === "changed" ? ["As trained", "Changed"] : state.panels.map((panel) => runOf(panel).label);
-  const show = (side) => () => {
-    state.front = side;
-    [...$("panels").children].forEach((panel, k) => panel.classList.toggle("front", k === side));
-    nameSides();
-    redraw();
-  };
-  const buttons = names.map((name, k) => el("button", { "aria-pressed": String(k === state.front), onclick: show(k) }, name));
+  const buttons = sideNames().map((name, k) =>
+    el("button", { "aria-pressed": String(k === state.front), onclick: () => showSide(k) }, name),
+  );
   $("sides").replaceChildren(...(state.panels.length > 1 ? buttons : []));
 }
 
@@ -612,7 +672,7 @@ function suggestions(panel) {
     slopes = panel.place?.slopes?.(UNCHANGED),
     own = [];
   if (alibi && slopes)
-    own.push(["head 1 sees only near words: slope 4", { slopes: slopes.map((_, n) => (n ? null : 4)) }]);
+    own.push(["head 1 sees only near words: slope 1", { slopes: slopes.map((_, n) => (n ? null : 1)) }]);
   if (alibi)
     own.push(
       ["distance does not count: scale 0", { scale: 0 }],
@@ -620,7 +680,8 @@ function suggestions(panel) {
     );
   if (rope) own.push(["turn faster: RoPE's base 10", { base: 10 }]);
   if (hasPosition(panel)) own.push(["switch position off", { off: true }]);
-  own.push(["see only 3 words: pattern window", { pattern: { name: "window", ...content.patterns.window, window: 3 } }]);
+  const pattern = { name: "window", ...content.patterns.window, window: 3 };
+  own.push([`see ${windowText(panel, pattern)}: window ${pattern.window}`, { pattern }]);
   return own;
 }
 
@@ -628,9 +689,11 @@ const firstChange = (panel) => (memberOf(panel, "alibi") ? { scale: 8 } : sugges
 
 function suggest() {
   const panel = mainPanel(),
-    side = { one: "", changed: " on the right", runs: " on the left" }[viewName()];
+    wide = { one: "", changed: " on the right", runs: " on the left" }[viewName()],
+    side = isNarrow() && wide ? ` on “${sideNames()[state.panels.indexOf(panel)]}”` : wide;
   const set = (change) => () => {
-    panel.change = { ...untouched(), ...change };
+    Object.assign(panel, { change: { ...untouched(), ...change }, example: null });
+    if (isNarrow() && state.panels[state.front] !== panel) showSide(state.panels.indexOf(panel));
     update(true, panel);
   };
   const items = [...suggestions(panel), ["as trained", {}]].flatMap(([text, change], k) => [
@@ -651,6 +714,7 @@ function useTheme() {
 
 function redraw() {
   drawLegends();
+  suggest();
   for (const panel of state.panels) {
     arrange(panel);
     if (panel.result) renderPanel(panel, null);

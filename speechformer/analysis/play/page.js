@@ -16,6 +16,7 @@ const state = {
   front: 0, // the side that a phone shows
 };
 const view = { time: 0, opened: false, address: null, hash: "", round: 0, pointer: null, warning: null };
+const hasTouch = () => isNarrow() || matchMedia("(hover: none)").matches;
 const isNarrow = () => window.innerWidth <= 900;
 
 // One model; the same one twice, as trained and changed; or two runs.
@@ -35,19 +36,22 @@ function newPanel(run) {
     change: untouched(),
     round: 0,
     shown: null,
+    example: null, // a change that the page made by itself, as JSON
+    playing: null, // while the training plays: a number that no other start has
   };
 }
 
-function modelOf(panel) {
+function modelOf(panel, checkpoint = panel.checkpoint) {
   const run = content.runs[panel.run],
-    name = `${panel.run}.${panel.checkpoint}`;
-  if (!models.has(name))
-    models.set(name, makeModel(run.model, decodeSafetensors(run.checkpoints[panel.checkpoint].weights)));
+    name = `${panel.run}.${checkpoint}`;
+  if (!models.has(name)) models.set(name, makeModel(run.model, decodeSafetensors(run.checkpoints[checkpoint].weights)));
   return models.get(name);
 }
 
 const runOf = (panel) => content.runs[panel.run];
 const taskOf = (panel) => runOf(panel).model.task;
+// As trained and changed show the same step.
+const coupled = (panel) => (viewName() === "changed" ? state.panels : [panel]);
 const isChanged = (panel) => JSON.stringify(panel.change) !== JSON.stringify(untouched());
 const pause = (milliseconds = 0) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
@@ -116,7 +120,15 @@ function compute(panel) {
     base === panel.result
       ? panel.now
       : softmax(task === "lm" ? last(base).subarray(0, runOf(panel).words) : last(base));
-  panel.predicted = panel.before.indexOf(Math.max(...panel.before));
+  if (task === "classify") panel.predicted = reportedAnswer(panel, base);
+}
+
+// The class that the loss is about, at every step and on both sides: that of the reported checkpoint as trained.
+function reportedAnswer(panel, base) {
+  const { chosen } = runOf(panel),
+    model = modelOf(panel, chosen),
+    logits = logitsOf(model, panel.checkpoint === chosen ? base.states : forward(model, [panel.ids]).states);
+  return logits.indexOf(Math.max(...logits));
 }
 
 // Greedy translation, one token after another; `show` sees each.
@@ -277,41 +289,46 @@ function point(query, key, pin = false) {
 
 // Update: after a keystroke or a change of settings. `moves` animates the maps from their old weights.
 
-function update(moves = false, only = null) {
+function update(moves = false, only = state.panels, playing = null) {
   const start = performance.now();
-  for (const panel of only ? [only] : state.panels) {
+  for (const panel of [only].flat()) {
     panel.round = ++view.round;
+    panel.playing = playing;
     const before = panel.result?.parts;
     compute(panel);
     renderPanel(panel, moves ? before : null);
     follow(panel);
   }
   view.time = performance.now() - start;
-  $("time").textContent = view.opened
-    ? `${view.time.toFixed(0)} ms`
-    : `opened in ${(performance.now() / 1000).toFixed(1)} s`;
+  const [what, time] = view.opened
+    ? ["computed", `${view.time.toFixed(0)} ms`]
+    : ["opened", `${(performance.now() / 1000).toFixed(1)} s`];
+  $("time").replaceChildren(el("span", {}, `${what} in `), time);
   warn();
   view.opened = true;
   remember();
 }
 
-// A sentence of words that the model does not know; while one types, the last word is often not one yet.
+function useExample() {
+  $("sentence").value = content.text;
+  typed(content.text);
+}
+
+// A sentence of words that the model does not know; while one types, the last word is often not one yet. Punctuation
+// counts where it is unknown, as in the note below the words.
 function warn() {
   const warning = $("warning"),
-    words = (panel) => panel.words.flatMap((word, k) => (/[\p{L}\p{N}]/u.test(word) ? [panel.unknown[k]] : []));
+    isWord = (panel, k) => panel.unknown[k] || /[\p{L}\p{N}]/u.test(panel.words[k]),
+    words = (panel) => panel.unknown.filter((_, k) => isWord(panel, k));
   const counts = state.panels.filter((panel) => !panel.empty).map((panel) => [words(panel).filter(Boolean).length, words(panel).length]);
   const [unknown, all] = counts.find(([some, all]) => some && 3 * some >= all) ?? [];
   clearTimeout(view.warning);
   const show = () => {
     warning.hidden = !unknown;
     if (!unknown) return;
-    const example = () => {
-      $("sentence").value = content.text;
-      typed(content.text);
-    };
     warning.replaceChildren(
       `${unknown} of ${all} words are not in the model's vocabulary. It reads each as <unk>, so its answer says little about this sentence. `,
-      content.text === state.text ? "" : el("button", { onclick: example }, "Use the example"),
+      content.text === state.text ? "" : el("button", { onclick: useExample }, "Use the example"),
     );
   };
   if (unknown && warning.hidden && view.opened) view.warning = setTimeout(show, 500);
@@ -357,7 +374,8 @@ function renderPanel(panel, before) {
   renderHead(panel);
   panel.place.grid.hidden = panel.place.more.hidden = panel.empty;
   if (panel.empty) {
-    panel.place.strip.replaceChildren(el("span", { class: "soft" }, "Type a word."));
+    const example = el("button", { onclick: useExample }, "Use the example");
+    panel.place.strip.replaceChildren(el("span", { class: "soft" }, "Type a word."), example);
     return;
   }
   if (before) animate(panel, before);
@@ -392,8 +410,10 @@ function renderHead(panel) {
     );
   if (model.task === "lm" && panel.words.length > run.trained)
     notes.push(`It was trained on ${run.trained} tokens at once.`);
-  const unknown = [...new Set(panel.words.filter((_, k) => panel.unknown[k]))];
-  if (unknown.length) notes.push(`Not in the vocabulary, read as <unk>: ${unknown.join(", ")}.`);
+  const unknown = new Map();
+  panel.words.forEach((word, k) => panel.unknown[k] && unknown.set(word, (unknown.get(word) ?? 0) + 1));
+  const listed = Array.from(unknown, ([word, count]) => short(word, 40) + (count > 1 ? ` (${count} ×)` : ""));
+  if (listed.length) notes.push(`Not in the vocabulary, read as <unk>: ${listed.join(", ")}.`);
   panel.place.note.textContent = notes.join(" ");
   if (panel.place.step) {
     const own = run.checkpoints[panel.checkpoint];
@@ -402,6 +422,8 @@ function renderHead(panel) {
     panel.place.stepName.textContent = stepText(own);
     panel.place.stepName.className = panel.checkpoint === run.chosen ? "" : "delta";
     panel.place.reported.setAttribute("aria-pressed", String(panel.checkpoint === run.chosen));
+    panel.place.player.textContent = panel.playing ? "Pause" : "Play";
+    panel.place.player.setAttribute("aria-pressed", String(Boolean(panel.playing)));
   }
 }
 
@@ -436,11 +458,13 @@ function renderMaps(panel) {
     hidden = key !== null && mask && !mask[i * S + key];
   const spoken = key === null ? "" : hidden ? "masked" : layer.weights[(n * T + i) * S + key].toFixed(3);
   place.where.replaceChildren(
-    el("b", {}, shown(queries[i])),
+    el("b", {}, short(queries[i], 32)),
     " → ",
-    key === null ? "point at a cell" : el("b", {}, shown(keys[key])),
+    key === null ? (hasTouch() ? "tap a cell" : "point at a cell") : el("b", {}, short(keys[key], 32)),
     key === null ? "" : `: ${spoken}`,
-    state.pinned ? el("span", { class: "soft" }, "  pinned; Escape or another click releases") : "",
+    state.pinned
+      ? el("span", { class: "soft" }, `  pinned; ${hasTouch() ? "tap the cell again to release" : "Escape or another click releases"}`)
+      : "",
   );
   place.map.setAttribute(
     "aria-label",
@@ -604,28 +628,29 @@ function renderAnswer(panel) {
     top.forEach(([p, k]) => rows.append(...bar(shown(tokenizers[run.tokenizer].text(k)), p, panel.before[k])));
     parts.push(el("h3", {}, `Next word after “${short(panel.words.at(-1), 20)}”`), rows);
   }
-  if (panel.losses) {
-    const { now, before } = panel.losses,
-      what =
-        task === "classify"
-          ? `Loss, −ln P(${run.classes[panel.predicted]})`
-          : task === "lm"
-            ? "Loss of this sentence, per token"
-            : "Loss of its own translation, per token";
-    const moved = now.loss !== null && Math.abs(now.loss - before.loss) >= 0.0005;
-    if (now.loss !== null)
-      parts.push(
-        el(
-          "p",
-          { class: "note" },
-          `${what}: ${now.loss.toFixed(3)} nats`,
-          moved ? el("span", { class: "delta" }, ` (${signed(now.loss - before.loss, 3)})`) : "",
-        ),
-      );
-  }
+  parts.push(lossLine(panel));
   if (task === "lm" && panel.continuation !== undefined)
     parts.push(el("p", { class: "continuation" }, el("span", {}, "… "), panel.continuation));
   place.replaceChildren(...parts);
+}
+
+// The loss of the sentence. Its place is there before it is computed, so that nothing below moves.
+function lossLine(panel) {
+  const task = taskOf(panel),
+    line = el("p", { class: `note loss${task === "classify" ? " long" : ""}` }),
+    { now, before } = panel.losses ?? {},
+    { classes, checkpoints, chosen } = runOf(panel);
+  if (!now || now.loss === null) return line;
+  const what = {
+    classify: () =>
+      `Loss, −ln P(${classes[panel.predicted]}), the answer ${checkpoints.length > 1 ? "at " + stepText(checkpoints[chosen]) : "as trained"}`,
+    lm: () => "Loss of this sentence, per token",
+    translate: () => "Loss of its own translation, per token",
+  }[task]();
+  line.append(`${what}: ${now.loss.toFixed(3)} nats`);
+  if (Math.abs(now.loss - before.loss) >= 0.0005)
+    line.append(el("span", { class: "delta" }, ` (${signed(now.loss - before.loss, 3)})`));
+  return line;
 }
 
 // What a change alone does to the answer, beside its control.

@@ -3,10 +3,13 @@
 const box = (name, ...children) => el("div", { class: name }, ...children);
 const KINDS = { classify: "classifier", lm: "language model", translate: "translator" };
 const LOSSES = {
-  classify: "The loss is −ln P of the class that the model as trained predicts.",
+  classify: "The loss is −ln P of the class that this checkpoint predicts as trained: ",
   lm: "The loss is that of the next token, the mean over this sentence.",
   translate: "The loss is that of the model's own translation, the mean over its tokens.",
 };
+
+const lossText = ({ model, checkpoints, chosen, reported }) =>
+  LOSSES[model.task] + (model.task === "classify" ? `${reported}, ${stepText(checkpoints[chosen])}.` : "");
 
 const TERMS = {
   query: "the token that looks; a row of the map. Its weights sum to 1.",
@@ -24,7 +27,7 @@ function buildPanel(panel, side) {
   const { place } = panel;
   const head = buildHead(panel);
   buildGrid(place);
-  buildSections(place, LOSSES[taskOf(panel)]);
+  buildSections(place, lossText(runOf(panel)));
   place.settings.append(...settingsOf(panel));
   listenToStrip(panel);
   listenToMap(panel);
@@ -72,33 +75,43 @@ function chooseCheckpoint(panel) {
     most = runOf(panel).checkpoints.length - 1;
   place.step = el("input", { type: "range", min: 0, max: most, step: 1, "aria-label": "Checkpoint" });
   place.stepName = el("span");
-  place.step.addEventListener("input", () => {
-    panel.checkpoint = Number(place.step.value);
-    update(true, panel);
-  });
+  place.step.addEventListener("input", () => showCheckpoint(panel, Number(place.step.value)));
   if (memberOf(panel, "alibi")?.learned) place.step.addEventListener("change", rebuild); // each has its own slopes
   const own = runOf(panel),
     few = own.checkpoints.length,
     share = few < own.total ? `${few} of ${own.total} checkpoints` : "";
   const choose = () => {
-    panel.checkpoint = own.chosen;
-    update(true, panel);
+    showCheckpoint(panel, own.chosen);
     if (memberOf(panel, "alibi")?.learned) rebuild();
   };
-  place.reported = el("button", { onclick: choose }, `reported: ${stepText(own.checkpoints[own.chosen])}`);
+  place.reported = el("button", { onclick: choose }, `${own.reported}: ${stepText(own.checkpoints[own.chosen])}`);
+  place.player = el("button", { class: "player", title: "Show the checkpoints, one after another", onclick: () => play(panel) });
   const label = el("label", {}, el("span", { class: "soft" }, "Training"), place.step);
   const note = share ? el("span", { class: "soft", title: "Evenly spaced, so that the page stays small" }, share) : null;
-  return box("steps", label, place.stepName, el("button", { title: "Show all checkpoints, one after another", onclick: () => play(panel) }, "Play"), place.reported, note);
+  return box("steps", label, place.stepName, place.player, place.reported, note);
 }
 
-// All checkpoints, one after another, until something else changes the panel.
+function showCheckpoint(panel, checkpoint, playing = null) {
+  for (const own of coupled(panel)) own.checkpoint = checkpoint;
+  update(true, coupled(panel), playing);
+}
+
+// The checkpoints from this one on, from the first if it is the last; until a second click, or until something else
+// changes the panel.
 async function play(panel) {
-  for (let k = 0; k < runOf(panel).checkpoints.length; k++) {
-    panel.checkpoint = k;
-    update(true, panel);
-    const { round } = panel;
+  const last = runOf(panel).checkpoints.length - 1,
+    playing = panel.playing ? null : ++view.round;
+  if (!playing) {
+    for (const own of coupled(panel)) own.playing = null;
+    for (const own of coupled(panel)) renderHead(own);
+    return;
+  }
+  showCheckpoint(panel, panel.checkpoint === last ? 0 : panel.checkpoint + 1, playing);
+  for (;;) {
     await pause(800);
-    if (panel.round !== round) return;
+    if (panel.playing !== playing || !state.panels.includes(panel)) return;
+    const next = panel.checkpoint + 1;
+    showCheckpoint(panel, Math.min(next, last), next < last ? playing : null);
   }
 }
 
