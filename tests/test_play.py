@@ -548,15 +548,20 @@ def test_runs_side_by_side_and_their_checkpoints(browser: Any, a_classifier: Pat
     assert page.locator("section.panel").count() == 1
     page.get_by_text("Two runs").click()
     assert page.locator("section.panel").count() == 2
-    slider = page.locator("input[aria-label=Checkpoint]").first
+    slider = page.get_by_label("Training: checkpoint").first
     slider.fill("0")
     expected = load(again, "best.ckpt").predict(TEXT).probabilities.values()
     shown = page.locator("section.panel").first.locator(".bars .value").all_text_contents()
     assert shown == [f"{100 * p:.1f} %" for p in expected]
     page.locator(".chip").nth(2).hover()
     assert page.locator(".place b:first-child").all_text_contents() == ["mend", "mend"]
+    page.evaluate("state.panels[0].change.scale = 8; update()")
     page.locator("select[aria-label=Run]").nth(1).select_option("0")
     assert page.evaluate("state.panels.map(panel => panel.run)") == [0, 0]
+    assert page.get_by_text("As trained", exact=True).count() == 0  # the left one is changed
+    slider.focus()
+    page.evaluate("redraw()")
+    assert page.evaluate("document.activeElement === document.querySelector('input[type=range]')")
     page.get_by_text("One model").click()
     assert page.locator("section.panel").count() == 1 and said == []
     page.close()
@@ -720,6 +725,10 @@ def test_keys_work_without_a_click(browser: Any, classifier_page: Path) -> None:
     assert not help_.is_visible() and page.evaluate("state.query") == 6
     page.locator("#ask").click()
     page.get_by_text("Close").click()
+    with_altgr = "{ key: '[', ctrlKey: true, altKey: true, bubbles: true }"
+    page.evaluate(f"document.body.dispatchEvent(new KeyboardEvent('keydown', {with_altgr}))")
+    assert page.evaluate("state.panels[0].head") == 0
+    page.keyboard.press("]")
     page.locator("#sentence").focus()
     page.keyboard.type("o?]")
     assert page.input_value("#sentence").endswith("o?]") and not help_.is_visible()
@@ -789,7 +798,11 @@ def test_a_phone_shows_slider_map_and_answer_at_once(browser: Any, a_history: Pa
     page, said = opened(browser, write_page(folder / "phone.html", [a_history]))
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
-    for name in ("Scale of all slopes", *(f"Slope of head {n}, in every layer" for n in (1, 2)), "Checkpoint"):
+    for name in (
+        "Scale of all slopes",
+        *(f"Slope of head {n}, in every layer" for n in (1, 2)),
+        "Training: checkpoint",
+    ):
         slider = page.locator(f"input[aria-label='{name}']")
         slider.evaluate("own => own.scrollIntoView({ block: 'nearest' })")
         before = page.evaluate("[document.querySelector('canvas.map').toDataURL(), ...state.panels[0].now]")

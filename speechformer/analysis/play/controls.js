@@ -472,7 +472,8 @@ function listenToMap(panel) {
 function onKey(event) {
   const { target, key } = event,
     on = (selector) => Boolean(target.closest?.(selector));
-  const modified = event.ctrlKey || event.metaKey || event.altKey,
+  const bracket = "[]".includes(key), // many keyboards have it on AltGr
+    modified = !bracket && (event.ctrlKey || event.metaKey || event.altKey),
     isField = on("input:not([type=range], [type=checkbox]), select") && key !== "Escape";
   if (event.defaultPrevented || modified || isField || $("help").open) return;
   const side = [...$("panels").children].findIndex((own) => own.contains(target)),

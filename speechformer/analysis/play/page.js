@@ -19,9 +19,12 @@ const view = { time: 0, opened: false, address: null, hash: "", round: 0, pointe
 const hasTouch = () => isNarrow() || matchMedia("(hover: none)").matches;
 const isNarrow = () => window.innerWidth <= 900;
 
-// One model; the same one twice, as trained and changed; or two runs.
-const viewName = () =>
-  state.panels.length < 2 ? "one" : state.panels[0].run === state.panels[1].run ? "changed" : "runs";
+// One model; the same one twice, as trained and changed; or two runs, which may be the same with two changes.
+function viewName() {
+  const [left, right] = state.panels;
+  if (!right) return "one";
+  return left.run === right.run && !isChanged(left) ? "changed" : "runs";
+}
 const mainPanel = () => state.panels[viewName() === "changed" ? 1 : 0];
 
 const untouched = () => ({ ...UNCHANGED, heads: [] });
@@ -310,6 +313,7 @@ function update(moves = false, only = state.panels, playing = null) {
 }
 
 function useExample() {
+  $("sentence").focus(); // the button goes away
   $("sentence").value = content.text;
   typed(content.text);
 }

@@ -73,7 +73,7 @@ function chooseRun(panel) {
 function chooseCheckpoint(panel) {
   const { place } = panel,
     most = runOf(panel).checkpoints.length - 1;
-  place.step = el("input", { type: "range", min: 0, max: most, step: 1, "aria-label": "Checkpoint" });
+  place.step = el("input", { type: "range", min: 0, max: most, step: 1, "aria-label": "Training: checkpoint" });
   place.stepName = el("span");
   place.step.addEventListener("input", () => showCheckpoint(panel, Number(place.step.value)));
   if (memberOf(panel, "alibi")?.learned) place.step.addEventListener("change", rebuild); // each has its own slopes
@@ -112,6 +112,7 @@ async function play(panel) {
     if (panel.playing !== playing || !state.panels.includes(panel)) return;
     const next = panel.checkpoint + 1;
     showCheckpoint(panel, Math.min(next, last), next < last ? playing : null);
+    if (next >= last && memberOf(panel, "alibi")?.learned) rebuild();
   }
 }
 
@@ -124,11 +125,14 @@ function partButton(panel, part) {
 }
 
 // On a phone the answer belongs to the map: both stay in view while the settings move, and the slider over the training.
+// A node that is in its place stays there, with the focus that it may have.
 function arrange({ place }) {
-  (isNarrow() ? place.stage : place.left).prepend(place.answer);
-  if (!place.training) return;
-  if (isNarrow()) place.left.prepend(place.training);
-  else place.who.append(place.training);
+  const beside = isNarrow() ? place.stage : place.left,
+    home = isNarrow() ? place.left : place.who;
+  if (place.answer.parentNode !== beside) beside.prepend(place.answer);
+  if (!place.training || place.training.parentNode === home) return;
+  if (isNarrow()) home.prepend(place.training);
+  else home.append(place.training);
 }
 
 // Answer and settings, the map of one head, lines, and the maps of all heads.
