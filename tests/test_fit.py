@@ -245,12 +245,14 @@ def states(folder: Path) -> dict[int, dict[str, bytes]]:
     }
 
 
-def test_a_finished_run_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_without_checkpoints_says_so(
+    killed_at: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     run(tmp_path / "a", *RUNS["lm"])
     run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2")
     said = capsys.readouterr().err
-    assert said.startswith(f"keep_every_n_steps=2 has no effect: {tmp_path / 'a'} has already finished, without ")
-    assert "checkpoints of steps 0, 2, " in said and said.endswith("Add force=true to train it again.\n")
+    assert said.startswith(f"{tmp_path / 'a'} has no checkpoints of steps 0, 2, ")
+    assert said.endswith(": it trained there without keep_every_n_steps=2. Add force=true to train it again.\n")
     last = run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=2", "force=true")["steps"]
     assert len(states(tmp_path / "a")) > 2
     run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=4")
@@ -258,9 +260,16 @@ def test_a_finished_run_without_checkpoints_says_so(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().err == ""
     run(tmp_path / "a", *RUNS["lm"], "keep_every_n_steps=3")
     odd = console.list_steps(range(3, last + 1, 6))
-    assert f"without checkpoints of {odd}. Add force=true" in capsys.readouterr().err
+    assert f"has no checkpoints of {odd}: it trained there" in capsys.readouterr().err
     run(tmp_path / "a", *RUNS["lm"], "force=true")
     assert not (tmp_path / "a" / "checkpoints").exists() and capsys.readouterr().err == ""
+    killed_at["taken"], killed_at["step"] = 0, 5
+    with pytest.raises(KilledError):
+        run(tmp_path / "killed", *RUNS["lm"], "checkpoint_every=4")
+    killed_at["step"] = 0
+    run(tmp_path / "killed", *RUNS["lm"], "keep_every_n_steps=2")
+    assert "has no checkpoints of steps 0, 2: it trained there" in capsys.readouterr().err
+    assert 4 in states(tmp_path / "killed")
 
 
 @pytest.mark.parametrize("where", ["best.ckpt", "last.ckpt", "checkpoints/"])

@@ -64,23 +64,26 @@ def execute(
     with shared if rank else owned as folder:
         folder.logger = logger
         if folder.has_ended:
-            settle(config, folder)
-            return folder.result
-        folder.begin(config, devices.share_of_threads())
-        with environment():
-            from speechformer.training.fit import fit
+            folder.clean_up()  # the process may have been killed before it did
+            result = folder.result
+        else:
+            folder.begin(config, devices.share_of_threads())
+            with environment():
+                from speechformer.training.fit import fit
 
-            return fit(config, corpus, folder, launcher, start, on_evaluation)
+                result = fit(config, corpus, folder, launcher, start, on_evaluation)
+        warn_of_absent_checkpoints(config, directory, result)
+        return result
 
 
-def settle(config: dict[str, Any], folder: RunFolder) -> None:
-    """Clean up after a run that has ended, and warn if it lacks the checkpoints that the config asks for now."""
-    folder.clean_up()  # the process may have been killed before it did
-    every, result = config["keep_every_n_steps"], folder.result
-    finished = result is not None and result["status"] == "finished"
-    steps = range(0, result["steps"] + 1, every) if finished and every else ()  # type: ignore[index]
-    if absent := [step for step in steps if not (folder.path / HISTORY / f"{step}.ckpt").exists()]:
+def warn_of_absent_checkpoints(config: dict[str, Any], directory: Path, result: dict[str, Any] | None) -> None:
+    """Warn if a finished run lacks checkpoints of `keep_every_n_steps`, because it trained with another value."""
+    every = config["keep_every_n_steps"]
+    if not every or result is None or result["status"] != "finished":
+        return
+    steps = range(0, result["steps"] + 1, every)
+    if absent := [step for step in steps if not (directory / HISTORY / f"{step}.ckpt").exists()]:
         console.warn(
-            f"keep_every_n_steps={every} has no effect: {folder.path} has already finished, without checkpoints of "
-            f"{console.list_steps(absent)}. Add force=true to train it again."
+            f"{directory} has no checkpoints of {console.list_steps(absent)}: it trained there without "
+            f"keep_every_n_steps={every}. Add force=true to train it again."
         )
