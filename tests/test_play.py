@@ -720,6 +720,13 @@ def test_keys_work_without_a_click(browser: Any, classifier_page: Path) -> None:
     page.keyboard.press("?")
     help_ = page.locator("dialog")
     assert help_.is_visible() and help_.get_by_text("switch the head off or on").is_visible()
+    page.get_by_label("Keys act everywhere").uncheck()
+    page.get_by_text("Close").click()
+    page.keyboard.press("]")
+    assert page.evaluate("state.panels[0].head") == 1
+    page.locator("canvas.map").focus()
+    page.keyboard.press("?")
+    page.get_by_label("Keys act everywhere").check()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Escape")
     assert not help_.is_visible() and page.evaluate("state.query") == 6

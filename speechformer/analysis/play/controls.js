@@ -478,6 +478,7 @@ function onKey(event) {
   if (event.defaultPrevented || modified || isField || $("help").open) return;
   const side = [...$("panels").children].findIndex((own) => own.contains(target)),
     panel = state.panels[side] ?? mainPanel();
+  if (!$("keys").checked && target !== panel.place.map) return;
   if (key === "?") $("help").showModal();
   else if (key === "Escape" && state.pinned) {
     state.pinned = false;
