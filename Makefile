@@ -113,7 +113,7 @@ reproduce-probes: $(STAMP)
 	$(PROBES) 'probe=glob(*)' model=$(ENCODINGS) hydra/sweeper=tuned 'recipe.lr=tag(tune,choice(1e-3,3e-3))' \
 		'recipe.init=tag(tune,choice(torch,normal))' hydra.sweeper.untuned_seeds=2 \
 		hydra.sweep.dir=$(PROBED)/encodings
-	$(PROBES) probe=copy,needle,recall pattern=window,block,strided,dilated,global,bigbird,sinks model=rope \
+	$(PROBES) probe=copy,needle,recall pattern=full,window,block,strided,dilated,global,bigbird,sinks model=rope \
 		hydra.sweep.dir=$(PROBED)/patterns
 	$(PROBES) probe=copy,needle,recall layers=1,3 model=rope hydra.sweep.dir=$(PROBED)/layers
 	$(PROBES) probe=copy,needle,recall layers=3 model=by_layer 'model.layers=[rope,rope,nope],[rope,nope,nope]' \

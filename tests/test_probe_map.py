@@ -80,10 +80,14 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
 
 
 def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) -> None:
-    """Its runs are those of the row as by default. Options and other settings have cells of their own."""
+    """Its runs are those of the row as by default; of another choice they are not, also if no row as by default has run.
+
+    Options and other settings have cells of their own.
+    """
     runs = [run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"), run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007")]
     runs += [run("alibi", 0, [0.4, 0.4, 0.3]), run("rope", 1, [0.9, 0.8, 0.7], "recipe.lr=0.003")]
     runs += [run("rope", 0, [0.2, 0.2, 0.2], "model.base=500"), run("rope", 0, [0.1, 0.1, 0.1], "width=32")]
+    runs.append(run("nope", 0, [0.6, 0.6, 0.6], "recipe.lr=0.007"))
     folder = put(tmp_path / "runs", *runs)
     write_json(folder / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
     cells = content(read([folder], Options())[0], [folder])
@@ -93,6 +97,7 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
         ("RoPE, base 10000", False, "width 64"): 0.9,
         ("ALiBi", True, "width 64"): 0.5,
         ("ALiBi", False, "width 64"): 0.4,
+        ("no positions", True, "width 64"): 0.6,
         ("RoPE, base 500", False, "width 64"): 0.2,
         ("RoPE, base 10000", False, "width 32"): 0.1,
     }

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from speechformer.config import as_plain, compose, value_of
 from speechformer.corpora.files import OutputFolder
+from speechformer.errors import UserError
 from speechformer.report import probe_claims
 from speechformer.report.labels import in_words, override
 from speechformer.report.markdown import Markdown
@@ -41,8 +43,8 @@ def content(tables: Sequence[Table], folders: Sequence[Path]) -> list[Cell]:
     symbols that could stand there. `longest` is the longest in training. A length beyond the positions of a model has
     no runs; a row without finished runs has neither, and its `state` says why.
 
-    A tuned study also runs each row as by default. Where the choice is the default, both are the same runs, which
-    then have a cell in both places.
+    A tuned study also runs rows as by default. Where the choice is the default, both are the same runs, which then
+    have a cell in both places.
     """
     keys = tuned_keys(folders)
     probes = [table for table in tables if table.task == "probe" and not table.study.endswith(TUNING)]
@@ -53,7 +55,7 @@ def content(tables: Sequence[Table], folders: Sequence[Path]) -> list[Cell]:
         placed += [(place(row, keys, about), row) for row in table.rows]
     untuned = {key_of(own) for own, _ in placed if not own["tuned"]}
     same = [({**own, "tuned": False}, row) for own, row in placed if own["tuned"]]
-    placed += [(own, row) for own, row in same if key_of(own) not in untuned]
+    placed += [(own, row) for own, row in same if key_of(own) not in untuned and is_default(row.runs[0], keys)]
     cells: dict[tuple, Cell] = {}
     for own, row in placed:
         if key_of(own) in {key[:-1] for key in cells}:
@@ -76,6 +78,17 @@ def explicit(run: Run) -> set[str]:
 def keys_of(run: Run, tuned: Mapping[Path, set[str]]) -> set[str]:
     """Return the settings that the study of a run has tuned."""
     return set().union(*(keys for folder, keys in tuned.items() if run.folder.is_relative_to(folder)))
+
+
+def is_default(run: Run, tuned: Mapping[Path, set[str]]) -> bool:
+    """Return whether the settings that a study chose for a run are those of the config without them."""
+    keys = keys_of(run, tuned)
+    words = run.result.get("overrides") or []
+    try:
+        config = as_plain(compose(word for word in words if word.lstrip("+").partition("=")[0] not in keys))
+    except UserError:  # of another version
+        return False
+    return all(value_of(config, key) == run.config.get(key) for key in keys)
 
 
 def place(row: Row, tuned: Mapping[Path, set[str]], about: str) -> Cell:
