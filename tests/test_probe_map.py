@@ -80,7 +80,7 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
 
 
 def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) -> None:
-    """Its runs are those of the row as by default; of another choice they are not, also if no row as by default has run.
+    """Its runs are those of the row as by default; of another choice they are not, even if no such row has run.
 
     Options and other settings have cells of their own.
     """
