@@ -436,7 +436,7 @@ def test_changes_are_marked_and_reset(browser: Any, classifier_page: Path, a_cla
     page.locator("select[aria-label='Attention pattern']").select_option("window")
     page.locator("[data-option=window] input").fill("2")
     assert page.text_content("[data-option=window] .now") == "2: 1 word on each side"
-    page.locator("input[type=checkbox]").check()
+    page.locator("main input[type=checkbox]").check()
     assert all(own.is_disabled() for own in page.locator("input[aria-label*=lope]").all())
     assert page.locator(".control small").first.text_content() == "No effect while position is off"
     assert page.evaluate("state.panels[0].change.pattern") == {"name": "window", "window": 2}

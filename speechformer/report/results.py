@@ -24,6 +24,7 @@ from speechformer.errors import UserError
 from speechformer.report import legacy, published
 from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
+from speechformer.report.tuning import TUNED
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
 from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, added_to, plain_number
 from speechformer.runs.predictions import read_predictions
@@ -482,9 +483,16 @@ def index(runs: list[Run]) -> pd.DataFrame:
 
 
 def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep one run of each study, config, corpus and seed: a finished one if there is one, the last by folder."""
+    """Keep one run of each study, config, corpus and seed: a finished one, of a tuned study, the last by folder.
+
+    The first of these that there is decides; as by default, a choice that is the default is run again.
+    """
     identity = [name for name in frame if name != "run"]
-    frame = frame.sort_values("run", key=lambda runs: [run.status == "finished" for run in runs], kind="stable")
+
+    def rank(run: Run) -> int:
+        return 2 * (run.status == "finished") + (run.folder.parent / TUNED).exists()
+
+    frame = frame.sort_values("run", key=lambda runs: [*map(rank, runs)], kind="stable")
     repeated = frame.duplicated(identity, keep="last")
     unique = frame[~repeated].sort_index()
     pairs = frame[repeated].sort_index().merge(unique, on=identity, suffixes=("", "_unique"))

@@ -58,10 +58,9 @@ def execute(
     force, logger = config.pop("force"), config.pop("logger")
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    rank = int(os.environ.get("LOCAL_RANK", 0))  # of several processes of a run, the first owns the folder
-    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))
+    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))  # with the first process
     owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
-    with shared if rank else owned as folder:
+    with shared if int(os.environ.get("LOCAL_RANK", 0)) else owned as folder:
         folder.logger = logger
         if folder.has_ended:
             folder.clean_up()  # the process may have been killed before it did
@@ -69,11 +68,16 @@ def execute(
         else:
             folder.begin(config, devices.share_of_threads())
             with environment():
-                from speechformer.training.fit import fit
-
-                result = fit(config, corpus, folder, launcher, start, on_evaluation)
+                result = train(config, corpus, folder, launcher, start, on_evaluation)
         warn_of_absent_checkpoints(config, directory, result)
         return result
+
+
+def train(*arguments: Any) -> dict[str, Any]:
+    """Train as `fit` does, which imports torch."""
+    from speechformer.training.fit import fit
+
+    return fit(*arguments)
 
 
 def warn_of_absent_checkpoints(config: dict[str, Any], directory: Path, result: dict[str, Any] | None) -> None:
