@@ -104,6 +104,16 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
     assert [cell["interval"] for cell in cells if cell["mean"] == 0.9] == [None, None]
 
 
+@pytest.mark.parametrize("other", ["a", "z"])
+def test_a_tuned_run_that_is_repeated_as_by_default_stays_tuned(other: str, tmp_path: Path) -> None:
+    """Whichever folder comes first. Oracle: the fixture, with the default rate as the choice."""
+    tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
+    write_json(tuned / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
+    again = put(tmp_path / other, run("rope", 0, [0.9, 0.8, 0.7]))
+    cells = content(read([tmp_path], Options())[0], [tmp_path])
+    assert again.exists() and {cell["tuned"] for cell in cells if cell["length"] == 10} == {True, False}
+
+
 def test_only_runs_of_a_tuned_study_are_tuned(tmp_path: Path) -> None:
     """The same setting on the command line of another study is named; a default one is not."""
     tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))

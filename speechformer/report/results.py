@@ -483,9 +483,10 @@ def index(runs: list[Run]) -> pd.DataFrame:
 
 
 def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep one run of each study, config, corpus and seed: a finished one, of a tuned study, the last by folder.
+    """Keep one run of each study, config, corpus and seed.
 
-    The first of these that there is decides; as by default, a choice that is the default is run again.
+    A finished run comes before one that is not, a run in the folder of a tuned study before others, and the last by
+    folder before the rest. A run as by default may repeat a tuned one.
     """
     identity = [name for name in frame if name != "run"]
 

@@ -58,7 +58,7 @@ def execute(
     force, logger = config.pop("force"), config.pop("logger")
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))  # with the first process
+    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))  # the first process owns it
     owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
     with shared if int(os.environ.get("LOCAL_RANK", 0)) else owned as folder:
         folder.logger = logger
