@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder clean
+.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder reproduce-ladder-classify clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -171,6 +171,33 @@ reproduce-ladder: $(STAMP)
 	$(RUNG) $(RUNGS_11) trainer.max_steps=1500 'seed=range(5)'
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
 		$$(cd $(LADDER) && find . -name result.json | sort)
+	$(MAKE) pages
+
+# From the reports' classifier to a better one. Each seed holds out another tenth.
+CLASSIFIED := outputs/reproduce-ladder-classify
+STEP := -$(BIN)/python -m speechformer.train --multirun corpus=speeches hydra/launcher=joblib \
+	'hydra.sweep.dir=$(CLASSIFIED)/$${sweep_name:}'
+STEPS_0 := $(STEP) experiment=ladder_classify study=ladder_classify
+STEPS_1 := $(STEPS_0) recipe.optimizer=muon recipe.lr=3e-3 recipe.matrix_lr=1e-2 recipe.weight_decay=0.1
+STEPS_2 := $(STEPS_1) recipe.init=normal
+STEPS_3 := $(STEPS_2) recipe.schedule=cosine
+STEPS_4 := $(STEPS_3) layers=1 trainer.max_epochs=20
+STEPS_5 := $(STEPS_4) task.unknown_rate=0.5
+# The last rung is experiment=strong_classify
+BESIDE := trainer.max_epochs=40 layers=2 layers=4 width=128 dropout=0.3 embedding_dropout=0.5 recipe.weight_decay=0.5 \
+	recipe.label_smoothing=0.2 architecture.pool=cls model=nope model=rope model=alibi pattern=window
+HELD_OUT := 0.1 0.5 0.75 0.9
+COUNTED := $(BIN)/python -m speechformer.baselines task=classify corpus=speeches protocol=clean
+reproduce-ladder-classify: $(STAMP)
+	$(COUNTED) protocol.fold=seed --output $(CLASSIFIED)/baselines/folds
+	$(foreach share,$(HELD_OUT),$(COUNTED) protocol.validation=$(share) --output $(CLASSIFIED)/baselines/$(share)$(NEWLINE)	)
+	$(foreach k,0 1 2 3 4 5,$(STEPS_$(k)) 'seed=range(10)'$(NEWLINE)	)
+	$(foreach other,$(BESIDE),$(STEPS_5) $(other) 'seed=range(5)'$(NEWLINE)	)
+	$(STEP) experiment=strong_classify study=strong_classify 'seed=range(10)'
+	$(foreach share,$(HELD_OUT),$(STEP) experiment=strong_classify study=sentences_classify protocol.validation=$(share) \
+		'seed=range(5)'$(NEWLINE)	)
+	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(CLASSIFIED) -cJf $(REFERENCE)/ladder_classify/runs.tar.xz \
+		$$(cd $(CLASSIFIED) && find . -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
 $(STAMP): pyproject.toml constraints.txt

@@ -3,6 +3,8 @@
     majority         always the majority class of train
     tfidf_logistic   words and pairs of words weighted by TF-IDF, logistic regression (scikit-learn), its strength
                      selected by five-fold cross-validation on train
+    naive_bayes      multinomial naive Bayes over the words and pairs that a sentence has (scikit-learn), every class
+                     as likely as the others, its smoothing selected likewise
     unigram          frequencies of words in train, add-one smoothed
     kneser_ney_3, 5  interpolated Kneser-Ney over 3 and 5 words
     kneser_ney_5_unknown   the same, of a text in which words that occur once are <unk> at a rate selected on the
@@ -10,7 +12,7 @@
     untranslated     the source as its own translation
 
 Baselines use the tokens, splits and vocabulary of the runs, with sentences cut at block_size, and write the same
-`result.json`. They are exact and have no seed.
+`result.json`. They are exact and have no seed. With protocol.fold=seed metrics are means over all folds.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from speechformer import console
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.splits import number_of_folds
 from speechformer.errors import ArgumentParser, UserError, pick, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -89,11 +92,12 @@ def language_models(data: StreamData) -> Baselines:
 
 
 def classifiers(data: SentenceData) -> Baselines:
-    """Measure the majority class and logistic regression."""
+    """Measure the majority class, logistic regression and naive Bayes."""
     from sklearn.dummy import DummyClassifier
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
+    from sklearn.naive_bayes import MultinomialNB
     from sklearn.pipeline import make_pipeline
     from threadpoolctl import threadpool_limits
 
@@ -105,20 +109,28 @@ def classifiers(data: SentenceData) -> Baselines:
     if len(counts) < 2 or min(counts.values()) < 2:
         where = data.corpus.where
         raise UserError(f"{where}: logistic regression needs at least two classes with two training lines each.")
-    settings = {"ngrams": [1, 2], "strengths": [0.1, 1.0, 10.0, 100.0], "folds": min(5, min(counts.values()))}
-    vectorizer = TfidfVectorizer(analyzer=lambda text: [*text, *map(" ".join, pairwise(text))])  # and adjacent words
-    pipeline = make_pipeline(vectorizer, LogisticRegression(max_iter=2000))
-    search = GridSearchCV(pipeline, {"logisticregression__C": settings["strengths"]}, cv=settings["folds"])
+    folds = min(5, min(counts.values()))
+    of_words: dict[str, Any] = {"analyzer": lambda text: [*text, *map(" ".join, pairwise(text))]}  # and neighbours
+    regression = make_pipeline(TfidfVectorizer(**of_words), LogisticRegression(max_iter=2000))
+    bayes = make_pipeline(CountVectorizer(binary=True, **of_words), MultinomialNB(fit_prior=False))
+    searches = {  # what it selects, on which score
+        "tfidf_logistic": (regression, "strength", "logisticregression__C", [0.1, 1.0, 10.0, 100.0], "accuracy"),
+        "naive_bayes": (bayes, "smoothing", "multinomialnb__alpha", [0.03, 0.1, 0.3, 1.0], "balanced_accuracy"),
+    }
     majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
+    models: dict[str, tuple[Any, dict[str, Any], int]] = {"majority": (majority, {}, 0)}
     with threadpool_limits(1):  # more threads are slower on so little data
-        model = search.fit(words["train"], labels["train"]).best_estimator_
-        predicted = [{split: each.predict(words[split]) for split in words} for each in (majority, model)]
-    metrics = [accuracies(each, labels, parts["test"]["in_train"].numpy()) for each in predicted]
-    parameters = (len(model[0].vocabulary_) + 1) * len(data.corpus.classes)
-    settings["strength"] = search.best_params_["logisticregression__C"]
+        for name, (pipeline, setting, key, values, score) in searches.items():
+            search = GridSearchCV(pipeline, {key: values}, cv=folds, scoring=score)
+            search.fit(words["train"], labels["train"])
+            model, parameters = search.best_estimator_, len(search.best_estimator_[0].vocabulary_) + 1
+            settings = {"ngrams": [1, 2], f"{setting}s": values, "folds": folds, setting: search.best_params_[key]}
+            models[name] = (model, settings, parameters * len(data.corpus.classes))
+        predicted = {name: {split: own[0].predict(words[split]) for split in words} for name, own in models.items()}
+    in_train = parts["test"]["in_train"].numpy()
     return {
-        "majority": (metrics[0], {}, 0, predicted[0]["test"]),
-        "tfidf_logistic": (metrics[1], settings, parameters, predicted[1]["test"]),
+        name: (accuracies(predicted[name], labels, in_train), settings, parameters, predicted[name]["test"])
+        for name, (_, settings, parameters) in models.items()
     }
 
 
@@ -168,6 +180,9 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
         raise UserError(f"corpus={corpus.name} may be too large for baselines; use corpus=speeches or sample.")
     data = build_data(config, corpus)
     baselines, results = baselines_of(data), []
+    if config["protocol"]["fold"] == "seed":
+        others = range(1, number_of_folds(config["protocol"]["validation"]))
+        baselines = means([baselines, *(baselines_of(build_data({**config, "seed": k}, corpus)) for k in others)])
     about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
     about["numerics"] = identity.NUMERICS_VERSION
@@ -183,6 +198,16 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     console.say(data.corpus_line())
     console.say(console.table(metrics_table(results)))
     return results
+
+
+def means(folds: Sequence[Baselines]) -> Baselines:
+    """Return baselines with the mean of each metric over the folds of a cross-validation, without predictions."""
+    own: Baselines = {}
+    for name, (metrics, _, parameters, *_) in folds[0].items():
+        columns = {metric: [fold[name][0].get(metric) for fold in folds] for metric in metrics}
+        mean = {metric: None if None in values else sum(values) / len(values) for metric, values in columns.items()}
+        own[name] = (mean, {"folds": len(folds)}, parameters)
+    return own
 
 
 def metrics_table(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:

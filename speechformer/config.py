@@ -69,6 +69,10 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # other keys: what the 
             value is None or (type(value) is int and 1 <= value <= 10**9) or (type(value) is float and 0 < value <= 1)
         ),
     ),
+    "protocol.fold": (
+        "a whole number from 0 on, or seed",
+        lambda value: value == "seed" or (type(value) is int and value >= 0),
+    ),
     "recipe.betas": (
         "two numbers in [0, 1)",
         lambda value: (

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,12 @@ from conftest import compose
 
 from speechformer.baselines import measure
 from speechformer.config import as_plain
+from speechformer.corpora.load import load
 from speechformer.corpora.speeches import Corpus
 from speechformer.data.speeches import StreamData
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.runs.folder import read_result
+from speechformer.training.build import build_data
 
 
 def test_on_the_speeches_as_measured_elsewhere(speeches: Corpus) -> None:
@@ -43,7 +49,8 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
     majority, logistic = (figures[f"classify_{protocol}_{name}"] for name in ("majority", "tfidf_logistic"))
     assert majority["test_accuracy"] == pytest.approx(1 / 3)  # 250 of 750
     # by construction, order decides between two of three speakers: a bag of words and pairs gets beyond chance
-    assert 0.6 < logistic["test_accuracy"] < logistic["train_accuracy"] <= 1
+    bayes = figures[f"classify_{protocol}_naive_bayes"]
+    assert all(0.6 < own["test_accuracy"] < own["train_accuracy"] <= 1 for own in (logistic, bayes))
     assert logistic["test_accuracy_in_train"] is None and majority["test_accuracy_in_train"] is None
     unigram, trigram = (figures[f"lm_{protocol}_{name}"] for name in ("unigram", "kneser_ney_3"))
     for name in ("marlowe", "okafor", "vance", "mean"):
@@ -51,6 +58,34 @@ def test_they_leave_results_like_every_run(protocol: str, tmp_path: Path) -> Non
         assert 1 < trigram[f"test_known_perplexity_{name}"] <= trigram[f"test_perplexity_{name}"]
         assert 0 <= trigram[f"test_unknown_rate_{name}"] < 0.1
     assert ("validation_perplexity" in unigram) == (protocol == "clean")
+
+
+def test_naive_bayes_is_its_formula_and_folds_are_averaged(tmp_path: Path) -> None:
+    """Oracle: P(class | words) by counts of the sentences that have a word or pair, every class equally likely."""
+    halves = ["task=classify", "corpus=sample", "protocol=clean", "protocol.validation=0.5"]
+    each = [measure([*halves, f"protocol.fold={fold}"], tmp_path)[-1] for fold in range(2)]
+    data = build_data(each[0]["config"], load(each[0]["config"]))
+
+    def features(text: str) -> set[tuple[int, ...]]:
+        ids = data.tokenizer.encode(text)[: data.block_size]
+        return {(k,) for k in ids} | {*itertools.pairwise(ids)}
+
+    counts: list[Counter] = [Counter() for _ in data.corpus.classes]
+    for label, text in data.splits.train:
+        counts[label].update(features(text))
+    known, smoothing = set().union(*counts), each[0]["baseline"]["smoothing"]
+    sizes = [own.total() + smoothing * len(known) for own in counts]
+
+    def score(text: str, label: int) -> float:
+        return sum(math.log((counts[label][own] + smoothing) / sizes[label]) for own in features(text) & known)
+
+    rows = data.splits.test["test"]
+    right = [label == max(range(3), key=lambda guess: score(text, guess)) for label, text in rows]
+    assert each[0]["baseline"]["name"] == "naive_bayes"
+    assert each[0]["metrics"]["test_accuracy"] == pytest.approx(sum(right) / len(right), abs=1e-9)
+    mean = measure([*halves, "protocol.fold=seed"], tmp_path / "mean")[-1]["metrics"]
+    for name in ("validation_accuracy", "test_accuracy"):
+        assert mean[name] == pytest.approx(statistics.mean(own["metrics"][name] for own in each))
 
 
 def test_the_command_answers_a_typo_in_one_sentence(tmp_path: Path) -> None:

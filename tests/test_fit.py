@@ -79,6 +79,10 @@ RUNS = {
     ],
     "epochs of few batches": ["trainer.max_epochs=2", "batch_size=20", "trainer.log_every_n_steps=1"],
     "epochs, evaluated by steps": ["trainer.max_epochs=3", "trainer.limit_train_batches=4", "eval_interval=3"],
+    "unknown words": [
+        *("protocol=clean", "protocol.validation=0.9", "task.unknown_rate=0.5", "batch_size=4"),
+        *("trainer.max_epochs=3", "trainer.limit_train_batches=3", "eval_interval=3"),
+    ],
     "accumulation": [
         "trainer.max_epochs=3",
         "trainer.limit_train_batches=5",

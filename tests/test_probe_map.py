@@ -18,7 +18,7 @@ from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
 from speechformer.report.pages import probe_functions
 from speechformer.report.probe_claims import judge, sections, where_found
-from speechformer.report.probe_map import as_text, content, separations, skill, usual
+from speechformer.report.probe_map import as_text, content, separations, skill, tuning_gains, usual
 from speechformer.runs.folder import write_json
 
 LENGTHS = [10, 20, 40]
@@ -237,6 +237,25 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
     assert str(separations(cells[:1], beyond=False)) == str(separations(cells, True, without=["nope"])) == ""
     with pytest.raises(UserError, match="no probe has 5 seeds of two models"):
         probe_functions([])["separations"](beyond=True)
+
+
+def test_what_tuning_changes() -> None:
+    """Oracle: means, differences and reversed pairs by hand. A model without untuned runs does not count."""
+
+    def cell(model: str, tuned: bool, mean: float | None, length: int = 20) -> dict[str, Any]:
+        place = {"model": model, "pattern": "full", "layers": 2, "tuned": tuned, "more": "", "probe": "flip_flop"}
+        return {**place, "length": length, "longest": 20, "mean": mean, "runs": [] if mean is None else [{}]}
+
+    before = {"rope": 0.5, "alibi": 0.6, "nope": 0.7, "learned": None}
+    after = {"rope": 0.9, "alibi": 0.8, "nope": 0.65, "learned": 0.9, "fire": 1.0}
+    cells = [cell(model, False, mean) for model, mean in before.items()]
+    cells += [cell(model, True, mean) for model, mean in after.items()]
+    cells += [cell("rope", tuned, 0.1, length=40) for tuned in (True, False)]
+    rows = [re.sub(" +", " ", line) for line in str(tuning_gains(cells)).splitlines()][2:]
+    assert rows == ["| flip flop, 20 | 60.0 | 78.3 | rope +40.0 | nope -5.0 | 3 of 3 |"]
+    assert str(tuning_gains([])) == str(tuning_gains(cells[:1] + cells[4:5])) == ""
+    with pytest.raises(UserError, match="both tuned and as by default"):
+        probe_functions([])["tuning"]()
 
 
 def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:

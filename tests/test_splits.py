@@ -8,7 +8,7 @@ import pytest
 from conftest import group
 
 from speechformer.corpora.speeches import Corpus
-from speechformer.corpora.splits import Splits, held_out, split
+from speechformer.corpora.splits import Splits, held_out, number_of_folds, split
 from speechformer.errors import UserError
 
 CORPUS = Corpus(
@@ -55,8 +55,12 @@ def test_the_held_out_part_shares_no_text_with_train_and_has_its_share() -> None
     share = sum(held_out(text, 0.1) for text in texts) / len(texts)
     assert share == pytest.approx(0.1, abs=5 * (0.1 * 0.9 / 20_000) ** 0.5)
     assert not any(held_out(text, 0.0) for text in texts)
+    for share, folds in ((0.1, 10), (0.3, 3)):  # each text is in one fold, or of three tenths in none
+        counts = [sum(held_out(text, share, fold) for fold in range(folds)) for text in texts[:1000]]
+        assert number_of_folds(share) == folds and {*counts} == ({1} if share == 0.1 else {0, 1})
     corpus = replace(CORPUS, classify_train=[(0, text) for text in texts[:500] * 2])
     splits = cut("clean", corpus=corpus)
+    assert not {*splits.validation} & {*cut("clean", corpus=corpus, fold=1).validation}
     assert {text for _, text in splits.train}.isdisjoint(text for _, text in splits.validation)
     assert len(splits.train) + len(splits.validation) == 1000
     backwards = cut("clean", corpus=replace(corpus, classify_train=corpus.classify_train[::-1]))
@@ -72,6 +76,8 @@ def test_errors() -> None:
         cut("paper", corpus=replace(CORPUS, classify_test=[]))
     with pytest.raises(UserError, match="leaves 0 to train on"):
         cut("clean", corpus=replace(CORPUS, classify_train=[(0, "in both")]))
+    with pytest.raises(UserError, match=r"protocol\.fold=10 must be below 10, the folds of"):
+        cut("clean", fold=10)
     with pytest.raises(UserError, match=r"protocol\.vocabulary"):
         cut("paper", vocabulary="all")
 

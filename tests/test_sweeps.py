@@ -475,6 +475,7 @@ def before_tokens(config: dict[str, Any]) -> dict[str, Any]:
     newer = ["tokens", "vocab_size", "min_count", "evaluation_tokens", "documents", "unknown_rate", "noise", "ngram"]
     newer += ["ngram_targets", "ngram_mixture"]
     is_new = config["task"]["name"] in ("classify", "lm")
+    config = config | {"protocol": {key: value for key, value in config["protocol"].items() if key != "fold"}}
     return config | {"task": {key: value for key, value in config["task"].items() if not is_new or key not in newer}}
 
 

@@ -45,18 +45,31 @@ class Splits:
         return {name: kinds_in([text for _, text in rows], train) for name, rows in self.test.items()}
 
 
-def held_out(text: str, share: float) -> bool:
-    """Return whether a text belongs to the held-out `share`.
+def held_out(text: str, share: float, fold: int = 0) -> bool:
+    """Return whether a text belongs to the held-out `share`, the fold-th of those that do not overlap.
 
     A hash of the text decides. So copies of a sentence are on the same side, and the choice is independent of the
     order of the lines and of the run's seed.
     """
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < share * 2**64
+    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return fold * share * 2**64 <= place < (fold + 1) * share * 2**64
+
+
+def number_of_folds(validation: float) -> int:
+    """Return how many shares to hold out do not overlap; 1 if nothing is held out."""
+    return int(1 / validation + 1e-9) if validation else 1
 
 
 @functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
 def split(
-    corpus: Corpus, task: str, labelled: bool, *, remove_test_sentences: bool, validation: float, vocabulary: str
+    corpus: Corpus,
+    task: str,
+    labelled: bool,
+    *,
+    remove_test_sentences: bool,
+    validation: float,
+    vocabulary: str,
+    fold: int = 0,
 ) -> Splits:
     """Split a corpus for a task.
 
@@ -65,6 +78,7 @@ def split(
         labelled: whether it reads the labelled sentences or the running text.
         remove_test_sentences: remove every row of train whose text appears in the task's test files.
         validation: share of train to hold out, in [0, 1).
+        fold: which share, from 0: those of different folds do not overlap.
         vocabulary: "corpus" fits the tokenizer on the training files of both kinds, as the reports did; "task", on
             the training set of this task.
 
@@ -74,6 +88,8 @@ def split(
     pick(dict.fromkeys(("corpus", "task")), vocabulary, "protocol.vocabulary")
     if not 0 <= validation < 1:
         raise UserError(f"protocol.validation is a share of train in [0, 1), not {validation}.")
+    if not 0 <= fold < (folds := number_of_folds(validation)):
+        raise UserError(f"protocol.fold={fold} must be below {folds}, the folds of protocol.validation={validation}.")
     train: list[Row] = list(corpus.classify_train)
     test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
     files = ("train_CLS.tsv", "test_CLS.tsv")
@@ -88,8 +104,8 @@ def split(
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)
-    held = [row for row in allowed if held_out(row[1], validation)]
-    remaining = [row for row in allowed if not held_out(row[1], validation)]
+    held = [row for row in allowed if held_out(row[1], validation, fold)]
+    remaining = [row for row in allowed if not held_out(row[1], validation, fold)]
     if not remaining or (validation and not held):
         raise UserError(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "

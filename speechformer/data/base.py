@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
@@ -34,6 +34,8 @@ class TaskData(pl.LightningDataModule):
         UserError: the corpus or the config does not allow it.
     """
 
+    has_folds: ClassVar[bool] = False  # whether protocol.fold can hold out another part of train
+
     def __init__(
         self,
         corpus: Any,
@@ -49,6 +51,8 @@ class TaskData(pl.LightningDataModule):
         super().__init__()
         self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)
         self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
+        if self.protocol.get("fold", 0) != 0 and not self.has_folds:
+            raise UserError("protocol.fold is for the sentences and texts of speeches; remove it.")
         self.split()
         self.tokenizer = tokenizer or self.fit_tokenizer()
         tokens = len(self.tokenizer)

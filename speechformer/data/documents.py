@@ -30,6 +30,7 @@ class DocumentData(StreamData):
         files: the token file of each part: ("train", ""), ("validation", ""), ("test", NAME).
     """
 
+    has_folds = False
     corpus: Documents
 
     def split(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from speechformer.corpora.cache import remember_words
 from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
-from speechformer.corpora.splits import Row, Splits, split
+from speechformer.corpora.splits import Row, Splits, number_of_folds, split
 from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
@@ -52,6 +52,7 @@ class SpeechData(TaskData):
         tested: parts that are evaluated at the end, and during training if nothing is held out.
     """
 
+    has_folds = True
     labelled: ClassVar[bool]  # whether the task reads the labelled sentences or the running text
     splits: Splits
     train: Rows
@@ -63,7 +64,10 @@ class SpeechData(TaskData):
         if self.task["tokens"] == "words":
             remember_words(self.corpus)
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
-        self.splits = split(self.corpus, self.task["name"], self.labelled, **options)
+        fold = self.protocol.get("fold", 0)  # configs of version 0.2 have none
+        if fold == "seed":
+            fold = self.seed % number_of_folds(options["validation"])
+        self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
         tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))

@@ -22,9 +22,9 @@ import jinja2
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, pick
-from speechformer.report import findings, probe_claims, probe_map, published
+from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
-from speechformer.report.ladder import against_table, steps_table
+from speechformer.report.ladder import against_table, rungs, steps_table
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
@@ -208,7 +208,18 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
             raise UserError(f"no probe has {probe_map.SEEDS} seeds of two models.")
         return str(text)
 
-    return {"probes": probes, "longer": longer, "separations": separations}
+    def tuning() -> str:
+        """Return what tuning changes on each probe.
+
+        Raises:
+            UserError: no probe has two models both tuned and as by default.
+        """
+        text = str(probe_map.tuning_gains(cells))
+        if not text:
+            raise UserError("no probe has two models both tuned and as by default.")
+        return text
+
+    return {"probes": probes, "longer": longer, "separations": separations, "tuning": tuning}
 
 
 def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
@@ -225,10 +236,26 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
         return str(steps_table(table_of(study), metrics))
 
     def against(study: str, *baselines: str) -> str:
-        """Return how the top of a ladder compares with baselines on each text."""
-        return str(against_table(table_of(study), baselines))
+        """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""
+        table = table_of(study)
+        if table.task == "classify":
+            return str(by_sentence.against_baselines(table, top(table), baselines))
+        return str(against_table(table, baselines))
 
-    return {"ladder": ladder, "against": against}
+    def difficulty(study: str, *baselines: str) -> str:
+        """Return how many test sentences the top of a ladder and baselines get right."""
+        table = table_of(study)
+        return str(by_sentence.difficulty(table, top(table), baselines))
+
+    def learning_curve(study: str, *baselines: str) -> str:
+        """Return the accuracy of a study's model and of baselines by the number of training sentences."""
+        own = [table for table in tables if table.study == study and table.finished] or [table_of(study)]
+        return str(by_sentence.learning_curve(own, baselines))
+
+    def top(table: Table) -> Row:
+        return [rung for rung in rungs(table) if rung.on_top][-1].row
+
+    return {"ladder": ladder, "against": against, "difficulty": difficulty, "learning_curve": learning_curve}
 
 
 def in_one_cell(metric: str, effect: Effect | None) -> str:

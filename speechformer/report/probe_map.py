@@ -256,6 +256,32 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str] = ()
     return markdown_table(["probe, length", "best", "worst", "pairs separated"], rows)
 
 
+def tuning_gains(cells: Sequence[Cell]) -> Markdown:
+    """Return what tuning does to the models on each probe, at the longest length of training.
+
+    A change is the mean tuned less the mean as by default. Of the pairs of models, those count as reversed that one
+    mean orders one way and the other the other way.
+    """
+    rows, tuned = [], usual(cells)[0] if cells else []
+    at = {(key_of(cell), cell["length"]): cell for cell in cells}
+    for probe in dict.fromkeys(cell["probe"] for cell in tuned):
+        own = [cell for cell in tuned if cell["probe"] == probe and cell["length"] == cell["longest"]]
+        both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own if cell["tuned"]]
+        run = [(old, cell) for old, cell in both if old and old["runs"] and cell["runs"]]
+        means = {cell["model"]: (old["mean"], cell["mean"]) for old, cell in run}
+        if len(means) > 1:
+            gains = {model: 100 * (new - old) for model, (old, new) in means.items()}
+            pairs = [*itertools.combinations(means.values(), 2)]
+            reversed_ = sum((one[0] - two[0]) * (one[1] - two[1]) < 0 for one, two in pairs)
+            average = [f"{100 * float(np.mean(column)):.1f}" for column in zip(*means.values())]
+            extremes = [most(gains, key=gains.__getitem__) for most in (max, min)]
+            named = [f"{model} {gains[model]:+.1f}" for model in extremes]
+            at_length = f"{probe.replace('_', ' ')}, {own[0]['length']}"
+            rows.append([at_length, *average, *named, f"{reversed_} of {len(pairs)}"])
+    names = ["probe, length", "as by default", "tuned", "largest change", "smallest change", "pairs reversed"]
+    return markdown_table(names, rows)
+
+
 def in_table(cell: Cell) -> str:
     """Return mean ± sd of an accuracy in per cent, or why there is none, as in the figure."""
     values = [run["value"] for run in cell["runs"]]

@@ -26,7 +26,7 @@ from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.report.tuning import TUNED
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
-from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, added_to, plain_number
+from speechformer.runs.identity import ADDED, NOT_IDENTITY, NUMERICS_VERSION, added_to, plain_number
 from speechformer.runs.predictions import read_predictions
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Run:
         main, self.status = self.report["metric"], str(result.get("status"))
         if self.status == "finished" and main and self.metrics.get(main) is None:
             self.status = "diverged"
-        protocol = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("protocol.")}
+        own = {key: value for key, value in config.items() if key.startswith("protocol.")}
+        protocol = {key.partition(".")[2]: value for key, value in own.items() if ADDED.get(key, ABSENT) != value}
         self.protocol = json.dumps(protocol, sort_keys=True)
         corpus = result.get("corpus") or {}
         counts = corpus.get("counts", {})

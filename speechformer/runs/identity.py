@@ -29,10 +29,11 @@ NOT_IDENTITY = (
 ADDED: dict[str, Any] = {
     **{"model.fraction": 1, "model.scaling": "none", "model.factor": 4},
     **{"embedding_dropout": None, "recipe.matrix_lr": None, "architecture.output_bias": "init"},
+    "protocol.fold": 0,
 }
 WORDS: dict[str, Any] = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": 40000}
 COUNTS = {"unknown_rate": 0, "noise": 0, "ngram": 5, "ngram_targets": 0, "ngram_mixture": "none"}
-ADDED_TO_TASK = {"classify": WORDS, "lm": {**WORDS, **COUNTS, "documents": "joined"}}
+ADDED_TO_TASK = {"classify": {**WORDS, "unknown_rate": 0}, "lm": {**WORDS, **COUNTS, "documents": "joined"}}
 
 
 def added_to(task: str | None) -> dict[str, Any]:

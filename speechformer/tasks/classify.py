@@ -19,6 +19,7 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch, Example, Rows
 from speechformer.data.speeches import SentenceData
+from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
@@ -27,6 +28,7 @@ from speechformer.runs.folder import PREDICTIONS
 from speechformer.runs.predictions import write_predictions
 from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs, read_words
+from speechformer.tasks.word_noise import WordNoise
 
 
 class Classify(Task):
@@ -59,6 +61,7 @@ class Classify(Task):
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
         self.classes = classes
+        self.noise: WordNoise | None = None
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
         self.predicted = torch.empty(
@@ -75,6 +78,11 @@ class Classify(Task):
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
+        if rate := data.task["unknown_rate"]:
+            if data.task["tokens"] != "words":
+                raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
+            self.noise = WordNoise(data.train["ids"].flatten().long(), data.vocab_size, rate, 0.0)
+            self.noise.check()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -90,7 +98,8 @@ class Classify(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         smoothing = self.recipe["label_smoothing"]
-        loss = F.cross_entropy(self.model(batch["ids"]), batch["labels"], label_smoothing=smoothing)
+        ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
+        loss = F.cross_entropy(self.model(ids), batch["labels"], label_smoothing=smoothing)
         self.tokens += (batch["ids"] != PAD).sum()
         return self.track_loss(loss, batch, batch_idx)
 

@@ -101,8 +101,7 @@ class LanguageModel(PerplexityTask):
             return
         assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
         self.noise = WordNoise(data.stream, data.vocab_size, own["unknown_rate"], own["noise"])
-        if own["unknown_rate"] and not (self.noise.counts_V == 1).any():
-            raise UserError("task.unknown_rate replaces words that occur once in train, and there are none.")
+        self.noise.check()
         stream = self.noise.with_unknown(data.stream, torch.Generator().manual_seed(0))
         if own["ngram_targets"]:
             self.teacher = CrossFittedTargets(

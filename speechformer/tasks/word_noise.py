@@ -1,7 +1,8 @@
-"""Words replaced at random while a language model trains.
+"""Words replaced at random in training.
 
     task.unknown_rate   a word that occurs once in train is read and predicted as <unk>, which is a target
-                        otherwise only with task.min_count or vocab_size: the model learns when new words come
+                        otherwise only with task.min_count or vocab_size: a language model learns when new words
+                        come, a classifier what it can tell without them
     task.noise          an input word is replaced by one drawn by its frequency in train, the target is not
                         (Xie et al. 2017, "Data Noising as Smoothing in Neural Network Language Models", "unigram")
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.errors import UserError
 
 
 class WordNoise:
@@ -29,6 +31,11 @@ class WordNoise:
     def __init__(self, stream: Tensor, vocab_size: int, unknown_rate: float, noise: float) -> None:
         self.unknown_rate, self.noise = unknown_rate, noise
         self.counts_V = stream.bincount(minlength=vocab_size)
+
+    def check(self) -> None:
+        """Raise a `UserError` if no word could become <unk>."""
+        if self.unknown_rate and not (self.counts_V == 1).any():
+            raise UserError("task.unknown_rate replaces words that occur once in train, and there are none.")
 
     def with_unknown(self, ids: Tensor, generator: torch.Generator) -> Tensor:
         """Return ids of any shape in which some words that occur once are <unk>."""

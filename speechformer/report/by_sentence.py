@@ -1,0 +1,94 @@
+"""Classifiers and baselines compared sentence by sentence: who is right how often, on which, and after how many.
+
+Shapes: R runs, N test sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from speechformer.errors import UserError
+from speechformer.report.markdown import Markdown
+from speechformer.report.markdown import table as markdown_table
+from speechformer.report.results import Row, Run, Table
+from speechformer.report.statistics import Summary, bootstrap
+from speechformer.report.tables import NONE, baseline_name, format_interval, mean_and_sd, number
+
+if TYPE_CHECKING:
+    import numpy as np
+
+METRIC = "test_accuracy"
+
+
+def right_answers(runs: Sequence[Run]) -> np.ndarray:
+    """Return whether each run is right on each test sentence, bool [R, N].
+
+    Raises:
+        UserError: a run has no predictions.
+    """
+    import numpy as np
+
+    predictions = [run.predictions() for run in runs]
+    if missing := [run.folder for run, own in zip(runs, predictions) if own is None]:
+        raise UserError(f"{missing[0]} has no predictions.tsv; run it again.")
+    return np.array([own[0] for own in predictions if own is not None])
+
+
+def named(table: Table, names: Sequence[str]) -> list[Run]:
+    """Return baselines of a table by name.
+
+    Raises:
+        UserError: the table has not all of them.
+    """
+    known = {run.baseline: run for run in table.baselines}
+    if missing := [name for name in names if name not in known]:
+        raise UserError(f"study={table.study} has no baseline {missing[0]}.")
+    return [known[name] for name in names]
+
+
+def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
+    """Return the accuracy of a row and of baselines, and what the row has more, over both seeds and sentences."""
+    own = right_answers(row.finished)
+    rows = [[row.label, mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
+    for run in named(table, names):
+        other = right_answers([run])
+        interval, _ = bootstrap([(1, own), (-1, other)], 0.0)
+        cell = f"{number(METRIC, own.mean() - other.mean(), True)} {format_interval(METRIC, interval, True)}"
+        rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), cell])
+    return markdown_table(["", "test accuracy, %", "the model less the baseline, points"], rows)
+
+
+def difficulty(table: Table, row: Row, names: Sequence[str]) -> Markdown:
+    """Return how many sentences are answered right by baselines and by most seeds of a row: by all, none, some."""
+    import numpy as np
+
+    model = right_answers(row.finished).mean(axis=0) > 0.5
+    right_RN = np.stack([model, *right_answers(named(table, names))])
+    shares = {
+        "all are right": right_RN.all(axis=0),
+        "at least one is right": right_RN.any(axis=0),
+        "none is right": ~right_RN.any(axis=0),
+        "the model alone is right": right_RN[0] & ~right_RN[1:].any(axis=0),
+        "the model alone is wrong": ~right_RN[0] & right_RN[1:].all(axis=0),
+    }
+    rows = [[words, str(own.sum()), number(METRIC, own.mean())] for words, own in shares.items()]
+    return markdown_table(["", "sentences", "%"], rows)
+
+
+def learning_curve(tables: Sequence[Table], names: Sequence[str]) -> Markdown:
+    """Return the accuracy of each table's first row and of baselines, by the number of sentences in train."""
+    rows = []
+    for table in sorted(tables, key=sentences_in_train):
+        row = next(row for row in table.rows if row.finished)
+        baselines = [number(METRIC, run.metrics[METRIC]) for run in named(table, names)]
+        rows.append(
+            [str(sentences_in_train(table)), mean_and_sd(METRIC, Summary(row.values(METRIC).values())), *baselines]
+        )
+    heads = [baseline_name(run) for run in named(tables[0], names)]
+    return markdown_table(["sentences in train", "the model", *heads], rows)
+
+
+def sentences_in_train(table: Table) -> int:
+    """Return on how many sentences the runs of a table train, by the first."""
+    return table.finished[0].result["corpus"]["counts"]["train"]
