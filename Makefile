@@ -82,6 +82,7 @@ endef
 pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
 	$(call PUBLISH,ladder,ladder,From the reports' language model to one that beats counting)
+	$(call PUBLISH,ladder_classify,ladder_classify,From the reports' classifier to a better one)
 	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive
 	mkdir -p $(REPRODUCED)/archive

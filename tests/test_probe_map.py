@@ -252,7 +252,7 @@ def test_what_tuning_changes() -> None:
     cells += [cell(model, True, mean) for model, mean in after.items()]
     cells += [cell("rope", tuned, 0.1, length=40) for tuned in (True, False)]
     rows = [re.sub(" +", " ", line) for line in str(tuning_gains(cells)).splitlines()][2:]
-    assert rows == ["| flip flop, 20 | 60.0 | 78.3 | rope +40.0 | nope -5.0 | 3 of 3 |"]
+    assert rows == ["| flip flop, 20 | 60.0 | 78.3 | rope +40.0 | nope −5.00 | 3 of 3 |"]
     assert str(tuning_gains([])) == str(tuning_gains(cells[:1] + cells[4:5])) == ""
     with pytest.raises(UserError, match="both tuned and as by default"):
         probe_functions([])["tuning"]()

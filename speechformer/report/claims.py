@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from speechformer import console
 from speechformer.report import published
-from speechformer.report.results import ABSENT, Row, Table
+from speechformer.report.results import ABSENT, Row, Run, Table
 from speechformer.report.statistics import Effect, bootstrap, contrast, holm
 from speechformer.runs.folder import DamagedError
 
@@ -37,6 +37,15 @@ class Term:
     at: float | None
     table: Table
     row: Row
+
+
+class Answered(NamedTuple):
+    """The runs of a summand, a row or a baseline, which may have answered sentence by sentence."""
+
+    times: float
+    metric: str
+    at: float | None
+    runs: Sequence[Run]
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def measure(
     name: str, claim: Mapping[str, Any], rows: Mapping[tuple[str, str], tuple[Table, Row]]
 ) -> Judgement | None:
     """Return a claim with its effect, uncorrected; None if a row has no runs or not this metric."""
-    terms, constant, line = list[Term](), 0.0, dict[str, Any]()
+    terms, counted, constant, line = list[Term](), list[Answered](), 0.0, dict[str, Any]()
     for own in claim["effect"]:
         line = {"protocol": "paper", "at": None, **line, "times": 1, **own}
         if "constant" in own:
@@ -110,18 +119,21 @@ def measure(
             return None
         elif "baseline" in own:
             table, _ = rows[line["row"], line["protocol"]]
-            values = [run.metrics.get(line["metric"]) for run in table.baselines if run.baseline == own["baseline"]]
-            if not values or values[0] is None:
+            runs = [run for run in table.baselines if run.baseline == own["baseline"]]
+            if not runs or runs[0].metrics.get(line["metric"]) is None:
                 return None
-            constant += line["times"] * values[0]
+            counted.append(Answered(line["times"], line["metric"], line["at"], runs[:1]))
         else:
             terms.append(Term(line["times"], line["metric"], line["at"], *rows[line["row"], line["protocol"]]))
     same_runs = len({id(term.row) for term in terms}) == 1
-    effect = contrast([(term.times, term.row.values(term.metric, term.at)) for term in terms], constant, same_runs)
+    exact = sum(own.times * (own.runs[0].metrics[own.metric] or 0) for own in counted)
+    values = [(term.times, term.row.values(term.metric, term.at)) for term in terms]
+    effect = contrast(values, constant + exact, same_runs)
     if effect is None:
         return None
     wanted = claim.get("over") == "sentences" and not math.isnan(effect.p)  # one seed says nothing about others
-    over_sentences = wanted and bool(right := right_answers(terms))
+    answered = [Answered(term.times, term.metric, term.at, term.row.finished) for term in terms]
+    over_sentences = wanted and bool(right := right_answers([*answered, *counted]))
     if over_sentences:
         interval, p = bootstrap(right, constant)
         effect = replace(effect, interval=interval, p=p)
@@ -129,14 +141,14 @@ def measure(
     return Judgement(name, *about, over_sentences, effect, terms)
 
 
-def right_answers(terms: Sequence[Term]) -> list[tuple[float, Any]]:
+def right_answers(terms: Sequence[Answered]) -> list[tuple[float, Any]]:
     """Return coefficient and right answers [runs, sentences] of each term; none if some runs have no predictions."""
     import numpy as np
 
     answers: list[tuple[float, Any]] = []
     for term in terms:
         try:
-            predictions = [run.predictions() for run in term.row.finished]
+            predictions = [run.predictions() for run in term.runs]
         except DamagedError as error:  # the other claims and tables are shown all the same
             console.warn(str(error))
             return []

@@ -22,6 +22,7 @@ from speechformer.report.style import INK, axis_label, legend_below, panels, wra
 from speechformer.report.tables import NONE, baseline_name, estimate, heading, number
 
 BAR, BRANCH = "#3b7dd8", "#c3ccd6"
+STRONGEST = ("kneser_ney_5", "kneser_ney_5_unknown", "naive_bayes", "tfidf_logistic")  # baselines in the figure
 NOT_A_STEP = ("seed=", "study=", "experiment=", "corpus=", "hydra", "threads=")
 
 
@@ -178,9 +179,7 @@ def ladder_figure(table: Table) -> tuple[Any, str] | None:
                     fontsize=8,
                     bbox={"fc": "white", "ec": "none", "pad": 0.6},
                 )
-        for line, run in zip(
-            ("--", ":", "-."), (run for run in table.baselines if "kneser_ney_5" in str(run.baseline))
-        ):
+        for line, run in zip(("--", ":", "-."), (run for run in table.baselines if run.baseline in STRONGEST)):
             if (value := run.metrics.get(metric)) is not None:
                 axis.axvline(value, color=INK, lw=1.1, ls=line, label=baseline_name(run))
         axis.set_xlabel(axis_label(metric))

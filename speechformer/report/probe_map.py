@@ -27,7 +27,7 @@ from speechformer.report.plots import Figure, write
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Summary
 from speechformer.report.style import HERE, INK, plt
-from speechformer.report.tables import NONE, mean_and_sd
+from speechformer.report.tables import NONE, mean_and_sd, number
 from speechformer.report.tuning import TUNING, tuned_keys
 
 AXES = ("model", "pattern", "layers", "tuned", "more")
@@ -270,12 +270,12 @@ def tuning_gains(cells: Sequence[Cell]) -> Markdown:
         run = [(old, cell) for old, cell in both if old and old["runs"] and cell["runs"]]
         means = {cell["model"]: (old["mean"], cell["mean"]) for old, cell in run}
         if len(means) > 1:
-            gains = {model: 100 * (new - old) for model, (old, new) in means.items()}
+            gains = {model: new - old for model, (old, new) in means.items()}
             pairs = [*itertools.combinations(means.values(), 2)]
             reversed_ = sum((one[0] - two[0]) * (one[1] - two[1]) < 0 for one, two in pairs)
-            average = [f"{100 * float(np.mean(column)):.1f}" for column in zip(*means.values())]
+            average = [number("test_accuracy", float(np.mean(column))) for column in zip(*means.values())]
             extremes = [most(gains, key=gains.__getitem__) for most in (max, min)]
-            named = [f"{model} {gains[model]:+.1f}" for model in extremes]
+            named = [f"{model} {number('test_accuracy', gains[model], True)}" for model in extremes]
             at_length = f"{probe.replace('_', ' ')}, {own[0]['length']}"
             rows.append([at_length, *average, *named, f"{reversed_} of {len(pairs)}"])
     names = ["probe, length", "as by default", "tuned", "largest change", "smallest change", "pairs reversed"]
