@@ -17,6 +17,7 @@ Baselines use the tokens, splits and vocabulary of the runs, with sentences cut 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -119,27 +120,31 @@ def classifiers(data: SentenceData) -> Baselines:
     }
     majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
     models: dict[str, tuple[Any, dict[str, Any], int]] = {"majority": (majority, {}, 0)}
+    classes, in_train, baselines = data.corpus.classes, parts["test"]["in_train"].numpy(), Baselines()
     with threadpool_limits(1):  # more threads are slower on so little data
         for name, (pipeline, setting, key, values, score) in searches.items():
             search = GridSearchCV(pipeline, {key: values}, cv=folds, scoring=score)
-            search.fit(words["train"], labels["train"])
-            model, parameters = search.best_estimator_, len(search.best_estimator_[0].vocabulary_) + 1
+            model = search.fit(words["train"], labels["train"]).best_estimator_
             settings = {"ngrams": [1, 2], f"{setting}s": values, "folds": folds, setting: search.best_params_[key]}
-            models[name] = (model, settings, parameters * len(data.corpus.classes))
-        predicted = {name: {split: own[0].predict(words[split]) for split in words} for name, own in models.items()}
-    in_train = parts["test"]["in_train"].numpy()
-    return {
-        name: (accuracies(predicted[name], labels, in_train), settings, parameters, predicted[name]["test"])
-        for name, (_, settings, parameters) in models.items()
-    }
+            models[name] = (model, settings, (len(model[0].vocabulary_) + 1) * len(classes))
+        for name, (model, settings, parameters) in models.items():
+            predicted = {split: model.predict(words[split]) for split in words}
+            metrics = accuracies(predicted, labels, in_train, classes)
+            baselines[name] = (metrics, settings, parameters, predicted["test"])
+    return baselines
 
 
-def accuracies(predicted: dict[str, Any], labels: dict[str, Any], in_train: Any) -> dict[str, float | None]:
-    """Return the accuracies of a classifier by part, and on leaked and other test sentences."""
+def accuracies(
+    predicted: dict[str, Any], labels: dict[str, Any], in_train: Any, classes: Sequence[str]
+) -> dict[str, float | None]:
+    """Return the accuracies of a classifier by part and class, and on leaked and other test sentences."""
     right = {split: predicted[split] == labels[split] for split in labels}
     metrics: dict[str, float | None] = {f"{split}_accuracy": float(own.mean()) for split, own in right.items()}
     for name, chosen in (("in_train", in_train), ("not_in_train", ~in_train)):
         metrics[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
+    for split, (label, name) in itertools.product(sorted({*right} - {"train"}), enumerate(classes)):
+        chosen = labels[split] == label
+        metrics[f"{split}_accuracy_of_{name}"] = float(right[split][chosen].mean()) if chosen.any() else None
     return metrics
 
 

@@ -428,3 +428,14 @@ def test_the_report_shows_perplexities_in_the_order_of_the_speakers() -> None:
     metrics |= {"test_known_perplexity_mean": 1.0, "test_unknown_rate_mean": 0.0}
     assert len(task.report(metrics)["columns"]) == 4  # no word is unknown
     assert len(task.report({**metrics, "test_unknown_rate_mean": 0.02})["columns"]) == 6
+
+
+def test_balanced_classes_have_the_loss_of_adjusted_logits() -> None:
+    """Oracle: Menon et al. 2021, equation 10, by hand; a model that knows the frequencies alone says uniform."""
+    task = classifier()
+    task.log_prior_C = torch.tensor([30.0, 10.0]).log()
+    logits, labels = torch.tensor([[0.2, -0.4], [0.0, 0.0]]), torch.tensor([1, 0])
+    first = 10 * math.exp(-0.4) / (30 * math.exp(0.2) + 10 * math.exp(-0.4))
+    expected = [-math.log(first), -math.log(30 / 40)]
+    assert task.cross_entropy(logits, labels, "none").tolist() == pytest.approx(expected)
+    assert task.cross_entropy(logits, labels, "mean").item() == pytest.approx(sum(expected) / 2)

@@ -38,7 +38,7 @@ from speechformer.errors import UserError
 # Of tasks whose config lacks them
 DEFAULTS = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
-    **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none"},
+    **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False},
 }
 
 

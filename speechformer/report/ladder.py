@@ -148,7 +148,7 @@ def steps_table(table: Table, metrics: Sequence[str]) -> Markdown:
             cells.append(mean if effect is None else lines([mean, " ".join(estimate(metric, effect))]))
         rows.append([*cells, str(len(rung.row.finished))])
     for run in table.baselines:
-        values = [number(metric, run.metrics.get(metric)) for metric in metrics]
+        values = [number(metric, run.value(metric)) for metric in metrics]
         rows.append([Markdown("*{}*").format(baseline_name(run)), *values, "exact"])
     return markdown_table(["step", *map(heading, metrics), "seeds"], rows)
 

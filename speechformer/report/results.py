@@ -93,6 +93,11 @@ class Run:
         if " / " in metric:
             over, under = (self.value(name, at) for name in metric.split(" / "))
             return over / under if over is not None and under else None
+        if metric.endswith("_balanced_accuracy"):  # the mean over the classes
+            start = metric.replace("_balanced_accuracy", "_accuracy_of_")
+            of_classes = [self.value(name, at) for name in self.metrics if name.startswith(start)]
+            known = [value for value in of_classes if value is not None]
+            return sum(known) / len(known) if known else None
         if at is None:
             return self.metrics.get(metric)
         step = round(at * (self.steps_per_epoch if self.report["x_axis"] == "epoch" else 1))

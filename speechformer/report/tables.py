@@ -21,6 +21,7 @@ WORDS = {
     "test_accuracy_not_in_train": "test, not in train, %",
     "train_accuracy": "train, %",
     "validation_accuracy": "validation, %",
+    "validation_balanced_accuracy": "validation, mean over classes, %",
     "test_perplexity_mean": "test, mean",
     "test_known_perplexity_mean": "known words, mean",
     "test_unknown_rate_mean": "unknown words, %",

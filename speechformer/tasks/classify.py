@@ -62,6 +62,7 @@ class Classify(Task):
         self.save_hyperparameters(logger=False)
         self.classes = classes
         self.noise: WordNoise | None = None
+        self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
         self.predicted = torch.empty(
@@ -78,6 +79,8 @@ class Classify(Task):
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
+        if data.task["balanced"]:
+            self.log_prior_C = data.train["labels"].bincount(minlength=len(self.classes)).clamp(min=1).log()
         if rate := data.task["unknown_rate"]:
             if data.task["tokens"] != "words":
                 raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
@@ -97,16 +100,26 @@ class Classify(Task):
         self.predicted = predicted.clamp(-1, len(self.classes) - 1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        smoothing = self.recipe["label_smoothing"]
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
-        loss = F.cross_entropy(self.model(ids), batch["labels"], label_smoothing=smoothing)
+        loss = self.cross_entropy(self.model(ids), batch["labels"], "mean")
         self.tokens += (batch["ids"] != PAD).sum()
         return self.track_loss(loss, batch, batch_idx)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
-        smoothing = self.recipe["label_smoothing"]
-        losses = F.cross_entropy(model(batch["ids"]), batch["labels"], label_smoothing=smoothing, reduction="none")
+        losses = self.cross_entropy(model(batch["ids"]), batch["labels"], "none")
         return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
+
+    def cross_entropy(self, logits_BC: Tensor, labels_B: Tensor, reduction: str) -> Tensor:
+        """Return the training loss of sentences, reduced as torch does.
+
+        With `task.balanced` the logits are those of classes that are equally frequent: Menon et al. 2021, "Long-tail
+        learning via logit adjustment", equation 10.
+        """
+        if self.log_prior_C is not None:
+            logits_BC = logits_BC + self.log_prior_C.to(logits_BC.device)
+        return F.cross_entropy(
+            logits_BC, labels_B, label_smoothing=self.recipe["label_smoothing"], reduction=reduction
+        )
 
     def new_metric(self) -> Metric:
         options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
