@@ -148,6 +148,26 @@ def test_a_claim_about_sentences_covers_their_choice(tmp_path: Path) -> None:
     assert low < own.effect.mean < high and 0.02 < high - low < 0.2
 
 
+def test_a_baseline_is_compared_on_the_same_sentences(tmp_path: Path) -> None:
+    """Oracle: of 199 sentences one more or less is right, so it matters little which are drawn."""
+    for k in range(4):
+        own = result("experiment=kulkarni_part1", f"seed={k}")
+        if k == 3:
+            own |= {"baseline": {"name": "tfidf_logistic"}, "seed": None}
+        right = np.arange(750) < 650 + k % 3
+        own["metrics"] |= {"test_accuracy": right.mean(), "test_accuracy_not_in_train": right[551:].mean()}
+        (tmp_path / str(k)).mkdir()
+        write_result(tmp_path / str(k), own)
+        guesses = 1 - right.astype(int)
+        write_predictions(
+            tmp_path / str(k) / PREDICTIONS, ["obama", "wbush"], [0] * 750, guesses, np.arange(750) < 551
+        )
+    (judgement,) = (own for own in judge(tables_of(tmp_path)) if own.name == "counting_classify")
+    assert judgement.over_sentences and judgement.effect.mean == pytest.approx(1 / 199)
+    low, high = judgement.effect.interval
+    assert 0 <= low < 1 / 199 < high < 5 / 199
+
+
 def test_one_seed_gives_no_verdict(tmp_path: Path) -> None:
     own = new_sentences(predictions(tmp_path, 1))
     assert not own.over_sentences and np.isnan(own.effect.p) and own.verdict == "inconclusive"

@@ -23,7 +23,7 @@ def ladder(folder: Path) -> list:
             runs += [result(*overrides, "layers=2", f"seed={seed}", value=500 - seed) for seed in range(4)]
             other = [*overrides, "layers=2", "heads=4"]
             runs += [result(*other, f"seed={seed}", value=450.0 - seed) for seed in range(4)]
-    mixed = [result(*overrides, "task.ngram_mixture=fixed", f"seed={seed}", value=340.0 + seed) for seed in range(2)]
+    mixed = [result(*overrides, "task.ngram_mixture=fixed", f"seed={seed}", value=340.0 + seed) for seed in range(4)]
     for run in mixed:
         run["metrics"]["test_mixture_perplexity_mean"] = 300.0 + run["seed"]
     return tables_of(put(folder, *mixed, *reversed(runs)))
@@ -42,7 +42,7 @@ def test_rungs_stand_on_each_other_whatever_the_order_of_the_runs(tmp_path: Path
     assert [effect.mean for effect in falls[:3] if effect] == pytest.approx([-10, -20, -30])
     assert all(effect and effect.paired for effect in falls[:3])
     last = falls[3]
-    assert last and last.mean == pytest.approx(300.5 - 341.5)  # the mixture, less the model below it
+    assert last and last.mean == pytest.approx(300 - 340)  # the mixture, less the model below it
 
 
 def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     drawn = ladder_figure(table)
     assert drawn is not None
     (axis,) = drawn[0].axes
-    widths = [bar.get_width() for bar in axis.patches]
-    assert widths == pytest.approx([401.5, 391.5, 498.5, 448.5, 371.5, 341.5, 300.5])
+    widths = [dot.get_offsets()[0][0] for dot in axis.collections]
+    assert widths == pytest.approx([401.5, 391.5, 498.5, 448.5, 371.5, 341.5, 301.5])
     assert all(math.isfinite(width) for width in widths)
 
 
 def test_ratios_to_a_baseline(tmp_path: Path) -> None:
-    """Oracle: the mean of the top model, 341.5, and of the mixture, 300.5, over a baseline of 200."""
+    """Oracle: the mean of the top model, 341.5, and of the mixture, 301.5, over a baseline of 200."""
     (table,) = ladder(tmp_path)
     baseline = {
         **result("task=lm", "protocol=clean", value=200.0),
@@ -83,4 +83,4 @@ def test_ratios_to_a_baseline(tmp_path: Path) -> None:
     ]
     place = cells[0].index("mean")
     assert cells[1][place].startswith(f"{341.5 / 200:.3f}")
-    assert cells[3][place].startswith(f"{300.5 / 200:.3f}")
+    assert cells[3][place].startswith("1.50")  # 1.5075

@@ -50,7 +50,7 @@ def named(table: Table, names: Sequence[str]) -> list[Run]:
 def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     """Return the accuracy of a row and of baselines, and what the row has more, over both seeds and sentences."""
     own = right_answers(row.finished)
-    rows = [[row.label, mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
+    rows = [["the model", mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
     for run in named(table, names):
         other = right_answers([run])
         interval, _ = bootstrap([(1, own), (-1, other)], 0.0)

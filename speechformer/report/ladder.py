@@ -2,7 +2,7 @@
 
 The rungs are the rows of a study, ordered by the overrides of their commands. A rung stands on the row whose
 overrides its own begin with, the most of them. Its step is what it adds. The longest way is the ladder, of
-several the one to the best held-out score; the other rows are branches beside it.
+several the one to the best held-out score; the other rows are branches beside it, as are rows of fewer seeds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
 from speechformer.report.style import INK, axis_label, legend_below, panels, wrapped
-from speechformer.report.tables import NONE, baseline_name, estimate, heading, number
+from speechformer.report.tables import NONE, baseline_name, estimate, heading, number, scale
 
-BAR, BRANCH = "#3b7dd8", "#c3ccd6"
+ON_TOP, BRANCH = "#3b7dd8", "#8b98a5"
 STRONGEST = ("kneser_ney_5", "kneser_ney_5_unknown", "naive_bayes", "tfidf_logistic")  # baselines in the figure
 NOT_A_STEP = ("seed=", "study=", "experiment=", "corpus=", "hydra", "threads=")
 
@@ -74,17 +74,18 @@ def rungs(table: Table) -> list[Rung]:
             other for other in rows if words[id(other)] != own and words[id(other)] == own[: len(words[id(other)])]
         ]
         parents[id(row)] = lower[-1] if lower else None
-    depth: dict[int, int] = {}
+    depth, seeds = dict[int, int](), max((len(row.finished) for row in rows), default=0)
     for row in rows:
         parent = parents[id(row)]
-        depth[id(row)] = 0 if parent is None else depth[id(parent)] + 1
+        depth[id(row)] = 0 if parent is None else depth[id(parent)] + (len(row.finished) == seeds)
     built: dict[int, Rung] = {}
     for row in rows:
         parent = parents[id(row)]
         fewer = () if parent is None else words[id(parent)]
         step = words[id(row)][len(fewer) :]
         built[id(row)] = Rung(row, step, None if parent is None else built[id(parent)])
-    way = way_up(table, [rung for rung in built.values() if depth[id(rung.row)] == max(depth.values())])
+    whole = [rung for rung in built.values() if len(rung.row.finished) == seeds]
+    way = way_up(table, [rung for rung in whole if depth[id(rung.row)] == max(depth.values())])
     for rung in built.values():
         rung.on_top = any(rung is own for own in way)
     return [rung for own in built.values() if own.below is None for rung in with_branches(own, [*built.values()])]
@@ -100,6 +101,7 @@ def with_branches(rung: Rung, others: Sequence[Rung]) -> Iterator[Rung]:
 def way_up(table: Table, deepest: Sequence[Rung]) -> list[Rung]:
     """Return the rungs of the ladder, the highest first; it is the one of these with the best held-out score."""
     metric, sign = table.held_out or table.metric, -1 if table.report["higher_is_better"] else 1
+    metric = metric.replace("validation_accuracy", "validation_balanced_accuracy")
 
     def score(rung: Rung) -> float:
         values = rung.values(metric)
@@ -162,35 +164,32 @@ def ladder_figure(table: Table) -> tuple[Any, str] | None:
         ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the reports' model")
         for rung in ladder
     ]
-    figure, axes = panels(len(metrics), 4.4, 0.32 * len(names) + 1.3, sharey=True)
+    figure, axes = panels(len(metrics), 4.4 if len(metrics) > 1 else 6.5, 0.32 * len(names) + 1.3, sharey=True)
     for axis, metric in zip(axes, metrics):
+        unit = scale(metric)
         for place, rung in enumerate(ladder):
             if values := rung.values(metric):
                 summary = Summary(values.values())
-                low, high = summary.confidence_interval if summary.varies else (summary.mean, summary.mean)
-                axis.barh(place, summary.mean, color=BAR if rung.on_top else BRANCH, height=0.7)
-                axis.plot([low, high], [place, place], color=INK, lw=1.4)
+                ends = summary.confidence_interval if summary.varies else (summary.mean, summary.mean)
+                low, high = (unit * end for end in ends)
+                colour = ON_TOP if rung.on_top else BRANCH
+                axis.plot([low, high], [place, place], color=colour, lw=2)
+                axis.scatter([unit * summary.mean], [place], color=colour, s=36, zorder=3)
+                at: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
                 axis.annotate(
-                    number(metric, summary.mean),
-                    (high, place),
-                    (4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                    bbox={"fc": "white", "ec": "none", "pad": 0.6},
+                    number(metric, summary.mean), (high, place), **at, bbox={"fc": "white", "ec": "none", "pad": 0.6}
                 )
         for line, run in zip(("--", ":", "-."), (run for run in table.baselines if run.baseline in STRONGEST)):
             if (value := run.metrics.get(metric)) is not None:
-                axis.axvline(value, color=INK, lw=1.1, ls=line, label=baseline_name(run))
+                axis.axvline(unit * value, color=INK, lw=1.1, ls=line, label=baseline_name(run), zorder=0)
         axis.set_xlabel(axis_label(metric))
-        axis.set_xlim(0, None)
-        axis.set_xmargin(0.12)
+        axis.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [wrapped(name, 46) for name in names], fontsize=8)
     axes[0].invert_yaxis()
     legend_below(figure, axes[0].get_legend_handles_labels()[0])
     return (
         figure,
-        "Each rung adds its settings to the one above it. Line on a bar: 95 % confidence interval over seeds.",
+        "Each rung adds its settings to the one above it. Lines: 95 % confidence intervals over seeds.",
     )
 
 
