@@ -174,7 +174,7 @@ reproduce-ladder: $(STAMP)
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages
 
-# From the reports' classifier to a better one. Each seed holds out another tenth.
+# From the reports' classifier to a better one. Another tenth is held out for each seed.
 CLASSIFIED := outputs/reproduce-ladder-classify
 STEP := -$(BIN)/python -m speechformer.train --multirun corpus=speeches hydra/launcher=joblib \
 	'hydra.sweep.dir=$(CLASSIFIED)/$${sweep_name:}'

@@ -60,6 +60,21 @@ def number_of_folds(validation: float) -> int:
     return int(1 / validation + 1e-9) if validation else 1
 
 
+def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[str, list[Row]]]:
+    """Return the rows of train, and those of each test; see `split`."""
+    train: list[Row] = list(corpus.classify_train)
+    test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
+    files = ("train_CLS.tsv", "test_CLS.tsv")
+    if not labelled:
+        train = [(None, text) for text in corpus.lm_train]
+        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
+        files = ("train_LM.txt", "test_LM_<name>.txt")
+    for file, rows in zip(files, (train, test)):
+        if not rows:
+            raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
+    return train, test
+
+
 @functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
 def split(
     corpus: Corpus,
@@ -90,17 +105,7 @@ def split(
         raise UserError(f"protocol.validation is a share of train in [0, 1), not {validation}.")
     if not 0 <= fold < (folds := number_of_folds(validation)):
         raise UserError(f"protocol.fold={fold} must be below {folds}, the folds of protocol.validation={validation}.")
-    train: list[Row] = list(corpus.classify_train)
-    test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
-    files = ("train_CLS.tsv", "test_CLS.tsv")
-    if not labelled:
-        train = [(None, text) for text in corpus.lm_train]
-        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
-        files = ("train_LM.txt", "test_LM_<name>.txt")
-    for file, rows in zip(files, (train, test)):
-        if not rows:
-            raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
-
+    train, test = rows_of(corpus, task, labelled)
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)

@@ -25,6 +25,7 @@ from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.ladder import against_table, rungs, steps_table
+from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
 from speechformer.report.statistics import Effect, Summary, contrast
@@ -190,36 +191,29 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
             raise UserError("probes() needs a probe and its length, such as copy=40.")
         return str(probe_map.lengths_table(probe_map.usual(at, by)[0], by, lengths))
 
+    own = probe_map.usual(cells)[0] if cells else []
+
     def longer() -> str:
         """Return the table of what Kazemnejad et al. conclude about longer texts."""
-        text = str(probe_claims.where_found(probe_map.usual(cells)[0] if cells else []))
-        if not text:
-            raise UserError("there are no runs that test longer().")
-        return text
+        return text_of(probe_claims.where_found(own), "there are no runs that test longer().")
 
     def separations(beyond: bool, without: Sequence[str] = ()) -> str:
-        """Return what each probe separates, at the longest length of training or the longest beyond it.
-
-        Raises:
-            UserError: no probe has five seeds of two models.
-        """
-        text = probe_map.separations(probe_map.usual(cells)[0] if cells else [], beyond, without)
-        if not text:
-            raise UserError(f"no probe has {probe_map.SEEDS} seeds of two models.")
-        return str(text)
+        """Return what each probe separates, at the longest length of training or the longest beyond it."""
+        why = f"no probe has {probe_map.SEEDS} seeds of two models."
+        return text_of(probe_map.separations(own, beyond, without), why)
 
     def tuning() -> str:
-        """Return what tuning changes on each probe.
-
-        Raises:
-            UserError: no probe has two models both tuned and as by default.
-        """
-        text = str(probe_map.tuning_gains(cells))
-        if not text:
-            raise UserError("no probe has two models both tuned and as by default.")
-        return text
+        """Return what tuning changes on each probe."""
+        return text_of(probe_map.tuning_gains(cells), "no probe has two models both tuned and as by default.")
 
     return {"probes": probes, "longer": longer, "separations": separations, "tuning": tuning}
+
+
+def text_of(table: Markdown, missing: str) -> str:
+    """Return a table as text, or raise a `UserError` that says why it is empty."""
+    if not str(table):
+        raise UserError(missing)
+    return str(table)
 
 
 def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
