@@ -79,13 +79,8 @@ class Classify(Task):
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
-        if data.task["balanced"]:
-            self.log_prior_C = data.train["labels"].bincount(minlength=len(self.classes)).clamp(min=1).log()
-        if rate := data.task["unknown_rate"]:
-            if data.task["tokens"] != "words":
-                raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
-            self.noise = WordNoise(data.train["ids"].flatten().long(), data.vocab_size, rate, 0.0)
-            self.noise.check()
+        self.log_prior_C = log_prior(data)
+        self.noise = word_noise(data)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -101,25 +96,14 @@ class Classify(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
-        loss = self.cross_entropy(self.model(ids), batch["labels"], "mean")
+        loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
         self.tokens += (batch["ids"] != PAD).sum()
         return self.track_loss(loss, batch, batch_idx)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
-        losses = self.cross_entropy(model(batch["ids"]), batch["labels"], "none")
+        smoothing = self.recipe["label_smoothing"]
+        losses = cross_entropy(model(batch["ids"]), batch["labels"], self.log_prior_C, smoothing, "none")
         return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
-
-    def cross_entropy(self, logits_BC: Tensor, labels_B: Tensor, reduction: str) -> Tensor:
-        """Return the training loss of sentences, reduced as torch does.
-
-        With `task.balanced` the logits are those of classes that are equally frequent: Menon et al. 2021, "Long-tail
-        learning via logit adjustment", equation 10.
-        """
-        if self.log_prior_C is not None:
-            logits_BC = logits_BC + self.log_prior_C.to(logits_BC.device)
-        return F.cross_entropy(
-            logits_BC, labels_B, label_smoothing=self.recipe["label_smoothing"], reduction=reduction
-        )
 
     def new_metric(self) -> Metric:
         options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
@@ -154,14 +138,7 @@ class Classify(Task):
     def describe_examples(
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
     ) -> Iterator[tuple[str, str]]:
-        classes = [escape_markdown(name) for name in self.classes]
-        rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
-        for example in examples:
-            probabilities = self.model(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
-            label = "" if example.label is None else classes[example.label]
-            sentence = escape_markdown(" ".join(example.tokens[0]))
-            rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
-        yield "who said it", "\n".join(rows)
+        yield "who said it", table_of_examples(self, examples)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
         return summary_rows(result["metrics"], result["corpus"]["counts"])
@@ -178,6 +155,48 @@ class Classify(Task):
             columns = (column.tolist() for column in (self.tested["labels"], self.predicted, self.tested["in_train"]))
             write_predictions(directory / PREDICTIONS, self.classes, *columns)
         return {}
+
+
+def log_prior(data: SentenceData) -> Tensor | None:
+    """Return the log of the number of sentences of each class in train, [C]; None without `task.balanced`."""
+    counts_C = data.train["labels"].bincount(minlength=len(data.corpus.classes))
+    return counts_C.clamp(min=1).log() if data.task["balanced"] else None
+
+
+def word_noise(data: SentenceData) -> WordNoise | None:
+    """Return what replaces words that occur once; None without `task.unknown_rate`."""
+    if not (rate := data.task["unknown_rate"]):
+        return None
+    if data.task["tokens"] != "words":
+        raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
+    noise = WordNoise(data.train["ids"].flatten().long(), data.vocab_size, rate, 0.0)
+    noise.check()
+    return noise
+
+
+def cross_entropy(
+    logits_BC: Tensor, labels_B: Tensor, log_prior_C: Tensor | None, smoothing: float, reduction: str = "mean"
+) -> Tensor:
+    """Return the training loss of sentences, reduced as torch does.
+
+    With a prior the logits are those of classes that are equally frequent: Menon et al. 2021, "Long-tail learning via
+    logit adjustment", equation 10.
+    """
+    if log_prior_C is not None:
+        logits_BC = logits_BC + log_prior_C.to(logits_BC.device)
+    return F.cross_entropy(logits_BC, labels_B, label_smoothing=smoothing, reduction=reduction)
+
+
+def table_of_examples(task: Classify, examples: Sequence[Example]) -> str:
+    """Return sentences with the probability of each class, as a table in Markdown."""
+    classes = [escape_markdown(name) for name in task.classes]
+    rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
+    for example in examples:
+        probabilities = task.model(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
+        label = "" if example.label is None else classes[example.label]
+        sentence = escape_markdown(" ".join(example.tokens[0]))
+        rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
+    return "\n".join(rows)
 
 
 def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
