@@ -179,6 +179,8 @@ def check_config(config: dict[str, Any]) -> None:
             "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to only remove test "
             "sentences from train: protocol=paper protocol.remove_test_sentences=true."
         )
+    if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
+        raise UserError("recipe.matrix_lr is the learning rate of recipe.optimizer=muon; set it to null.")
     check_trainer_arguments(config["trainer"])
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from conftest import compose
 
-from speechformer.baselines import measure
+from speechformer.baselines import measure, tasks
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
 from speechformer.corpora.speeches import Corpus
 from speechformer.data.speeches import StreamData
+from speechformer.errors import UserError
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.runs.folder import read_result
 from speechformer.training.build import build_data
@@ -106,17 +107,17 @@ def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n" * 4)
     (tmp_path / "own" / "test_LM_x.txt").write_text("We mend the bridges.\n")
-    done = baselines("corpus=speeches", f"corpus.root={tmp_path / 'own'}", "--output", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+    own = ["corpus=speeches", f"corpus.root={tmp_path / 'own'}"]
+    for task in tasks(own):
+        measure([*task, *own], tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert names == ["lm_paper_kneser_ney_3", "lm_paper_kneser_ney_5", "lm_paper_unigram"]
 
 
-def test_too_few_lines_for_a_classifier_are_an_error_of_one_sentence(tmp_path: Path) -> None:
+def test_too_few_lines_for_a_classifier_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in ("train_CLS.tsv", "test_CLS.tsv"):
         (tmp_path / "own" / name).write_text("0\tWe mend.\n0\tWe build.\n")
     own = ["corpus=speeches", f"corpus.root={tmp_path / 'own'}", "corpus.classes=[a,b]"]
-    done = baselines(*own, "--output", tmp_path / "out")
-    assert done.returncode == 1 and "needs at least two classes with two training lines each" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(UserError, match="needs at least two classes with two training lines each"):
+        measure(["task=classify", *own], tmp_path / "out")
