@@ -6,13 +6,16 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
 
 from speechformer.report.tuning import at_edge, sections
 from speechformer.runs.folder import State
-from speechformer.sweeps.tuned import choose, score_of
+from speechformer.sweeps.tuned import TunedSweeper, choose, score_of
 
 TUNED = [*LM, "protocol=clean", "hydra/sweeper=tuned", "hydra.sweep.dir=sweep", "hydra/launcher=ensemble"]
 GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
@@ -96,6 +99,18 @@ def test_the_best_finite_score_is_chosen() -> None:
     assert choose({("a=1",): 2.0, ("a=2",): nan, ("a=3",): 3.0}, "max") == ("a=3",)
     assert choose({("a=1",): 2.0, ("a=2",): nan, ("a=3",): 3.0}, "min") == ("a=1",)
     assert choose({("a=1",): nan}, "min") is None
+
+
+def test_a_tie_changes_nothing() -> None:
+    """Oracle: the config has a rate of 3e-3 and init=torch; equal scores choose it, better ones do not."""
+    config = OmegaConf.create({"recipe": {"lr": 3e-3, "init": "torch"}})
+    sweeper: Any = TunedSweeper([100])
+    sweeper.cfg, sweeper.loader = None, SimpleNamespace(load_sweep_config=lambda cfg, row: config)
+    points = [(f"recipe.lr={lr}", f"recipe.init={init}") for lr in (0.001, 0.003) for init in ("normal", "torch")]
+    ordered = sweeper.default_first(("model=rope",), points)
+    assert ordered == [points[3], *points[:3]]
+    assert choose(dict.fromkeys(ordered, 1.0), "max") == points[3]
+    assert choose({**dict.fromkeys(ordered, 0.9), points[1]: 1.0}, "max") == points[1]
 
 
 def test_a_choice_at_the_edge_is_named() -> None:

@@ -4,7 +4,8 @@ The settings to tune have the tag `tune`: `'recipe.lr=tag(tune, choice(1e-3,3e-3
 other swept values, without the seed. The stages are:
 
 1. every row with every point of the grid and every tuning seed, as `study=<name>_tuning`;
-2. for each row, the point with the best mean score on held-out data (written to `tuned.json`);
+2. for each row, the point with the best mean score on held-out data (written to `tuned.json`), of equal ones that of
+   the config without tuning;
 3. every row with its choice, and as it is without tuning, with the seeds of the command; `untuned_seeds` limits how
    many of them run without tuning.
 
@@ -27,7 +28,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
@@ -72,7 +73,8 @@ class TunedSweeper(Sweeper):
         jobs = {(row, point): [(*row, *point, *own) for own in tuning] for row in rows for point in points}
         returned = self.run([job for own in jobs.values() for job in own])
         scores = self.read_scores(jobs)
-        choices = {row: choose({point: scores[row, point] for point in points}, mode) for row in rows}
+        ordered = {row: self.default_first(row, points) for row in rows}
+        choices = {row: choose({point: scores[row, point] for point in ordered[row]}, mode) for row in rows}
         self.write(points, choices, scores)
         chosen = [(*row, *point) for row, point in choices.items() if point is not None]
         final = [(*row, *seed) for row in chosen for seed in seeds]
@@ -113,6 +115,16 @@ class TunedSweeper(Sweeper):
             raise UserError("hydra/sweeper=tuned tunes one task at a time.")
         return modes.pop()[1]
 
+    def default_first(self, row: Row, points: Sequence[Row]) -> list[Row]:
+        """Return the points, that of the config without tuning first."""
+        config = self.loader.load_sweep_config(self.cfg, list(row))
+        settings = [OmegaConf.from_dotlist(list(point)) for point in points]
+        keys = [word.partition("=")[0] for word in points[0]]
+        differs = [
+            any(OmegaConf.select(own, key) != OmegaConf.select(config, key) for key in keys) for own in settings
+        ]
+        return [point for _, point in sorted(zip(differs, points), key=lambda pair: pair[0])]
+
     def run(self, jobs: Sequence[Row]) -> Sequence[Any]:
         """Run some jobs and return what Hydra's launcher returns."""
         own = [list(job) for job in jobs]
@@ -148,7 +160,10 @@ def score_of(state: runs.State) -> float:
 
 
 def choose(scores: Mapping[Row, float], mode: str) -> Row | None:
-    """Return the point with the best score, the first of equal ones; None if none has a score."""
+    """Return the point with the best score, the first of equal ones; None if none has a score.
+
+    `TunedSweeper` puts the config's own point first, so that a tie changes nothing.
+    """
     sign = 1 if mode == "max" else -1
     valid = [point for point, score in scores.items() if math.isfinite(score)]
     return max(valid, key=lambda point: sign * scores[point], default=None)
