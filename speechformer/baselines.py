@@ -183,18 +183,18 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     corpus = load(config)
     if isinstance(corpus, Documents):
         raise UserError(f"corpus={corpus.name} may be too large for baselines; use corpus=speeches or sample.")
-    data = build_data(config, corpus)
-    baselines, results = baselines_of(data), []
-    if config["protocol"]["fold"] == "seed":
-        others = range(1, number_of_folds(config["protocol"]["validation"]))
-        baselines = means([baselines, *(baselines_of(build_data({**config, "seed": k}, corpus)) for k in others)])
+    by_fold = config["protocol"]["fold"] == "seed"
+    seeds = range(number_of_folds(config["protocol"]["validation"])) if by_fold else [config["seed"]]
+    folds = [build_data({**config, "seed": seed}, corpus) for seed in seeds]
+    data, each, results = folds[0], [baselines_of(fold) for fold in folds], []
+    baselines = means(each) if by_fold else each[0]
     about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
     about["numerics"] = identity.NUMERICS_VERSION
     for name, (metrics, settings, parameters, *predicted) in baselines.items():
         own = {"baseline": {"name": name, **settings}, "parameters": {"total": parameters}}
         results.append({"status": "finished", "task": task, "metrics": metrics, **own, **about})
-        output, folder = OutputFolder(directory), f"{task}_{config['protocol']['name']}_{name}"
+        output, folder = OutputFolder(directory), f"{task}_{config['protocol']['name']}_{name}{'_folds' * by_fold}"
         for classes in predicted:
             rows = data.tested["test", ""]
             path = output.file(f"{folder}/{runs.PREDICTIONS}")

@@ -10,6 +10,7 @@ from test_report import result, tables_of
 
 from speechformer.errors import UserError
 from speechformer.report.by_sentence import against_baselines, difficulty, learning_curve
+from speechformer.report.ladder import rungs
 from speechformer.report.results import Table
 from speechformer.runs.folder import PREDICTIONS, write_result
 from speechformer.runs.predictions import write_predictions
@@ -57,6 +58,27 @@ def test_the_tables(tmp_path: Path) -> None:
     (tmp_path / "protocol=clean" / "seed1" / PREDICTIONS).unlink()
     with pytest.raises(UserError, match=r"has no predictions\.tsv"):
         difficulty(tables_of(tmp_path)[0], table.rows[0], names)
+
+
+def test_balanced_accuracy_is_the_mean_over_the_classes(tmp_path: Path) -> None:
+    (table,) = tables(tmp_path)
+    run = table.finished[0]
+    run.metrics |= {"test_accuracy_of_obama": 0.5, "test_accuracy_of_wbush": 1.0, "test_accuracy_of_hbush": None}
+    assert run.value("test_balanced_accuracy") == 0.75 and run.value("validation_balanced_accuracy") is None
+
+
+def test_seeds_with_the_same_fold_are_paired(tmp_path: Path) -> None:
+    """Oracle: three folds in common, in each of which the second rung has one more right than the first."""
+    for k in range(10):
+        for step, more in (([], 0), (["layers=1"], 1), (["layers=1", "width=8"], 1)):
+            if k < 3 or not more:
+                own = result("protocol=clean", "protocol.fold=seed", "study=ladder_x", *step, f"seed={k}")
+                own["metrics"] |= {"test_accuracy": (k * 37 % 10 + more) / 20}
+                (tmp_path / f"{len(step)}{k}").mkdir()
+                write_result(tmp_path / f"{len(step)}{k}", own)
+    (second,) = (rung for rung in rungs(tables_of(tmp_path)[0]) if rung.step == ("layers=1",))
+    effect = second.difference("test_accuracy")
+    assert effect and effect.paired and effect.mean == pytest.approx(1 / 20)
 
 
 def test_the_learning_curve_is_by_the_number_of_training_sentences(tmp_path: Path) -> None:

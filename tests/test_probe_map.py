@@ -240,22 +240,25 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
 
 
 def test_what_tuning_changes() -> None:
-    """Oracle: means, differences and reversed pairs by hand. A model without untuned runs does not count."""
+    """Oracle: by hand. A model without untuned runs does not count, one with the same runs has no change."""
 
     def cell(model: str, tuned: bool, mean: float | None, length: int = 20) -> dict[str, Any]:
         place = {"model": model, "pattern": "full", "layers": 2, "tuned": tuned, "more": "", "probe": "flip_flop"}
-        return {**place, "length": length, "longest": 20, "mean": mean, "runs": [] if mean is None else [{}]}
+        own = {"command": f"{model} {tuned and model != 'fire'}", "runs": [] if mean is None else [{}]}
+        return {**place, **own, "length": length, "longest": 20, "mean": mean}
 
-    before = {"rope": 0.5, "alibi": 0.6, "nope": 0.7, "learned": None}
-    after = {"rope": 0.9, "alibi": 0.8, "nope": 0.65, "learned": 0.9, "fire": 1.0}
+    before = {"rope": 0.5, "alibi": 0.6, "nope": 0.7, "learned": None, "fire": 1.0}
+    after = {"rope": 0.9, "alibi": 0.8, "nope": 0.65, "learned": 0.9, "fire": 1.0, "xpos": 1.0}
     cells = [cell(model, False, mean) for model, mean in before.items()]
     cells += [cell(model, True, mean) for model, mean in after.items()]
-    cells += [cell("rope", tuned, 0.1, length=40) for tuned in (True, False)]
-    rows = [re.sub(" +", " ", line) for line in str(tuning_gains(cells)).splitlines()][2:]
-    assert rows == ["| flip flop, 20 | 60.0 | 78.3 | rope +40.0 | nope −5.00 | 3 of 3 |"]
-    assert str(tuning_gains([])) == str(tuning_gains(cells[:1] + cells[4:5])) == ""
+    cells += [cell(model, tuned, 0.1, length=40) for model in ("rope", "fire") for tuned in (True, False)]
+    lines = [re.sub(" +", " ", line) for line in str(tuning_gains(cells, beyond=False)).splitlines()][2:]
+    assert lines == ["| flip flop, 20 | 70.0 | 83.8 | 3 of 4 | rope +40.0 | nope −5.00 |"]
+    lines = [re.sub(" +", " ", line) for line in str(tuning_gains(cells, beyond=True)).splitlines()][2:]
+    assert lines == ["| flip flop, 40 | 10.0 | 10.0 | 1 of 2 | rope 0.0 | rope 0.0 |"]
+    assert str(tuning_gains([], False)) == str(tuning_gains(cells[:1] + cells[5:6], False)) == ""
     with pytest.raises(UserError, match="both tuned and as by default"):
-        probe_functions([])["tuning"]()
+        probe_functions([])["tuning"](beyond=False)
 
 
 def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from speechformer.config import as_plain
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE, UNKNOWN
 from speechformer.data.batches import EvaluationBatches, TrainingBatches
+from speechformer.data.speeches import SentenceData
 from speechformer.errors import UserError
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
@@ -438,3 +440,23 @@ def test_balanced_classes_have_the_loss_of_adjusted_logits() -> None:
     expected = [-math.log(first), -math.log(30 / 40)]
     assert cross_entropy(logits, labels, prior, 0.0, "none").tolist() == pytest.approx(expected)
     assert cross_entropy(logits, labels, prior, 0.0).item() == pytest.approx(sum(expected) / 2)
+
+
+def test_a_classifier_trains_with_unknown_words_and_balanced_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: words that occur once, counted by hand, are <unk> at a rate of 1; the prior is that of the labels."""
+    config = as_plain(compose(*TINY, "protocol=clean", "protocol.validation=0.9", "task.unknown_rate=1"))
+    config["task"]["balanced"] = True
+    data = SentenceData(load(config), **{key: config[key] for key in DATA_KEYS})
+    task = Classify.from_config(config, data)
+    task.attach(data)
+    labels = data.train["labels"].tolist()
+    assert task.log_prior_C is not None
+    assert task.log_prior_C.exp().tolist() == pytest.approx([labels.count(k) for k in range(3)])
+    ids, read = data.train["ids"].long(), list[torch.Tensor]()
+    monkeypatch.setattr(task.model, "forward", lambda ids: read.append(ids) or torch.zeros(len(ids), 3))
+    monkeypatch.setattr(task, "track_loss", lambda loss, batch, index: loss)
+    loss = task.training_step({"ids": ids, "labels": data.train["labels"]}, 0)
+    once = torch.isin(ids, torch.tensor([k for k, n in Counter(ids.flatten().tolist()).items() if n == 1]))
+    assert once.any() and (read[0][once] == UNKNOWN).all() and (read[0][~once] == ids[~once]).all()
+    shares = torch.tensor([labels.count(k) / len(labels) for k in labels])
+    assert loss.item() == pytest.approx(-shares.log().mean().item())

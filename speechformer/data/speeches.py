@@ -66,6 +66,8 @@ class SpeechData(TaskData):
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
         fold = self.protocol.get("fold", 0)  # configs of version 0.2 have none
         if fold == "seed":
+            if not options["validation"]:
+                raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
             fold = self.seed % number_of_folds(options["validation"])
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
 

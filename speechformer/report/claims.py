@@ -95,7 +95,8 @@ def judge(tables: Sequence[Table]) -> list[Judgement]:
 def find_rows(tables: Sequence[Table]) -> Places:
     """Return tables and rows by name and protocol: on the corpus of the reports, unless the name says another."""
     known, rows = published.content()["corpus"]["sha256"], Places()
-    for table, row in ((own, row) for own in tables for row in own.rows):
+    usual = sorted(tables, key=lambda table: "fold" in table.protocol_settings)  # before those of other folds
+    for table, row in ((own, row) for own in usual for row in own.rows):
         names = [row.published] if row.published and table.sha256 == known else []
         for name, own in content()["rows"].items():
             here = own["corpus"] == table.corpus if "corpus" in own else table.sha256 == known

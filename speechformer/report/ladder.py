@@ -51,10 +51,14 @@ class Rung:
         return self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.row.values(metric)
 
     def difference(self, metric: str) -> Effect | None:
-        """Return the metric of this rung less that of the rung below, over seeds; None without one of them."""
+        """Return the metric of this rung less that of the rung below, over seeds; None without one of them.
+
+        With `protocol.fold=seed` seeds are paired, because those in common have the same data.
+        """
         if self.below is None:
             return None
-        return contrast([(1, self.values(metric)), (-1, self.below.values(metric))])
+        paired = self.row.finished[0].config.get("protocol.fold") == "seed"
+        return contrast([(1, self.values(metric)), (-1, self.below.values(metric))], same_runs=paired)
 
 
 def overrides_of(run: Run) -> tuple[str, ...]:

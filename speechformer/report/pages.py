@@ -202,9 +202,9 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
         why = f"no probe has {probe_map.SEEDS} seeds of two models."
         return text_of(probe_map.separations(own, beyond, without), why)
 
-    def tuning() -> str:
-        """Return what tuning changes on each probe."""
-        return text_of(probe_map.tuning_gains(cells), "no probe has two models both tuned and as by default.")
+    def tuning(beyond: bool) -> str:
+        """Return what tuning changes on each probe, at the longest length of training or the longest beyond it."""
+        return text_of(probe_map.tuning_gains(cells, beyond), "no probe has two models both tuned and as by default.")
 
     return {"probes": probes, "longer": longer, "separations": separations, "tuning": tuning}
 

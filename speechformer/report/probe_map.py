@@ -122,6 +122,8 @@ def measured(row: Row, length: int) -> Cell:
     chance = row.finished[0].metrics.get(f"chance_accuracy_length_{length}")
     interval = [round(end, 4) for end in summary.confidence_interval] if summary.varies else None
     numbers = {"mean": round(summary.mean, 4), "interval": interval, "chance": round(chance or 0, 4)}
+    exact = row.summary(metric.replace("accuracy", "exact"))
+    numbers["exact"] = None if exact is None else round(exact.mean, 4)
     return {**state, **numbers, "command": row.finished[0].command, "runs": runs, "parts": parts(row, metric)}
 
 
@@ -256,29 +258,32 @@ def separations(cells: Sequence[Cell], beyond: bool, without: Sequence[str] = ()
     return markdown_table(["probe, length", "best", "worst", "pairs separated"], rows)
 
 
-def tuning_gains(cells: Sequence[Cell]) -> Markdown:
-    """Return what tuning does to the models on each probe, at the longest length of training.
+def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Markdown:
+    """Return what tuning does to models on each probe, at the longest length of training, or the longest beyond.
 
-    A change is the mean tuned less the mean as by default. Of the pairs of models, those count as reversed that one
-    mean orders one way and the other the other way.
+    A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
     rows, tuned = [], usual(cells)[0] if cells else []
     at = {(key_of(cell), cell["length"]): cell for cell in cells}
     for probe in dict.fromkeys(cell["probe"] for cell in tuned):
-        own = [cell for cell in tuned if cell["probe"] == probe and cell["length"] == cell["longest"]]
-        both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own if cell["tuned"]]
-        run = [(old, cell) for old, cell in both if old and old["runs"] and cell["runs"]]
-        means = {cell["model"]: (old["mean"], cell["mean"]) for old, cell in run}
-        if len(means) > 1:
-            gains = {model: new - old for model, (old, new) in means.items()}
-            pairs = [*itertools.combinations(means.values(), 2)]
-            reversed_ = sum((one[0] - two[0]) * (one[1] - two[1]) < 0 for one, two in pairs)
-            average = [number("test_accuracy", float(np.mean(column))) for column in zip(*means.values())]
-            extremes = [most(gains, key=gains.__getitem__) for most in (max, min)]
-            named = [f"{model} {number('test_accuracy', gains[model], True)}" for model in extremes]
-            at_length = f"{probe.replace('_', ' ')}, {own[0]['length']}"
-            rows.append([at_length, *average, *named, f"{reversed_} of {len(pairs)}"])
-    names = ["probe, length", "as by default", "tuned", "largest change", "smallest change", "pairs reversed"]
+        own = [cell for cell in tuned if cell["probe"] == probe and (cell["length"] > cell["longest"]) == beyond]
+        longest = max((cell["length"] for cell in own), default=0)
+        both = [
+            (at.get((key_of({**cell, "tuned": False}), longest)), cell) for cell in own if cell["length"] == longest
+        ]
+        pairs = [(old, new) for old, new in both if old and old["runs"] and new["runs"] and new["tuned"]]
+        changed = {new["model"]: new["mean"] - old["mean"] for old, new in pairs if old["command"] != new["command"]}
+        if len(pairs) > 1:
+            average = [
+                number("test_accuracy", float(np.mean([cell["mean"] for cell in column]))) for column in zip(*pairs)
+            ]
+            named = [NONE, NONE]
+            if changed:
+                extremes = [most(changed, key=changed.__getitem__) for most in (max, min)]
+                named = [f"{model} {number('test_accuracy', changed[model], True)}" for model in extremes]
+            chosen = f"{len(changed)} of {len(pairs)}"
+            rows.append([f"{probe.replace('_', ' ')}, {longest}", *average, chosen, *named])
+    names = ["probe, length", "as by default", "tuned", "other settings chosen", "largest change", "smallest change"]
     return markdown_table(names, rows)
 
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
 from speechformer.report.labels import ABSENT, name_rows
@@ -302,8 +303,12 @@ class Table:
 
     @property
     def heading(self) -> str:
-        """The title, with the protocol unless it is that of the reports."""
-        return self.title + ("" if self.protocol == "paper" else f" ({self.protocol})")
+        """The title, with the protocol unless it is that of the reports, and what is set otherwise in it."""
+        file = CONF / "protocol" / f"{self.protocol}.yaml"
+        usual = load_plain(file) if file.exists() else self.protocol_settings
+        own = {key: value for key, value in self.protocol_settings.items() if usual.get(key, value) != value}
+        words = [self.protocol] * (self.protocol != "paper") + [f"{key} {value}" for key, value in own.items()]
+        return self.title + (f" ({', '.join(words)})" if words else "")
 
     @property
     def metric(self) -> str:
