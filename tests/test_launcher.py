@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import compose
+from conftest import TINY, compose
 from test_sweeps import Sweep, results, sweep
 
-from speechformer.sweeps.launcher import group_jobs
+from speechformer.errors import UserError
+from speechformer.sweeps.launcher import common_settings, group_jobs
 from speechformer.training.ensemble import Ensemble
 
 __all__ = ["sweep"]  # a fixture
@@ -118,3 +119,11 @@ def test_what_fails_as_one_runs_one_after_another(
     code, out, _ = sweep(*LM, "seed=0,1", *ENSEMBLE)
     assert code == 0 and "The ensemble failed (CUDA out of memory); its runs run one after another." in out
     assert {r["status"] for r in results(tmp_path / "here").values()} == {"finished"}
+
+
+def test_seeds_with_data_of_their_own_are_not_an_ensemble() -> None:
+    """Oracle: the first words of the reason, and that the same runs with one fold have none."""
+    fixed, by_seed = (compose(*TINY, "protocol=clean", f"protocol.fold={fold}") for fold in (1, "seed"))
+    assert common_settings(fixed, [])
+    with pytest.raises(UserError, match=r"protocol\.fold=seed gives each seed data of its own"):
+        common_settings(by_seed, [])
