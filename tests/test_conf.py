@@ -166,11 +166,14 @@ def test_make_reproduce_runs_every_experiment_and_nothing_else() -> None:
     assert all(name in EXPERIMENTS or name.startswith("glob(") for name in named)
 
 
-def test_the_strong_language_model_is_the_last_rung_of_the_ladder() -> None:
+@pytest.mark.parametrize(
+    ("task", "rungs", "more"), [("lm", r"RUNGS_\d+", []), ("classify", r"STEPS_[1-9]", ["protocol.fold=0"])]
+)
+def test_the_strong_model_is_the_last_rung_of_its_ladder(task: str, rungs: str, more: list[str]) -> None:
     """Oracle: the rungs of the Makefile, one after another, on the first rung."""
     makefile = CONF.parent / "Makefile"
     if not makefile.exists():
         pytest.skip("not a checkout")
-    rungs = re.findall(r"^RUNGS_\d+ := (.+)$", makefile.read_text(encoding="utf-8"), re.MULTILINE)
-    words = [word for rung in rungs for word in rung.split() if not word.startswith("$")]
-    assert plain("ladder_lm", *words) == plain("strong_lm")
+    lines = re.findall(rf"^{rungs} := (.+)$", makefile.read_text(encoding="utf-8"), re.MULTILINE)
+    words = [word for line in lines for word in line.split() if not word.startswith("$")]
+    assert words and plain(f"ladder_{task}", *words, *more) == plain(f"strong_{task}")
