@@ -300,7 +300,7 @@ def test_a_run_of_two_studies_counts_once(tmp_path: Path) -> None:
 def test_the_report_begins_with_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runs(tmp_path / "runs", HIGH, LOW, "test_accuracy")
     sentences = "\n".join(map(str, found(tables_of(folder), judge(tables_of(folder)))))
-    assert "best is learned, normal initialisation 56." in sentences
+    assert "best is learned, normal initialisation with 56." in sentences
     assert "8 seeds); significantly better than the other" in sentences
     monkeypatch.setattr("sys.argv", ["report", str(folder), "--output", str(tmp_path / "out")])
     main()

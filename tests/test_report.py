@@ -554,6 +554,23 @@ def test_longer_contexts_tell_untested_from_impossible(tmp_path: Path) -> None:
     assert ["64", "not tested", "380.0", "not tested |"] in rows
 
 
+def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_without(tmp_path: Path) -> None:
+    """Oracle: written by hand. The first command has no setting that another one has not."""
+    usual = ("recipe=muon", "layers=1", "width=32", "ff=48", "trainer.max_epochs=20", "task.unknown_rate=0.5")
+    reports = ("layers=2", "width=64", "ff=100", "trainer.max_epochs=15", "dropout=0")
+    others = ((*usual, "dropout=0.3"), usual[:-1], (*usual, "pattern=window"), (*usual, "recipe.label_smoothing=0.2"))
+    runs = [result(), result(*reports), result(*usual), *(result(*words) for words in others)]
+    (table,) = tables_of(put(tmp_path / "many", *runs))
+    labels = [row.label for row in sorted(table.rows, key=lambda row: int(row.runs[0].folder.name))]
+    assert labels[2:5] == ["the usual settings", "dropout 0.3", "without unknown rate 0.5"], labels
+    assert labels[5:] == ["window", "label smoothing 0.2"], labels
+    assert "unknown rate 0.5" in table.usual and "layers 1" in table.usual and "dropout 0.1" in table.usual
+    assert labels[1].startswith("width 64, layers 2") and labels[1].endswith("without unknown rate 0.5"), labels
+    assert len({*labels}) == 7
+    (table,) = tables_of(put(tmp_path / "few", result("width=32"), result("width=64")))
+    assert table.usual == "" and {row.label for row in table.rows} == {"width 32", "width 64"}
+
+
 def test_a_seed_of_its_own_makes_its_own_row_and_labels_stay_unlike(tmp_path: Path) -> None:
     own = [result("pattern=bigbird", "pattern.seed=0", f"seed={seed}") for seed in range(3)]
     (table,) = tables_of(put(tmp_path / "a", *own))

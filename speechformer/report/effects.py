@@ -22,6 +22,7 @@ from speechformer.report.style import (
     legend_below,
     limit,
     plt,
+    row_labels,
     short,
     size,
     wrapped,
@@ -115,7 +116,7 @@ def differences_figure(table: Table) -> tuple[Any, str] | None:
     if not groups:
         return None
     rows = [row for row in table.rows if any(own.row is row for group in groups.values() for own in group)]
-    labels = [wrapped(row.label) for row in rows]
+    labels = row_labels([row.label for row in rows])
     figure, axes = plt.subplots(1, len(groups), figsize=size(labels, 4.9 * len(groups)), sharey=True, squeeze=False)
     cut, better = "", 1 if table.report["higher_is_better"] else -1
     for axis, (metric, group) in zip(axes[0], groups.items()):

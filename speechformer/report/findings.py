@@ -45,10 +45,11 @@ def best_row(table: Table) -> Markdown | str:
     if not rows:
         return ""
     best, summary = max(rows, key=lambda pair: better * pair[1].mean)
-    parts = [f"{best.label} {mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"]
+    result = f"{mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"
+    parts = [f"{best.label} has {result}"]
     if len(rows) > 1:
         beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
-        parts[0] = f"best is {parts[0]}"
+        parts = [f"best is {best.label} with {result}"]
         which = f"{beaten} of {tested} others" if tested > 1 else "the other"
         word = "significantly" if beaten or tested > 1 else "not significantly"
         parts.append(f"{word} better than {which}" if tested else "too few seeds to compare rows")

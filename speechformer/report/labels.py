@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +13,14 @@ import yaml
 
 from speechformer.errors import UserError, unknown
 from speechformer.report import published
+from speechformer.runs.identity import added_to
 
 if TYPE_CHECKING:
     from speechformer.report.results import Row, Table
 
 ABSENT = object()
+LONGEST = 100  # characters of a label with all settings; with more, a table's labels leave out the usual ones
+USUAL = "the usual settings"
 
 
 class Options(NamedTuple):
@@ -74,23 +77,61 @@ def in_words(setting: str, own: Mapping[str, str]) -> str:
     return keys[key].format(value) if key in keys else f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
 
 
-def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> None:
-    """Set the overrides of each row and its label: as published, or in words; `own` names settings and rows."""
+def joined(words: Iterable[str]) -> str:
+    """Return words as a list, without repeats and without those that another one begins with."""
+    texts = list(dict.fromkeys(words))
+    return ", ".join(text for text in texts if not any(other.startswith(f"{text} ") for other in texts))
+
+
+def usual_settings(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return, of each setting, the value that most rows have, or ABSENT; options count among rows of their kind."""
+    usual: dict[str, Any] = {}
+    for key in dict.fromkeys(key for row in rows for key in row.overrides):
+        kind = key.partition(".")[0]
+        is_option = kind in ("model", "pattern") and not key.endswith(".name")
+        values = [row.settings.get(key, ABSENT) for row in rows if key in row.settings or not is_option]
+        usual[key] = max(values, key=values.count)
+    return usual
+
+
+def unusual(row: Row, usual: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[str]:
+    """Yield, in words, the settings of a row that are not usual, and the usual ones that it is without."""
+    for key, value in usual.items():
+        if key in row.settings:
+            if row.settings[key] != value:
+                yield in_words(override(key, row.settings[key]), own)
+        elif value is not ABSENT and key in added_to(row.settings["task.name"]) and not key.startswith("model."):
+            yield f"without {in_words(override(key, value), own)}"
+
+
+def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> str:
+    """Set the overrides of each row and its label: as published, or in words; `own` names settings and rows.
+
+    If a label with all settings would be longer than LONGEST, labels have the unusual ones alone.
+
+    Returns:
+        The usual settings in words; "" if labels do not leave them out.
+    """
     own = own or {}
     names = [published.content()["rows"][row.published]["label"] if row.published else "" for row in rows]
-    labels = []
-    for row, name in zip(rows, names):
+    all_words, left_out = [], ""
+    for row in rows:
         row.overrides = {key: override(key, row.settings[key]) for key in differing(rows, row)}
-        settings = list(row.overrides.values())
-        settings = settings or [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
         row.words = {key: in_words(text, own) for key, text in row.overrides.items()}
-        row.name = " ".join(settings)
-        texts = list(dict.fromkeys(in_words(setting, own) for setting in settings))
-        words = ", ".join(text for text in texts if not any(other.startswith(f"{text} ") for other in texts))
+        basic = [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
+        row.name = " ".join(row.overrides.values() or basic)
+        all_words.append(joined(row.words.values() or [in_words(text, own) for text in basic]))
+    if any(len(words) > LONGEST for words in all_words):
+        usual = usual_settings(rows)
+        all_words = [joined(unusual(row, usual, own)) or USUAL for row in rows]
+        left_out = joined(in_words(override(key, value), own) for key, value in usual.items() if value is not ABSENT)
+    labels = []
+    for row, name, words in zip(rows, names, all_words):
         label = name if name and names.count(name) == 1 else f"{name}: {words}" if name else words
         labels.append(own.get(label, own.get(row.name, label)))
     for row, label in zip(rows, labels):
         row.label = label if labels.count(label) == 1 else f"{label} ({row.name})"
+    return left_out
 
 
 def arrange(tables: Sequence[Table], options: Options) -> None:
@@ -102,7 +143,7 @@ def arrange(tables: Sequence[Table], options: Options) -> None:
     own = dict(parse_label(text, tables) for text in options.labels)
     if own:
         for table in tables:
-            name_rows(table.rows, own)
+            table.usual = name_rows(table.rows, own)
     wanted = options.order or ([] if options.reference is None else [options.reference])
     for name in [*options.order, *([] if options.reference is None else [options.reference])]:
         check_row(name, tables)

@@ -111,11 +111,15 @@ def about(table: Table) -> Markdown:
     protocol = code(f"protocol={table.protocol}")
     parts: list[str] = [Markdown("{}; {} ({}).").format(where, protocol, ", ".join(settings))]
     if counts := table.counts:
+        sizes = sorted({run.result["corpus"]["counts"]["train"] for run in table.finished})
+        trained = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
         parts.append(
-            f"Trained on {counts['train']:,} {table.report['unit']}, tested on {counts['test']:,}, of which "
+            f"Trained on {trained} {table.report['unit']}, tested on {counts['test']:,}, of which "
             f"{counts['test_in_train']} also appear in the training set."
         )
     parts += filter(None, (vocabulary(table), table.report["note"]))
+    if table.usual:
+        parts.append(Markdown("Rows are named by what differs from the usual settings: {}.").format(table.usual))
     scoring: dict[str, str] = next((run.result["scoring"] for run in table.finished if "scoring" in run.result), {})
     signatures = (Markdown("{}: {}").format(name, code(signature)) for name, signature in scoring.items())
     return lines([Markdown(" ").join(parts), *signatures])

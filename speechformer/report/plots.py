@@ -33,6 +33,7 @@ from speechformer.report.style import (
     limit,
     panels,
     plt,
+    row_labels,
     short,
     size,
     styles,
@@ -137,7 +138,7 @@ def dots(table: Table) -> Figure | None:
         return None
     # Where a report chose its perplexities on test, so do the points beside them.
     best = what == "perplexity" and any(line.theirs.chosen == "best" for line in comparisons(table))
-    labels = [wrapped(row.label) for row in rows]
+    labels = row_labels([row.label for row in rows])
     figure, axes = plt.subplots(1, len(metrics), figsize=size(labels, 2.1 * len(metrics)), sharey=True, squeeze=False)
     baseline, marks, cut = best_baseline(table), dict[str, Any](), ""
     for axis, name in zip(axes[0], metrics):

@@ -263,6 +263,7 @@ class Table:
 
     Attributes:
         name: unique in the report, for files and links.
+        usual: settings of most rows, in words, which labels leave out; "" if labels have all.
         reference: the row that the others are compared with.
         expected: labels of published rows without a run.
         comparable: whether published results are measured on the same corpus under the same protocol.
@@ -276,7 +277,7 @@ class Table:
         self.sha256, _, more = corpus.partition(" ")
         self.direction = " to ".join(more.split()[:2])
         self.corpus = next((run.result["corpus"]["name"] for run in runs if run.corpus_key), "unknown")
-        self.rows = build_rows(runs)
+        self.rows, self.usual = build_rows(runs)
         self.reference = next((row for row in self.rows if row.finished), self.rows[0])
         self.finished = [run for row in self.rows for run in row.finished]
         keys = self.report["baseline_keys"]
@@ -512,14 +513,18 @@ def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return unique, remarks
 
 
-def build_rows(runs: list[Run]) -> list[Row]:
-    """Group the runs of a table by config: published rows in their order, the study's reference, the others."""
+def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
+    """Group the runs of a table by config: published rows in their order, the study's reference, the others.
+
+    Returns:
+        The rows, and the usual settings that their labels leave out, in words.
+    """
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -1 if run.seed is None else run.seed):
         groups.setdefault(run.row_key, []).append(run)
     known, seeds = published.content(), {run.seed for run in runs if run.seed is not None}
     rows = [Row("", own[0].settings, own, published.row_of(own[0].settings)) for own in groups.values()]
-    name_rows(rows)
+    usual = name_rows(rows)
     for row in rows:
         row.missing = sorted(seeds - {run.seed for run in row.runs})
     reference = known["studies"].get(runs[0].study, {}).get("reference", {})
@@ -531,4 +536,4 @@ def build_rows(runs: list[Run]) -> list[Row]:
             [float(text) if place % 2 else text for place, text in enumerate(NUMBER.split(row.name))],
         )
     )
-    return rows
+    return rows, usual

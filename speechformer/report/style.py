@@ -89,7 +89,12 @@ def short(text: str, limit: int = 40) -> str:
 
 def wrapped(text: str, width: int = 44) -> str:
     """Return a label on lines of at most `width` characters."""
-    return textwrap.fill(short(text, 200), width)
+    return textwrap.fill(short(text, 300), width)
+
+
+def row_labels(texts: Sequence[str]) -> list[str]:
+    """Return the labels of rows, of at most four lines, as rows are as far apart as the longest label needs."""
+    return [wrapped(text, max(44, *(len(text) // 3 for text in texts))) for text in texts]
 
 
 def size(labels: Sequence[str], width: float) -> tuple[float, float]:

@@ -134,9 +134,9 @@ def size(row: Row) -> tuple[str, str]:
     totals = sorted({run.result["parameters"]["total"] for run in row.finished})
     seconds = [run.result["seconds"] for run in row.finished if run.result.get("seconds") is not None]
     reported = published.content()["rows"][row.published].get("parameters") if row.published else None
-    text = " or ".join(f"{total:,}" for total in totals) or NONE
+    text = (" to " if len(totals) > 2 else " or ").join(f"{n:,}" for n in dict.fromkeys(totals[:1] + totals[-1:]))
     return lines(
-        [text, *([f"published {reported:,}"] if reported else [])]
+        [text or NONE, *([f"published {reported:,}"] if reported else [])]
     ), f"{Summary(seconds).mean:.0f}" if seconds else NONE
 
 
