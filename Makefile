@@ -143,6 +143,8 @@ reproduce-contexts: $(STAMP)
 LADDER := outputs/reproduce-ladder
 RUNG := -$(BIN)/python -m speechformer.train --multirun experiment=ladder_lm corpus=speeches study=ladder_lm \
 	hydra/launcher=joblib 'hydra.sweep.dir=$(LADDER)/$${sweep_name:}'
+STRONG := -$(BIN)/python -m speechformer.train --multirun experiment=strong_lm corpus=speeches study=strong_lm \
+	hydra/launcher=joblib 'hydra.sweep.dir=$(LADDER)/$${sweep_name:}'
 RUNGS_1 := model=rope
 RUNGS_2 := $(RUNGS_1) pattern=window pattern.window=4
 RUNGS_3 := $(RUNGS_2) architecture.tied_output=true recipe.init=normal
@@ -152,9 +154,12 @@ RUNGS_6 := $(RUNGS_5) recipe.optimizer=muon recipe.lr=3e-3 recipe.matrix_lr=2e-2
 RUNGS_7 := $(RUNGS_6) recipe.schedule=cosine
 RUNGS_8 := $(RUNGS_7) embedding_dropout=0.2
 RUNGS_9 := $(RUNGS_8) width=96
-RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.2
+RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
-# The last rung is experiment=strong_lm
+# The last rung is experiment=strong_lm. Without each of its settings, one at a time:
+WITHOUT := model=sinusoidal pattern=full architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
+	architecture.activation=relu recipe.optimizer=adamw recipe.schedule=constant embedding_dropout=null width=64 \
+	task.unknown_rate=0 task.ngram_targets=0
 reproduce-ladder: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=lm corpus=speeches protocol=clean --output $(LADDER)/baselines
 	$(RUNG) 'seed=range(10)'
@@ -162,14 +167,15 @@ reproduce-ladder: $(STAMP)
 	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
-	$(RUNG) $(RUNGS_9) task.unknown_rate=0.5 'seed=range(5)'
-	$(RUNG) $(RUNGS_9) task.unknown_rate=0.5 task.ngram_targets=0.5 'seed=range(5)'
+	$(RUNG) $(RUNGS_9) task.unknown_rate=0.2,0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) dropout=0.3 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) task.noise=0.1 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) task.ngram_targets=0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_11) task.noise=0.1 'seed=range(5)'
 	$(RUNG) $(RUNGS_11) trainer.max_steps=1500 'seed=range(5)'
+	$(STRONG) 'seed=range(10)'
+	$(foreach other,$(WITHOUT),$(STRONG) $(other) 'seed=range(5)'$(NEWLINE)	)
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages

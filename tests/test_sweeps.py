@@ -474,9 +474,9 @@ def before_tokens(config: dict[str, Any]) -> dict[str, Any]:
     """A config as it was before classifiers and language models had kinds of tokens, and the latter counts."""
     newer = ["tokens", "vocab_size", "min_count", "evaluation_tokens", "documents", "unknown_rate", "noise", "ngram"]
     newer += ["ngram_targets", "ngram_mixture", "balanced"]
-    is_new = config["task"]["name"] in ("classify", "lm")
+    newer = {"translate": ["bpe_dropout"], "probe": []}.get(config["task"]["name"], newer)
     config = config | {"protocol": {key: value for key, value in config["protocol"].items() if key != "fold"}}
-    return config | {"task": {key: value for key, value in config["task"].items() if not is_new or key not in newer}}
+    return config | {"task": {key: value for key, value in config["task"].items() if key not in newer}}
 
 
 def deadly(folder: Path, code: str) -> dict[str, str]:

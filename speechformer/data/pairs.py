@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from speechformer.corpora.bpe_dropout import BPEDropout
 from speechformer.corpora.pairs import Pair
 from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
 from speechformer.corpora.subwords import Subwords, fitted
@@ -30,14 +32,20 @@ from speechformer.metrics.bleu import LENGTHS, length_bucket, score
 SORTED_BATCHES = 8  # of one bucket, whose pairs are sorted together
 
 
-def pad_pairs(source: list[Tensor], target: list[Tensor], rows: list[int]) -> Rows:
+def pad_pairs(source: Sequence[Tensor], target: Sequence[Tensor], rows: Sequence[int]) -> Rows:
     """Return the pairs with these indices, each side padded to its longest."""
     pad = functools.partial(pad_sequence, batch_first=True, padding_value=PAD)
     return {"source": pad([source[k] for k in rows]), "target": pad([target[k] for k in rows])}
 
 
 class PairBatches(SeededBatches):
-    """Batches of `size` pairs; `source` and `target` are the ids of each pair."""
+    """Batches of `size` pairs; `source` and `target` are the ids of each pair.
+
+    Attributes:
+        resegment: returns other ids of a pair, from its epoch and index; None without `task.bpe_dropout`.
+    """
+
+    resegment: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self, source: list[Tensor], target: list[Tensor], size: int, seed: int, shard: tuple[int, int] = (0, 1)
@@ -45,12 +53,19 @@ class PairBatches(SeededBatches):
         super().__init__(len(source), size, seed, shard)
         self.source, self.target = source, target
 
+    def pair(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the ids of a pair in this epoch."""
+        if self.resegment is None:
+            return self.source[index], self.target[index]
+        return self.resegment(self.epoch, index)
+
     def batch(self, chosen: Tensor) -> Batch:
-        return pad_pairs(self.source, self.target, chosen.tolist())
+        source, target = zip(*map(self.pair, chosen.tolist()))
+        return pad_pairs(source, target, range(len(source)))
 
     def weight(self, chosen: Tensor) -> int:
         """Return the number of target tokens that are predicted."""
-        return sum(len(self.target[index]) - 1 for index in chosen.tolist())
+        return sum(len(self.pair(index)[1]) - 1 for index in chosen.tolist())
 
     def padding(self) -> dict[str, float]:
         """Return the fraction of padding on each side in the batches of the first epoch."""
@@ -130,9 +145,10 @@ class PairData(TaskData):
     """A parallel corpus. `TaskData` documents the arguments.
 
     The task's config adds `tokens` ("bpe" or "words") and `vocab_size` of the vocabulary, which is fitted on train,
-    and `batch_tokens`; None: batches of `batch_size` pairs. Of the protocol, `remove_test_sentences` removes training
-    and validation pairs that share their source or their reference with a test pair. Training pairs longer than
-    `block_size` are left out, and counted.
+    and `batch_tokens`; None: batches of `batch_size` pairs. `bpe_dropout` segments the training pairs anew in each
+    epoch; batches are made, and limits of length hold, for their usual segmentation. Of the protocol,
+    `remove_test_sentences` removes training and validation pairs that share their source or their reference with a
+    test pair. Training pairs longer than `block_size` are left out, and counted.
 
     Attributes:
         texts: the pairs of "validation" and "test" as text.
@@ -166,6 +182,29 @@ class PairData(TaskData):
         if not self.train[0]:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}
+        self.dropout, self.training_texts = (
+            self.bpe_dropout(),
+            list(itertools.compress(self.training_pairs, self.fits)),
+        )
+
+    def bpe_dropout(self) -> BPEDropout | None:
+        """Return what segments training pairs at random; None without `task.bpe_dropout`."""
+        if not (rate := self.task.get("bpe_dropout")):  # configs of version 0.2 have none
+            return None
+        if self.task["tokens"] != "bpe":
+            raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {self.task['tokens']} are not merged.")
+        if not 0 < rate < 1:
+            raise UserError(f"task.bpe_dropout is a probability below 1, not {rate}.")
+        return BPEDropout(self.tokenizer, rate)
+
+    def resegment(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
+        """Return a training pair as `bpe_dropout` segments it, or as usual if that is longer than `block_size`."""
+        assert self.dropout is not None
+        generator = random.Random(f"{self.seed} {epoch} {index}")
+        source, target = (self.dropout.encode(text, generator) for text in self.training_texts[index])
+        if max(len(source), len(target)) >= self.block_size:
+            return self.train[0][index], self.train[1][index]
+        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
 
     def encode_pairs(self, pairs: list[Pair]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the ids of both sides."""
@@ -237,9 +276,13 @@ class PairData(TaskData):
         return {"copy_bleu": copy["bleu"], "copy_chrf": copy["chrf"]}
 
     def train_dataloader(self) -> PairBatches:
+        batches: PairBatches
         if self.task["batch_tokens"] is None:
-            return PairBatches(*self.train, self.batch_size, self.seed, self.shard)
-        return TokenBatches(*self.train, self.task["batch_tokens"], self.seed, self.shard)
+            batches = PairBatches(*self.train, self.batch_size, self.seed, self.shard)
+        else:
+            batches = TokenBatches(*self.train, self.task["batch_tokens"], self.seed, self.shard)
+        batches.resegment = None if self.dropout is None else self.resegment
+        return batches
 
     def val_dataloader(self) -> PairEvaluation:
         """Return what is evaluated during training: the validation pairs."""

@@ -142,11 +142,15 @@ def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
     return markdown_table(["", "beside", *texts], rows)
 
 
-def steps_table(table: Table, metrics: Sequence[str]) -> Markdown:
-    """Return the rungs with their metrics and the difference of each to the rung below, then the baselines."""
+def steps_table(table: Table, metrics: Sequence[str], first: str = "the reports' model") -> Markdown:
+    """Return the rungs with their metrics and the difference of each to the rung below, then the baselines.
+
+    Args:
+        first: what the lowest rung is called.
+    """
     rows: list[list[str]] = []
     for rung in rungs(table):
-        step = lines([code(word) for word in rung.path]) if rung.step else Markdown("the reports' model")
+        step = lines([code(word) for word in rung.path]) if rung.step else Markdown.escape(first)
         cells: list[str] = [step if rung.on_top else Markdown("*beside:* {}").format(step)]
         for metric in metrics:
             of_seeds, effect = rung.values(metric), rung.difference(metric)

@@ -225,9 +225,9 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
                 return table
         raise UserError(f"there is no finished run of study={study}.")
 
-    def ladder(study: str, *metrics: str) -> str:
-        """Return the rungs of a study, each with the difference to the rung below."""
-        return str(steps_table(table_of(study), metrics))
+    def ladder(study: str, *metrics: str, **options: str) -> str:
+        """Return the rungs of a study, each with the difference to the rung below; options of `steps_table`."""
+        return str(steps_table(table_of(study), metrics, **options))
 
     def against(study: str, *baselines: str) -> str:
         """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""

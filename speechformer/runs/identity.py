@@ -36,6 +36,7 @@ COUNTS = {"unknown_rate": 0, "noise": 0, "ngram": 5, "ngram_targets": 0, "ngram_
 ADDED_TO_TASK = {
     "classify": {**WORDS, "unknown_rate": 0, "balanced": False},
     "lm": {**WORDS, **COUNTS, "documents": "joined"},
+    "translate": {"bpe_dropout": 0},
 }
 
 
