@@ -39,12 +39,12 @@ class BPEDropout:
     def symbols(self, word: str, generator: random.Random) -> list[str]:
         """Return the symbols of a word: of the merges that are not left out, the one learned first, until none is."""
         symbols = list(word)
-        while kept := list(self.kept(symbols, generator)):
-            _, place = min(kept)
+        while merges := list(self.merges(symbols, generator)):
+            _, place = min(merges)
             symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
         return symbols
 
-    def kept(self, symbols: list[str], generator: random.Random) -> Iterator[tuple[int, int]]:
+    def merges(self, symbols: list[str], generator: random.Random) -> Iterator[tuple[int, int]]:
         """Yield the rank and place of each possible merge that is not left out."""
         for place, pair in enumerate(itertools.pairwise(symbols)):
             rank = self.ranks.get(pair)
