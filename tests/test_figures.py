@@ -196,6 +196,15 @@ def test_two_factors_are_lines_over_a_number_or_a_heat_map(rows: int, tmp_path: 
     plt.close("all")
 
 
+def test_a_factor_that_follows_from_the_other_is_not_drawn_against_it(tmp_path: Path) -> None:
+    """Each model has one pattern, so a map of both would be half empty; those of a grid are drawn above."""
+    nested = [("rope", "full"), ("nope", "window"), ("alibi", "window")]
+    settings = [{"model.name": model, "pattern.name": pattern} for model, pattern in nested]
+    (table,) = tables_of(write_results(tmp_path, runs_of(settings)))
+    assert len(table.rows) == 3 and "factors" not in figures_of(table)
+    plt.close("all")
+
+
 def test_an_evaluation_alone_is_no_curve_and_two_axes_have_one_scale(tmp_path: Path) -> None:
     (table,) = tables_of(write_results(tmp_path / "a", runs_of(grid(2, 1), evaluations=1)))
     assert "curves" not in figures_of(table)

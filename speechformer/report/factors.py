@@ -46,8 +46,8 @@ def factors_figure(table: Table) -> tuple[Any, str] | None:
     if len(ordered) == 1 and sum(is_numeric([row.settings[key] for row in rows]) for key in keys) > 1:
         return None  # settings that were drawn at random, not one after the other
     cells = {tuple(str(values[key][place]) for key in ordered): row for place, row in enumerate(rows)}
-    if len(cells) < len(rows):
-        return None
+    if len(cells) < len(rows) or (len(ordered) == 2 and len(cells) in [len({*own}) for own in zip(*cells)]):
+        return None  # more differs than these, or one of them follows from the other
     lines = is_numeric(values[ordered[0]]) and (len(ordered) == 1 or len({*map(str, values[ordered[1]])}) <= 8)
     draw = draw_lines if lines else draw_heat_map
     return draw(table, rows, {key: values[key] for key in ordered}, metrics)
