@@ -168,3 +168,22 @@ def test_a_damaged_list_of_outputs_lists_nothing(content: str, tmp_path: Path) -
     (tmp_path / "a.txt").touch()
     with pytest.raises(UserError, match="a.txt is there already"):
         OutputFolder(tmp_path).file("a.txt")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("/data/all/speeches", "$SPEECHFORMER_DATA/speeches"),
+        ("/data/all", "$SPEECHFORMER_DATA"),
+        ("/data/allegro", "/data/allegro"),
+        ("/home/me/.cache/speechformer/ted", "~/.cache/speechformer/ted"),
+        ("made by the package, seed 0", "made by the package, seed 0"),
+    ],
+)
+def test_results_name_no_folder_of_this_machine(place: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for folder in ("/data/all", "/data/all/"):
+        monkeypatch.setenv("SPEECHFORMER_DATA", folder)
+        assert files.on_any_machine(place) == said
+    monkeypatch.delenv("SPEECHFORMER_DATA")
+    assert files.on_any_machine("/data/all/speeches") == "/data/all/speeches"

@@ -62,6 +62,16 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
     return next((folder for folder in folders if folder.is_dir() and valid(folder)), None), list(places)
 
 
+def on_any_machine(place: str) -> str:
+    """Return where a corpus is, with $SPEECHFORMER_DATA and ~ for the folders of this machine, as results say it."""
+    folders = {os.environ.get(ENVIRONMENT, ""): f"${ENVIRONMENT}", str(Path.home()): "~"}
+    for folder, name in folders.items():
+        folder = folder.rstrip("/")
+        if folder and f"{place}/".startswith(f"{folder}/"):
+            return name + place.removeprefix(folder)
+    return place
+
+
 def kind_of(path: Path) -> str:
     """Return in words what is at a path: nothing, a file, a folder, a broken symbolic link, a pipe, ..."""
     try:

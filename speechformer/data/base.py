@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
+from speechformer.corpora.files import on_any_machine
 from speechformer.data.batches import Batches, Example
 from speechformer.errors import UserError
 
@@ -97,7 +98,8 @@ class TaskData(pl.LightningDataModule):
     @property
     def description(self) -> dict[str, Any]:
         """The corpus as `result.json` describes it, as plain data."""
-        about = {key: getattr(self.corpus, key) for key in ("name", "where", "sha256")}
+        corpus = self.corpus
+        about = {"name": corpus.name, "where": on_any_machine(corpus.where), "sha256": corpus.sha256}
         return {**about, "classes": [], "counts": self.counts}
 
     @property

@@ -141,6 +141,44 @@ def cut_by_length(lengths: list[int]) -> Iterator[list[int]]:
     yield rows
 
 
+class Resegmented:
+    """Training pairs that are segmented anew in each epoch, by its number and the seed alone.
+
+    Args:
+        texts: the pairs; `usual` has their ids without dropout, which stay if others are longer than `limit`.
+    """
+
+    def __init__(
+        self,
+        dropout: BPEDropout,
+        texts: Sequence[Pair],
+        usual: tuple[list[Tensor], list[Tensor]],
+        limit: int,
+        seed: int,
+    ) -> None:
+        self.dropout, self.texts, self.usual, self.limit, self.seed = dropout, texts, usual, limit, seed
+
+    def __call__(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
+        """Return the ids of a pair in an epoch."""
+        generator = random.Random(f"{self.seed} {epoch} {index}")
+        source, target = (self.dropout.encode(text, generator) for text in self.texts[index])
+        if max(len(source), len(target)) >= self.limit:
+            return self.usual[0][index], self.usual[1][index]
+        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
+
+
+def resegmented(data: PairData) -> Resegmented | None:
+    """Return what segments the training pairs anew; None without `task.bpe_dropout`."""
+    if not (rate := data.task.get("bpe_dropout")):  # configs of version 0.2 have none
+        return None
+    if data.task["tokens"] != "bpe":
+        raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {data.task['tokens']} are not merged.")
+    if not 0 < rate < 1:
+        raise UserError(f"task.bpe_dropout is a probability below 1, not {rate}.")
+    texts = list(itertools.compress(data.training_pairs, data.fits))
+    return Resegmented(BPEDropout(data.tokenizer, rate), texts, data.train, data.block_size, data.seed)
+
+
 class PairData(TaskData):
     """A parallel corpus. `TaskData` documents the arguments.
 
@@ -182,29 +220,7 @@ class PairData(TaskData):
         if not self.train[0]:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}
-        self.dropout, self.training_texts = (
-            self.bpe_dropout(),
-            list(itertools.compress(self.training_pairs, self.fits)),
-        )
-
-    def bpe_dropout(self) -> BPEDropout | None:
-        """Return what segments training pairs at random; None without `task.bpe_dropout`."""
-        if not (rate := self.task.get("bpe_dropout")):  # configs of version 0.2 have none
-            return None
-        if self.task["tokens"] != "bpe":
-            raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {self.task['tokens']} are not merged.")
-        if not 0 < rate < 1:
-            raise UserError(f"task.bpe_dropout is a probability below 1, not {rate}.")
-        return BPEDropout(self.tokenizer, rate)
-
-    def resegment(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
-        """Return a training pair as `bpe_dropout` segments it, or as usual if that is longer than `block_size`."""
-        assert self.dropout is not None
-        generator = random.Random(f"{self.seed} {epoch} {index}")
-        source, target = (self.dropout.encode(text, generator) for text in self.training_texts[index])
-        if max(len(source), len(target)) >= self.block_size:
-            return self.train[0][index], self.train[1][index]
-        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
+        self.resegment = resegmented(self)
 
     def encode_pairs(self, pairs: list[Pair]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the ids of both sides."""
@@ -281,7 +297,7 @@ class PairData(TaskData):
             batches = PairBatches(*self.train, self.batch_size, self.seed, self.shard)
         else:
             batches = TokenBatches(*self.train, self.task["batch_tokens"], self.seed, self.shard)
-        batches.resegment = None if self.dropout is None else self.resegment
+        batches.resegment = self.resegment
         return batches
 
     def val_dataloader(self) -> PairEvaluation:
