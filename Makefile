@@ -157,8 +157,8 @@ RUNGS_9 := $(RUNGS_8) width=96
 RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
 # The last rung is experiment=strong_lm. Without each of its settings, one at a time:
-WITHOUT := model=sinusoidal pattern=full architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
-	architecture.activation=relu recipe.optimizer=adamw recipe.schedule=constant embedding_dropout=null width=64 \
+WITHOUT := model=sinusoidal pattern.window=32 architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
+	architecture.activation=relu recipe.schedule=constant embedding_dropout=null width=64 \
 	task.unknown_rate=0 task.ngram_targets=0
 reproduce-ladder: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=lm corpus=speeches protocol=clean --output $(LADDER)/baselines
@@ -175,6 +175,7 @@ reproduce-ladder: $(STAMP)
 	$(RUNG) $(RUNGS_11) task.noise=0.1 'seed=range(5)'
 	$(RUNG) $(RUNGS_11) trainer.max_steps=1500 'seed=range(5)'
 	$(STRONG) 'seed=range(10)'
+	$(STRONG) recipe.optimizer=adamw recipe.matrix_lr=null 'seed=range(5)'
 	$(foreach other,$(WITHOUT),$(STRONG) $(other) 'seed=range(5)'$(NEWLINE)	)
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
 		$$(cd $(LADDER) && find . -name result.json | sort)

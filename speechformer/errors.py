@@ -83,6 +83,8 @@ def one_sentence(error: BaseException) -> str:
 def unknown(place: str, kind: str, name: object, valid: Iterable[object]) -> UserError:
     """Build the error for a name that `place` does not have; `kind` says what it is: a choice, a key, an option."""
     names = [str(valid_name) for valid_name in valid]
+    if not names:
+        return UserError(f"{place} has no {kind} '{name}', nor any other; leave it out.")
     closest = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {closest[0]}?" if closest else ""
     return UserError(f"{place} has no {kind} '{name}'; the valid ones are: {', '.join(names)}.{hint}")

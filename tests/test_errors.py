@@ -28,6 +28,8 @@ def test_an_unknown_name_lists_the_valid_ones_and_the_closest() -> None:
     assert str(unknown("model", "key", "scal", ["name", "scale"])) == (
         "model has no key 'scal'; the valid ones are: name, scale. Did you mean scale?"
     )
+    nothing = str(unknown("pattern=full", "option", "window", []))
+    assert nothing == "pattern=full has no option 'window', nor any other; leave it out."
     with pytest.raises(UserError, match=r"pattern\.name has no choice 'x'; the valid ones are: window\.$"):
         pick({"window": window}, "x", "pattern.name")
 
