@@ -45,6 +45,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (1, 10**5, "task.test_rows"),
     (1.0, 1e6, "corpus.clean.words? corpus.clean.ratio?"),
     (0.0, 0.999, "dropout embedding_dropout? recipe.label_smoothing protocol.validation probe.ignore"),
+    (0.0, 0.999, "task.bpe_dropout"),
     (0.0, 1.0, "task.unknown_rate task.noise task.ngram_targets"),
     (0.0, 1e3, "recipe.lr recipe.matrix_lr? recipe.weight_decay recipe.init_std"),
     (0.0, 10.0, "task.length_penalty"),

@@ -112,14 +112,18 @@ def test_a_pair_that_becomes_too_long_is_segmented_as_usual(little_pairs: Path) 
     assert 0 < usual < len(data.train[0])
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ({"bpe_dropout": 1.0}, "task.bpe_dropout is a probability below 1, not 1.0."),
-        ({"bpe_dropout": -0.1}, "task.bpe_dropout is a probability below 1, not -0.1."),
-        ({"bpe_dropout": 0.1, "tokens": "words"}, "task.bpe_dropout needs task.tokens=bpe: words are not merged."),
-    ],
-)
-def test_what_cannot_be_dropped_is_said(task: dict, message: str, little_pairs: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        make(little_pairs, task=task)
+def test_an_epoch_goes_on_where_it_stood(little_pairs: Path) -> None:
+    """Oracle: the same epoch without a stop."""
+    task = {"bpe_dropout": 0.3}
+    whole, stopped, again = (make(little_pairs, task=task).train_dataloader() for _ in range(3))
+    expected, first = list(whole), iter(stopped)
+    next(first)
+    again.load_state_dict(stopped.state_dict())
+    rest = list(again)
+    assert len(rest) == len(expected) - 1 > 0
+    assert all(torch.equal(one["target"], other["target"]) for one, other in zip(rest, expected[1:]))
+
+
+def test_words_are_not_merged(little_pairs: Path) -> None:
+    with pytest.raises(UserError, match=r"task.bpe_dropout needs task.tokens=bpe: words are not merged\."):
+        make(little_pairs, task={"bpe_dropout": 0.1, "tokens": "words"})

@@ -567,6 +567,17 @@ def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_
     assert "unknown rate 0.5" in table.usual and "layers 1" in table.usual and "dropout 0.1" in table.usual
     assert labels[1].startswith("width 64, layers 2") and labels[1].endswith("without unknown rate 0.5"), labels
     assert len({*labels}) == 7
+    own = [result(*usual, "recipe.lr=1e-3", f"model={name}", f"heads={n}") for n, name in ((2, "rope"), (4, "alibi"))]
+    own += [result("model=nope", "layers=2", "dropout=0")]
+    (table,) = tables_of(put(tmp_path / "models", *own))  # what is under study differs in each row
+    assert [{"RoPE", "ALiBi", "no positions"} & {*row.label.split(", ")} for row in table.rows] == [
+        {word} for word in ("ALiBi", "no positions", "RoPE")
+    ], [row.label for row in table.rows]
+    part = [
+        result(*usual, "model=rope", *more) for more in (["model.fraction=0.5"], ["model.fraction=0.5", "ff=64"], [])
+    ]
+    (table,) = tables_of(put(tmp_path / "options", *part, result(*reports)))
+    assert sum("1 of each head rotated" in row.label for row in table.rows) == 1, [row.label for row in table.rows]
     (table,) = tables_of(put(tmp_path / "few", result("width=32"), result("width=64")))
     assert table.usual == "" and {row.label for row in table.rows} == {"width 32", "width 64"}
 

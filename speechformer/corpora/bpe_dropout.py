@@ -21,7 +21,7 @@ class BPEDropout:
     `tokenizers` can do this, but draws from the system's random numbers, so a run could not be repeated.
 
     Args:
-        subwords: a vocabulary of kind "bpe" or "bytes".
+        subwords: a vocabulary of kind "bpe".
         rate: the probability with which a possible merge is left out; with 0 segmentations are those of `subwords`.
     """
 

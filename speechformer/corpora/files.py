@@ -64,7 +64,7 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
 
 def on_any_machine(place: str) -> str:
     """Return where a corpus is, with $SPEECHFORMER_DATA and ~ for the folders of this machine, as results say it."""
-    folders = {os.environ.get(ENVIRONMENT, ""): f"${ENVIRONMENT}", str(Path.home()): "~"}
+    folders = {os.environ.get(ENVIRONMENT, ""): f"${ENVIRONMENT}", os.path.expanduser("~"): "~"}
     for folder, name in folders.items():
         folder = folder.rstrip("/")
         if folder and f"{place}/".startswith(f"{folder}/"):

@@ -84,24 +84,39 @@ def joined(words: Iterable[str]) -> str:
 
 
 def usual_settings(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return, of each setting, the value that most rows have, or ABSENT; options count among rows of their kind."""
+    """Return the value that more than half of the rows have, of each setting of which there is one.
+
+    Options of models and patterns count among the rows that have them; elsewhere ABSENT is a value.
+    """
     usual: dict[str, Any] = {}
     for key in dict.fromkeys(key for row in rows for key in row.overrides):
-        kind = key.partition(".")[0]
-        is_option = kind in ("model", "pattern") and not key.endswith(".name")
-        values = [row.settings.get(key, ABSENT) for row in rows if key in row.settings or not is_option]
-        usual[key] = max(values, key=values.count)
+        values = [row.settings.get(key, ABSENT) for row in rows if key in row.settings or not is_option(key)]
+        value = max(values, key=values.count)
+        if 2 * values.count(value) > len(values):
+            usual[key] = value
     return usual
 
 
-def unusual(row: Row, usual: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[str]:
+def is_option(key: str) -> bool:
+    """Return whether a setting is one that only some models or patterns have."""
+    return key.startswith(("model.", "pattern.")) and not key.endswith(".name")
+
+
+def unusual(row: Row, rows: Sequence[Row], usual: Mapping[str, Any], own: Mapping[str, str]) -> Iterator[str]:
     """Yield, in words, the settings of a row that are not usual, and the usual ones that it is without."""
-    for key, value in usual.items():
+    defaults = added_to(row.settings.get("task.name"))
+    for key in dict.fromkeys(key for row in rows for key in row.overrides):
+        value, kind = usual.get(key, ABSENT), f"{key.partition('.')[0]}.name"
         if key in row.settings:
             if row.settings[key] != value:
                 yield in_words(override(key, row.settings[key]), own)
-        elif value is not ABSENT and key in added_to(row.settings["task.name"]) and not key.startswith("model."):
-            yield f"without {in_words(override(key, value), own)}"
+        elif value is not ABSENT and key in defaults:
+            if not is_option(key) and not defaults[key]:
+                yield f"without {in_words(override(key, value), own)}"
+            elif not is_option(key) or row.settings.get(kind) in [
+                o.settings.get(kind) for o in rows if key in o.settings
+            ]:
+                yield in_words(override(key, defaults[key]), own)
 
 
 def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> str:
@@ -118,12 +133,13 @@ def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> str:
     for row in rows:
         row.overrides = {key: override(key, row.settings[key]) for key in differing(rows, row)}
         row.words = {key: in_words(text, own) for key, text in row.overrides.items()}
-        basic = [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
-        row.name = " ".join(row.overrides.values() or basic)
-        all_words.append(joined(row.words.values() or [in_words(text, own) for text in basic]))
+        settings = list(row.overrides.values())
+        settings = settings or [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
+        row.name = " ".join(settings)
+        all_words.append(joined(in_words(text, own) for text in settings))
     if any(len(words) > LONGEST for words in all_words):
         usual = usual_settings(rows)
-        all_words = [joined(unusual(row, usual, own)) or USUAL for row in rows]
+        all_words = [joined(unusual(row, rows, usual, own)) or USUAL for row in rows]
         left_out = joined(in_words(override(key, value), own) for key, value in usual.items() if value is not ABSENT)
     labels = []
     for row, name, words in zip(rows, names, all_words):

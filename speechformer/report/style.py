@@ -93,8 +93,9 @@ def wrapped(text: str, width: int = 44) -> str:
 
 
 def row_labels(texts: Sequence[str]) -> list[str]:
-    """Return the labels of rows, of at most four lines, as rows are as far apart as the longest label needs."""
-    return [wrapped(text, max(44, *(len(text) // 3 for text in texts))) for text in texts]
+    """Return the labels of rows on a few lines, as rows are as far apart as the longest label needs."""
+    longest = max(len(short(text, 300)) for text in texts)
+    return [wrapped(text, max(44, longest // 3)) for text in texts]
 
 
 def size(labels: Sequence[str], width: float) -> tuple[float, float]:
