@@ -566,7 +566,7 @@ def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_
     assert labels[5:] == ["window", "label smoothing 0.2"], labels
     assert "unknown rate 0.5" in table.usual and "layers 1" in table.usual and "dropout 0.1" in table.usual
     assert labels[1].startswith("width 64, layers 2") and labels[1].endswith("without unknown rate 0.5"), labels
-    assert len({*labels}) == 7
+    assert len({*labels}) == 7 and table.reference.label == "the usual settings"
     own = [result(*usual, "recipe.lr=1e-3", f"model={name}", f"heads={n}") for n, name in ((2, "rope"), (4, "alibi"))]
     own += [result("model=nope", "layers=2", "dropout=0")]
     (table,) = tables_of(put(tmp_path / "models", *own))  # what is under study differs in each row

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
-from speechformer.report.labels import ABSENT, name_rows
+from speechformer.report.labels import ABSENT, USUAL, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.report.tuning import TUNED
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
@@ -514,7 +514,7 @@ def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
-    """Group the runs of a table by config: published rows in their order, the study's reference, the others.
+    """Group the runs of a table by config: published rows, the reference of the study, the usual row, the others.
 
     Returns:
         The rows, and the usual settings that their labels leave out, in words.
@@ -533,6 +533,7 @@ def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
         key=lambda row: (
             order.index(row.published) if row.published else len(order),
             any(row.settings.get(key, ABSENT) != value for key, value in reference.items()),
+            row.label != USUAL,
             [float(text) if place % 2 else text for place, text in enumerate(NUMBER.split(row.name))],
         )
     )
