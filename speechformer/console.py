@@ -153,8 +153,12 @@ def above(text: str) -> str:
 
 
 def is_fraction(name: str) -> bool:
-    """Return whether a metric is a fraction, which is shown in percent; the part before "_perplexity" decides."""
-    return re.search(r"(^|_)(accuracy|exact|unknown_rate)(_|$)", name.partition("_perplexity")[0]) is not None
+    """Return whether a metric is a fraction, which is shown in percent; the part before "_perplexity" decides.
+
+    A ratio of two metrics, `a / b`, is not.
+    """
+    fraction = re.search(r"(^|_)(accuracy|exact|unknown_rate)(_|$)", name.partition("_perplexity")[0])
+    return fraction is not None and " / " not in name
 
 
 def format_metric(name: str, value: float | None) -> str:

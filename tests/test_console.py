@@ -141,6 +141,7 @@ def test_a_progress_bar_sees_no_terminal_while_a_job_logs_to_a_file(tmp_path: Pa
     [
         ("test_accuracy", 0.8767, "87.7 %"),
         ("test_exact", 0.0, "0.0 %"),
+        ("test_exact_at_31+ / test_exact_at_1-10", 0.51, "0.5"),
         ("length_ratio", 0.987, "0.99"),
         ("test_perplexity", 9.994, "9.99"),
         ("test_perplexity", 386.66, "386.7"),

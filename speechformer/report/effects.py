@@ -32,7 +32,7 @@ from speechformer.report.tables import Difference, differences, estimate, p_valu
 Look = tuple[str, str]  # colour and marker
 VERDICT_STYLES = {"supported": ("#0072B2", "o"), "inconclusive": ("#8a949e", "s"), "contradicted": ("#D55E00", "X")}
 SIGNS = {"better": ("#0072B2", "o"), "not significant": ("#8a949e", "s"), "worse": ("#D55E00", "X")}
-UNITS = {"accuracy": "test accuracy, points", "perplexity": "perplexity", "ratio": "ratio of perplexities"}
+UNITS = {"accuracy": "test accuracy, points", "exact": "exact translations, points", "bleu": "BLEU"}
 
 
 def legend(figure: Any, looks: dict[str, Look], title: str = "") -> None:
