@@ -156,7 +156,7 @@ RUNGS_8 := $(RUNGS_7) embedding_dropout=0.2
 RUNGS_9 := $(RUNGS_8) width=96
 RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
-# The last rung is experiment=strong_lm. Without each of its settings, one at a time:
+# experiment=strong_lm is the last rung. Each of its settings is taken back, one at a time:
 WITHOUT := model=sinusoidal pattern.window=32 architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
 	architecture.activation=relu recipe.schedule=constant embedding_dropout=null width=64 \
 	task.unknown_rate=0 task.ngram_targets=0
