@@ -578,6 +578,9 @@ def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_
     ]
     (table,) = tables_of(put(tmp_path / "options", *part, result(*reports)))
     assert sum("1 of each head rotated" in row.label for row in table.rows) == 1, [row.label for row in table.rows]
+    base = [result(*more) for more in (["model=alibi"], [], ["width=32"], ["dropout=0"])]
+    (table,) = tables_of(put(tmp_path / "short", *base))
+    assert not table.usual and table.reference.name == "model=sinusoidal width=64 dropout=0.1"
     (table,) = tables_of(put(tmp_path / "few", result("width=32"), result("width=64")))
     assert table.usual == "" and {row.label for row in table.rows} == {"width 32", "width 64"}
 

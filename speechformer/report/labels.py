@@ -137,9 +137,12 @@ def name_rows(rows: Sequence[Row], own: Mapping[str, str] | None = None) -> str:
         settings = settings or [override(key, row.settings[key]) for key in ("model.name", "pattern.name")]
         row.name = " ".join(settings)
         all_words.append(joined(in_words(text, own) for text in settings))
+    usual = usual_settings(rows)
+    differences = [joined(unusual(row, rows, usual, own)) for row in rows]
+    for row, words in zip(rows, differences):
+        row.is_usual = not words
     if any(len(words) > LONGEST for words in all_words):
-        usual = usual_settings(rows)
-        all_words = [joined(unusual(row, rows, usual, own)) or USUAL for row in rows]
+        all_words = [words or USUAL for words in differences]
         left_out = joined(in_words(override(key, value), own) for key, value in usual.items() if value is not ABSENT)
     labels = []
     for row, name, words in zip(rows, names, all_words):

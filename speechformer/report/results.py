@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError
 from speechformer.report import legacy, published
-from speechformer.report.labels import ABSENT, USUAL, name_rows
+from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.report.tuning import TUNED
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
@@ -164,6 +164,7 @@ class Row:
         words: their names by key; name: the overrides as one text.
         published: the name of the published row with this configuration, or None.
         missing: seeds that other rows of the table have.
+        is_usual: whether it has no setting that most rows do not have.
     """
 
     label: str
@@ -174,6 +175,7 @@ class Row:
     overrides: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     name: str = ""
+    is_usual: bool = False
 
     @property
     def finished(self) -> list[Run]:
@@ -533,7 +535,7 @@ def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
         key=lambda row: (
             order.index(row.published) if row.published else len(order),
             any(row.settings.get(key, ABSENT) != value for key, value in reference.items()),
-            row.label != USUAL,
+            not row.is_usual,
             [float(text) if place % 2 else text for place, text in enumerate(NUMBER.split(row.name))],
         )
     )
