@@ -130,8 +130,8 @@ IN_CONTEXTS := outputs/reproduce-contexts
 reproduce-contexts: $(STAMP)
 	-for seed in 0 1 2; do \
 	for context in "512 batch_size=16" "2048 batch_size=4" "8192 batch_size=1"; do \
-	for pattern in full "window pattern.window=64" "window pattern.window=256" "sinks pattern.window=64" \
-		"block pattern.block=64" "strided pattern.stride=64"; do \
+	for pattern in full "window pattern.window=64" "window pattern.window=256" "strided pattern.stride=64" \
+		"by_layer pattern.layers=[{name:window,window:64},full]"; do \
 		echo "seed=$$seed block_size=$$context pattern=$$pattern"; done; done; done \
 	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=patterns_context \
 		'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
