@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from speechformer.corpora.files import atomic_write, cache_directory, read_yaml
+from speechformer.corpora.files import atomic_write, cache_directory, on_any_machine, read_yaml
 from speechformer.errors import UserError
 
 WORDS_PER_PERSON = 120  # of a story
@@ -91,4 +91,4 @@ def folder_of(config: Mapping[str, Any]) -> tuple[Path, str]:
             f"{error.filename or folder}: {error.strerror}. The stories need a cache folder; set XDG_CACHE_HOME to "
             "one that can be written."
         ) from None
-    return folder, f"made by the package, seed {seed}, in {folder}"
+    return folder, f"made by the package, seed {seed}, in {on_any_machine(str(folder))}"
