@@ -38,6 +38,7 @@ def runs(folder: Path, new: list[float], plain: list[float], *metrics: str) -> P
 
 
 TASK_OF = {"perplexity": "lm", "accuracy": "classify", "bleu": "translat", "exact": "translat"}
+TASK_OF |= {"seconds": "lm", "megabytes": "lm"}
 DRAWS = stats.norm(0, 0.01).rvs((2, 8), random_state=0)
 HIGH, LOW = list(0.56 + DRAWS[0]), list(0.51 + DRAWS[1])
 

@@ -6,7 +6,6 @@ import copy
 import csv
 import itertools
 import json
-import random
 import re
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from speechformer.report.__main__ import main, write_report
 from speechformer.report.effects import differences_figure
 from speechformer.report.labels import Options, arrange
 from speechformer.report.markdown import latex, plain_text
-from speechformer.report.plots import FIGURES, frontier, plt
+from speechformer.report.plots import FIGURES, plt
 from speechformer.report.results import Table
 from speechformer.report.style import HERE
 from speechformer.report.tables import differences_table, number
@@ -421,14 +420,3 @@ def test_dark_and_light_pages_have_contrast(browser: Any, three: Path, tmp_path:
                 linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
                 light.append(0.05 + 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
             assert max(light) / min(light) > 4.5, (scheme, text, colours)
-
-
-def test_the_frontier_has_what_nothing_cheaper_equals() -> None:
-    """Oracle: every point that no other is as cheap and as good as."""
-    rng = random.Random(0)
-    for higher in (False, True):
-        points = [(rng.randint(1, 30), rng.randint(1, 30)) for _ in range(20)]
-        sign = -1 if higher else 1
-        best = {p for p in points if not any(q != p and q[0] <= p[0] and sign * q[1] <= sign * p[1] for q in points)}
-        chosen = frontier(points, higher)  # type: ignore[arg-type]
-        assert set(chosen) == best and chosen == sorted(chosen)

@@ -6,7 +6,7 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context`, those of `probe_functions` and of `ladder_functions`, and
+The functions of a template are the methods of `Context`, those of `probe_functions` and of `study_functions`, and
 `block(PAGE, HEADING)`, which repeats a result of another page. Rows have the names of `published.yaml` and
 `claims.yaml`.
 """
@@ -24,6 +24,7 @@ from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
+from speechformer.report.costs import costs_table
 from speechformer.report.ladder import against_table, rungs, steps_table
 from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
@@ -216,8 +217,8 @@ def text_of(table: Markdown, missing: str) -> str:
     return str(table)
 
 
-def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return the functions of a template that show a ladder, a study whose rungs add one setting after another."""
+def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return the functions of a template that show one study: a ladder, or what quality costs."""
 
     def table_of(study: str) -> Table:
         for table in tables:
@@ -249,7 +250,17 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
     def top(table: Table) -> Row:
         return [rung for rung in rungs(table) if rung.on_top][-1].row
 
-    return {"ladder": ladder, "against": against, "difficulty": difficulty, "learning_curve": learning_curve}
+    def costs(study: str) -> str:
+        """Return the results of a study's rows by context, beside the time and memory of their training."""
+        return str(costs_table(table_of(study)))
+
+    return {
+        "costs": costs,
+        "ladder": ladder,
+        "against": against,
+        "difficulty": difficulty,
+        "learning_curve": learning_curve,
+    }
 
 
 def in_one_cell(metric: str, effect: Effect | None) -> str:

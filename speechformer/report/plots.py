@@ -16,6 +16,7 @@ from PIL import Image
 from speechformer.corpora.files import OutputFolder
 from speechformer.report import published
 from speechformer.report.claims import Judgement
+from speechformer.report.costs import costs_figure
 from speechformer.report.effects import differences_figure, forest
 from speechformer.report.factors import factors_figure
 from speechformer.report.ladder import ladder_figure
@@ -268,52 +269,6 @@ def source_points(row: Row, name: str, buckets: Mapping[str, int]) -> dict[float
     return points if len(points) == len(buckets) else {}
 
 
-def cost(table: Table) -> Figure | None:
-    """Draw the main metric over the time of training and the memory, if rows have contexts of different lengths.
-
-    The line is the frontier: no other row is at least as good for less.
-    """
-    rows = [row for row in table.rows if row.summary(table.metric) and all(run.peak_bytes for run in row.finished)]
-    if len({row.settings.get("block_size") for row in rows}) < 2:
-        return None
-    figure, axes = panels(2, 4.6, 4.4, sharey=True)
-    costs = {
-        "training (seconds)": lambda run: run.result["seconds_by_phase"]["training"],
-        "peak of memory (MB)": lambda run: (run.peak_bytes or 0) / 1e6,
-    }
-    for axis, (name, cost_of) in zip(axes, costs.items()):
-        points = []
-        for row, style in zip(rows, styles(rows)):
-            x, y = Summary([cost_of(run) for run in row.finished]).mean, row.summary(table.metric)
-            assert y is not None
-            points.append((x, scale(table.metric) * y.mean))
-            ends = [[abs(scale(table.metric) * (end - y.mean))] for end in y.extremes]
-            look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "mfc": "white", "ls": ""}
-            axis.errorbar(*points[-1], yerr=ends, label=row.label, **look)
-        axis.plot(*zip(*frontier(points, table.report["higher_is_better"])), color=INK, lw=1, zorder=0)
-        axis.set_xlabel(name)
-        least, most = min(x for x, _ in points), max(x for x, _ in points)
-        if most > 3 * least:
-            axis.set_xscale("log", base=2)
-            ticks = [2.0**k for k in range(math.floor(math.log2(least)), math.ceil(math.log2(most)) + 1)]
-            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.minorticks_off()
-    axes[0].set_ylabel(axis_label(table.metric))
-    add_legend(figure, axes[0])
-    return figure, "Mean over seeds; bar: lowest to highest run. Line: no other row is as good for less."
-
-
-def frontier(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
-    """Return the points that no cheaper one equals, by cost."""
-    sign, best = (-1 if higher_is_better else 1), math.inf
-    chosen = []
-    for x, y in sorted(points, key=lambda point: (point[0], sign * point[1])):
-        if sign * y < best:
-            best = sign * y
-            chosen.append((x, y))
-    return chosen
-
-
 def write(figure: Any, output: OutputFolder, name: str, formats: Sequence[str]) -> Path:
     """Write a figure as PNG, with 256 colours and so a third of the bytes, and in other formats; return the PNG."""
     figure.tight_layout()
@@ -338,7 +293,7 @@ FIGURES: dict[str, Callable[[Table], Figure | None]] = {
     "sources": by_source_length,
     "curves": curves,
     "lengths": by_context_length,
-    "cost": cost,
+    "cost": costs_figure,
     "ladder": ladder_figure,
 }
 

@@ -99,15 +99,19 @@ class Run:
             of_classes = [self.value(name, at) for name in self.metrics if name.startswith(start)]
             known = [value for value in of_classes if value is not None]
             return sum(known) / len(known) if known else None
+        if metric in self.costs:
+            return self.costs[metric]
         if at is None:
             return self.metrics.get(metric)
         step = round(at * (self.steps_per_epoch if self.report["x_axis"] == "epoch" else 1))
         return next((point.get(metric) for point in self.result.get("curve", []) if point["step"] == step), None)
 
     @property
-    def peak_bytes(self) -> int | None:
-        """The most memory that the run's process had, or on a GPU its tensors."""
-        return (self.result.get("machine") or {}).get("peak_bytes")
+    def costs(self) -> dict[str, float | None]:
+        """The time of training, and the most memory that the run's process had, or on a GPU its tensors."""
+        peak = (self.result.get("machine") or {}).get("peak_bytes")
+        seconds = (self.result.get("seconds_by_phase") or {}).get("training")
+        return {"training_seconds": seconds, "peak_megabytes": None if peak is None else peak / 1e6}
 
     def predictions(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return for each test sentence whether its class was predicted, and whether train has it, too: bool [N].
