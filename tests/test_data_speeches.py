@@ -141,6 +141,39 @@ def test_a_large_train_is_evaluated_on_a_sample(task: str, corpus: Corpus) -> No
     assert torch.equal(data.monitored["validation", ""]["ids"], whole.monitored["validation", ""]["ids"])
 
 
+def test_extra_text_repeats_nothing() -> None:
+    """Oracle: a corpus of words that occur once, in which each labelled sentence says where it stands."""
+
+    def text(word: str, words: int = 9) -> str:
+        return " ".join(f"{word}{k}" for k in range(words))
+
+    running, tested, labelled = text("r", 40), text("t", 40), text("c", 20)
+    sentences = [
+        *(text("a"), text("b"), text("x", 7), text("A").lower() + "!"),  # new, new, short, the first again
+        *(
+            " ".join(running.split()[30:38]),
+            f"Well, {' '.join(tested.split()[3:11])}",
+            " ".join(labelled.split()[:8]),
+        ),
+        *(" ".join(running.split()[30:37]) + " new", " ".join([*tested.split()[:7], *text("y").split()])),
+    ]
+    lm_train = [" ".join(running.split()[:34]), " ".join(running.split()[34:])]
+    own = Corpus(
+        "own", "here", "0", ["x"], [(0, own) for own in sentences], [(0, labelled)], lm_train, {"a": [tested]}
+    )
+    config = group("task", "lm") | {"extra_text": True}
+    options: dict[str, Any] = {"block_size": 8, "batch_size": 2, "vocab_size": None, "seed": 0}
+    data = StreamData(own, task=config, protocol=group("protocol", "paper"), **options)
+    assert [row for _, row in data.splits.train] == [*lm_train, *(sentences[k] for k in (0, 1, 7, 8))]
+    assert (
+        data.counts["extra_lines"] == 4 and "trains on 6 lines, 4 of them labelled sentences, " in data.corpus_line()
+    )
+    assert data.train_tokens == 40 + 9 + 9 + 8 + 16 - 1
+    none = Corpus("own", "here", "0", ["x"], [(0, tested)], [], lm_train, {"a": [tested]})
+    with pytest.raises(UserError, match="task.extra_text: here has no labelled sentence of 8 words or more"):
+        StreamData(none, task=config, protocol=group("protocol", "paper"), **options)
+
+
 def test_vocab_size_pads_the_table(corpus: Corpus) -> None:
     words = len(make(corpus).tokenizer)
     assert make(corpus).vocab_size == words

@@ -387,6 +387,12 @@ def test_a_recurrent_network_has_joined_documents() -> None:
         LanguageModel.from_config(config, build_data(config, load_corpus(config)))
 
 
+def test_documents_have_no_labelled_sentences() -> None:
+    config = as_plain(compose("task=lm", "corpus=stories", "corpus.documents=20", "task.extra_text=true"))
+    with pytest.raises(UserError, match=r"task\.extra_text needs labelled sentences, and corpus=stories has none"):
+        build_data(config, load_corpus(config))
+
+
 def test_stories_are_deterministic_and_as_long_as_asked(cache: Path) -> None:
     config = group("corpus", "stories") | {"documents": 30, "words": 200}
     corpus = load_documents(config)

@@ -11,11 +11,12 @@ import functools
 import hashlib
 from dataclasses import dataclass
 
-from speechformer.corpora.duplicates import kinds_in
+from speechformer.corpora.duplicates import kinds_in, plain
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, pick
 
 Row = tuple[int | None, str]
+SHARED = 8  # words in a row that make one text a repetition of another
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,7 @@ class Splits:
         test: rows of each test set, by name.
         vocabulary_texts: texts to fit a tokenizer on.
         removed: number of rows removed from train.
+        extra: number of rows at the end of train that come from the labelled sentences.
     """
 
     train: list[Row]
@@ -33,6 +35,7 @@ class Splits:
     test: dict[str, list[Row]]
     vocabulary_texts: list[str]
     removed: int
+    extra: int = 0
 
     def in_train(self, name: str) -> list[bool]:
         """Return for each row of a test set whether its text appears verbatim in `train`."""
@@ -75,6 +78,38 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
     return train, test
 
 
+def extra_sentences(corpus: Corpus) -> list[Row]:
+    """Return the labelled training sentences that repeat no other text: no test, no running text, and not each other.
+
+    A sentence repeats a text if they share SHARED words in a row. Whole lines rarely match, since the files split the
+    same speech at other places. Shorter sentences are left out.
+
+    Raises:
+        UserError: no sentence remains.
+    """
+    texts = [text for _, text in corpus.classify_test]
+    texts += [" ".join(lines) for lines in (corpus.lm_train, *corpus.lm_test.values())]
+    taken = set().union(*map(runs_of_words, texts))
+    extra: list[Row] = []
+    for _, text in corpus.classify_train:
+        own = runs_of_words(text)
+        if own and not own & taken:
+            extra.append((None, text))
+            taken |= own
+    if not extra:
+        raise UserError(
+            f"task.extra_text: {corpus.where} has no labelled sentence of {SHARED} words or more that is in no other "
+            "text; set it to false."
+        )
+    return extra
+
+
+def runs_of_words(text: str) -> set[tuple[str, ...]]:
+    """Return all SHARED words in a row, without case and punctuation."""
+    words = plain(text).split()
+    return {tuple(words[k : k + SHARED]) for k in range(len(words) - SHARED + 1)}
+
+
 @functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
 def split(
     corpus: Corpus,
@@ -85,6 +120,7 @@ def split(
     validation: float,
     vocabulary: str,
     fold: int = 0,
+    extra_text: bool = False,
 ) -> Splits:
     """Split a corpus for a task.
 
@@ -96,6 +132,7 @@ def split(
         fold: which share, from 0: those of different folds do not overlap.
         vocabulary: "corpus" fits the tokenizer on the training files of both kinds, as the reports did; "task", on
             the training set of this task.
+        extra_text: add to train the labelled sentences that repeat no other text.
 
     Raises:
         UserError: a file that the task needs is missing, or no training data remains.
@@ -116,6 +153,8 @@ def split(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
             f"are held out, which leaves {len(remaining)} to train on; use more text, or protocol=paper."
         )
+    extra = extra_sentences(corpus) if extra_text else []
+    remaining += extra
     both_tasks = [text for _, text in corpus.classify_train] + corpus.lm_train
     texts = both_tasks if vocabulary == "corpus" else [text for _, text in remaining]
-    return Splits(remaining, held, test, texts, removed)
+    return Splits(remaining, held, test, texts, removed, len(extra))

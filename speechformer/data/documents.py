@@ -34,6 +34,8 @@ class DocumentData(StreamData):
     corpus: Documents
 
     def split(self) -> None:
+        if self.task.get("extra_text"):
+            raise UserError(f"task.extra_text needs labelled sentences, and corpus={self.corpus.name} has none.")
         self.cache = TokenCache(self.corpus, self.protocol)
 
     def fit_tokenizer(self) -> Subwords:

@@ -39,6 +39,7 @@ from speechformer.errors import UserError
 DEFAULTS = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
     **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False},
+    "extra_text": False,
 }
 
 
@@ -69,6 +70,7 @@ class SpeechData(TaskData):
             if not options["validation"]:
                 raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
             fold = self.seed % number_of_folds(options["validation"])
+        options["extra_text"] = self.task["extra_text"]
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
@@ -104,6 +106,7 @@ class SpeechData(TaskData):
             "train": len(splits.train),
             "validation": len(splits.validation),
             "removed_from_train": splits.removed,
+            **({"extra_lines": splits.extra} if splits.extra else {}),
             **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
@@ -119,9 +122,10 @@ class SpeechData(TaskData):
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts
         held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
+        extra = f", {counts['extra_lines']} of them labelled sentences" if "extra_lines" in counts else ""
         leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
         return (
-            f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{held_out}, tests on "
+            f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
             f"{counts['test']}, of which {leaked} ({100 * leaked / counts['test']:.1f} %) appear verbatim in the "
             f"training set and {counts['test_nearly_in_train']} nearly{f'; cut at block_size: {cut}' if cut else ''}."
         )

@@ -53,6 +53,7 @@ class LanguageModel(PerplexityTask):
     pads_input = False
     options = ("tied_output", "output_bias")
     no_ensemble = None
+    baseline_keys = ("task.extra_text",)
     model: Decoder
 
     def __init__(
