@@ -71,18 +71,19 @@ reproduce: $(STAMP)
 
 # Make the reports and the results in the pages from the results of all runs, in a minute or two.
 PAGES := README.md $(REFERENCE)/README.md
-# Publish the archive of a folder: its report, a page, and the title of the report.
+# Publish the archive of a folder: its report, a page, the title of the report, and other options of it.
 define PUBLISH
 	rm -rf $(REPRODUCED)/$(1)
 	mkdir -p $(REPRODUCED)/$(1)
 	tar --exclude='*_probes-tuning_*' -xJf $(REFERENCE)/$(1)/runs.tar.xz -C $(REPRODUCED)/$(1)
 	$(BIN)/python -m speechformer.report $(REPRODUCED)/$(1) --output $(REFERENCE)/$(1) --formats png \
-		--pages $(REFERENCE)/$(2)/README.md --title "$(3)"
+		--pages $(REFERENCE)/$(2)/README.md --title "$(3)" $(4)
 endef
 pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
 	$(call PUBLISH,ladder,ladder,From the reports' language model to one that beats counting)
 	$(call PUBLISH,ladder_classify,ladder_classify,From the reports' classifier to a better one)
+	$(call PUBLISH,contexts,contexts,Sparse patterns over long contexts,--label "pattern=by_layer=window 64 below full attention")
 	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive
 	mkdir -p $(REPRODUCED)/archive
@@ -125,7 +126,8 @@ reproduce-probes: $(STAMP)
 		$$(cd $(PROBED) && find . -name result.json -o -name tuned.json -o -name sweep.json -o -path '*/jobs/*.json' | sort)
 	$(MAKE) pages
 
-# Patterns in contexts of three lengths. Each run has a process of its own, of whose memory it reports the peak.
+# Patterns in contexts of three lengths, an hour and a half on two cores. Each run has a process of its own, of whose
+# memory it reports the peak.
 IN_CONTEXTS := outputs/reproduce-contexts
 reproduce-contexts: $(STAMP)
 	-for seed in 0 1 2; do \
@@ -136,8 +138,10 @@ reproduce-contexts: $(STAMP)
 	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=patterns_context \
 		'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
 	-$(BIN)/python -m speechformer.train experiment=tiny_stories_like 'hydra.run.dir=$(IN_CONTEXTS)/$${run_name:}'
-	$(BIN)/python -m speechformer.report $(IN_CONTEXTS) --output $(IN_CONTEXTS)/report \
-		--title "Sparse patterns over long contexts"
+	mkdir -p $(REFERENCE)/contexts
+	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(IN_CONTEXTS) -cJf $(REFERENCE)/contexts/runs.tar.xz \
+		$$(cd $(IN_CONTEXTS) && find . -path '*patterns-context*/result.json' | sort)
+	$(MAKE) pages
 
 # From the reports' language model to one that is better than counts: each line adds its settings to those above it.
 LADDER := outputs/reproduce-ladder

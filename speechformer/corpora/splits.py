@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speechformer.corpora.duplicates import kinds_in, plain
 from speechformer.corpora.speeches import Corpus
@@ -78,11 +78,12 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
     return train, test
 
 
-def extra_sentences(corpus: Corpus) -> list[Row]:
-    """Return the labelled training sentences that repeat no other text: no test, no running text, and not each other.
+@functools.lru_cache(maxsize=16)
+def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
+    """Add to train the labelled training sentences that repeat no other text, nor each other.
 
-    A sentence repeats a text if they share SHARED words in a row. Whole lines rarely match, since the files split the
-    same speech at other places. Shorter sentences are left out.
+    A sentence repeats a text if they share SHARED words in a row. Comparing lines is not enough, since the files split
+    the same speech at other places. Shorter sentences are left out.
 
     Raises:
         UserError: no sentence remains.
@@ -101,7 +102,9 @@ def extra_sentences(corpus: Corpus) -> list[Row]:
             f"task.extra_text: {corpus.where} has no labelled sentence of {SHARED} words or more that is in no other "
             "text; set it to false."
         )
-    return extra
+    known = set(splits.vocabulary_texts)
+    vocabulary = [*splits.vocabulary_texts, *(text for _, text in extra if text not in known)]
+    return replace(splits, train=[*splits.train, *extra], vocabulary_texts=vocabulary, extra=len(extra))
 
 
 def runs_of_words(text: str) -> set[tuple[str, ...]]:
@@ -120,7 +123,6 @@ def split(
     validation: float,
     vocabulary: str,
     fold: int = 0,
-    extra_text: bool = False,
 ) -> Splits:
     """Split a corpus for a task.
 
@@ -132,7 +134,6 @@ def split(
         fold: which share, from 0: those of different folds do not overlap.
         vocabulary: "corpus" fits the tokenizer on the training files of both kinds, as the reports did; "task", on
             the training set of this task.
-        extra_text: add to train the labelled sentences that repeat no other text.
 
     Raises:
         UserError: a file that the task needs is missing, or no training data remains.
@@ -153,8 +154,6 @@ def split(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
             f"are held out, which leaves {len(remaining)} to train on; use more text, or protocol=paper."
         )
-    extra = extra_sentences(corpus) if extra_text else []
-    remaining += extra
     both_tasks = [text for _, text in corpus.classify_train] + corpus.lm_train
     texts = both_tasks if vocabulary == "corpus" else [text for _, text in remaining]
-    return Splits(remaining, held, test, texts, removed, len(extra))
+    return Splits(remaining, held, test, texts, removed)

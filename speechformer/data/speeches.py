@@ -16,7 +16,7 @@ from torch import Tensor
 
 from speechformer.corpora.cache import remember_words
 from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
-from speechformer.corpora.splits import Row, Splits, number_of_folds, split
+from speechformer.corpora.splits import Row, Splits, number_of_folds, split, with_extra_text
 from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
@@ -70,8 +70,9 @@ class SpeechData(TaskData):
             if not options["validation"]:
                 raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
             fold = self.seed % number_of_folds(options["validation"])
-        options["extra_text"] = self.task["extra_text"]
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
+        if self.task["extra_text"]:
+            self.splits = with_extra_text(self.splits, self.corpus)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
         tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))

@@ -1,4 +1,4 @@
-"""What quality costs: the results of rows with contexts of different lengths beside their time and memory."""
+"""What results cost: those of rows with contexts of different lengths, beside their time and memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from speechformer.errors import UserError
+from speechformer.report.labels import joined
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Table
-from speechformer.report.style import INK, add_legend, axis_label, panels, styles
+from speechformer.report.style import add_legend, axis_label, panels, styles
 from speechformer.report.tables import NONE, heading, mean_and_sd, scale
 
 CONTEXT = ("block_size", "batch_size")  # keys of the length of a context; a batch holds as many tokens with each
@@ -26,14 +27,14 @@ def measured(table: Table) -> list[Row]:
     return sorted(rows, key=lambda row: row.settings["block_size"]) if several else []
 
 
-def quality(table: Table) -> str:
+def compared(table: Table) -> str:
     """Return the metric that is compared: perplexity in sliding windows if it was measured, else the main metric."""
     return SLIDING if table.has(SLIDING) else table.metric
 
 
 def variant(row: Row) -> str:
     """Return what a row is without the length of its context, in words."""
-    return ", ".join(words for key, words in row.words.items() if key not in CONTEXT) or row.label
+    return joined(words for key, words in row.words.items() if key not in CONTEXT) or row.label
 
 
 def frontier(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
@@ -60,7 +61,7 @@ def costs_table(table: Table) -> Markdown:
     Raises:
         UserError: the rows have no contexts of different lengths.
     """
-    rows, metric = measured(table), quality(table)
+    rows, metric = measured(table), compared(table)
     if not rows:
         raise UserError(f"study={table.study} has no runs with contexts of different lengths.")
     least = {
@@ -81,7 +82,7 @@ def costs_table(table: Table) -> Markdown:
 
 def costs_figure(table: Table) -> tuple[Any, str] | None:
     """Draw the metric over time and memory of training: a line for each variant, from context to context."""
-    rows, metric = measured(table), quality(table)
+    rows, metric = measured(table), compared(table)
     if not rows:
         return None
     figure, axes = panels(2, 5.0, 4.6, sharey=True)
@@ -91,26 +92,27 @@ def costs_figure(table: Table) -> tuple[Any, str] | None:
         axis.plot(xs, [scale(metric) * y for y in ys], color="#d5dae0", lw=9, solid_joinstyle="round", zorder=0)
         draw_variants(axis, rows, cost, metric)
         axis.set_xlabel(label)
-    axes[0].set_ylabel(axis_label(metric))
+    axes[0].set_ylabel("test perplexity per token, sliding window" if metric == SLIDING else axis_label(metric))
     add_legend(figure, axes[0])
-    caption = "Mean over seeds, each seed a dash; numbers: tokens of context. Grey: no other row is as good for less."
-    return figure, caption
+    contexts = ", ".join(f"{own:,}" for own in sorted({row.settings["block_size"] for row in rows}))
+    caption = f"Mean over seeds, each seed a dash; the larger the mark, the longer the context: {contexts} tokens."
+    return figure, f"{caption} Grey: no other row is as good for less."
 
 
 def draw_variants(axis: Any, rows: Sequence[Row], cost: str, metric: str) -> None:
-    """Draw the rows over one cost, those of a variant with a line between them, each with its context."""
+    """Draw the rows over one cost: a line for each variant, with larger marks for longer contexts."""
     variants: dict[str, list[Row]] = {}
     for row in rows:
         variants.setdefault(variant(row), []).append(row)
+    contexts = sorted({row.settings["block_size"] for row in rows})
     for (name, own), style in zip(variants.items(), styles([own[0] for own in variants.values()])):
         xs, ys = zip(*(place(row, cost, metric) for row in own))
-        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "ls": style.line}
-        axis.plot(xs, [scale(metric) * y for y in ys], label=name, ms=5, lw=1.2, **look)
+        axis.plot(xs, [scale(metric) * y for y in ys], label=name, color=style.colour, ls=style.line, lw=1.2)
         for row, x, y in zip(own, xs, ys):
+            size = 4 + 3 * contexts.index(row.settings["block_size"])
+            axis.plot([x], [scale(metric) * y], style.marker, color=style.colour, ms=size)
             seeds = [scale(metric) * value for value in row.values(metric).values()]
             axis.plot([x] * len(seeds), seeds, "_", color=style.colour, ms=7, alpha=0.6)
-            at: dict[str, Any] = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7, "color": INK}
-            axis.annotate(f"{row.settings['block_size']:,}", (x, scale(metric) * y), **at)
     set_ticks(axis, [place(row, cost, metric)[0] for row in rows])
 
 

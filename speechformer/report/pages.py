@@ -218,7 +218,7 @@ def text_of(table: Markdown, missing: str) -> str:
 
 
 def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return the functions of a template that show one study: a ladder, or what quality costs."""
+    """Return the functions of a template that show one study: a ladder, or what its results cost."""
 
     def table_of(study: str) -> Table:
         for table in tables:
