@@ -82,8 +82,8 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
 def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
     """Add to train the labelled training sentences that repeat no other text, nor each other.
 
-    A sentence repeats a text if they share SHARED words in a row. Comparing lines is not enough, since the files split
-    the same speech at other places. Shorter sentences are left out.
+    A sentence repeats a text if they share SHARED words in a row. Comparing lines is not enough, since the files
+    split the same speech at other places. Shorter sentences are left out.
 
     Raises:
         UserError: no sentence remains.
