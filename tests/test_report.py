@@ -728,7 +728,9 @@ def test_the_committed_report_is_of_every_study() -> None:
     reference = CONF.parent / "outputs" / "reference"
     if not reference.is_dir():
         pytest.skip("not a checkout")
-    reports = {folder: (folder / "report.md") for folder in (reference, reference / "translation")}
+    reports = {
+        folder: (folder / "report.md") for folder in (reference, reference / "translation", reference / "contexts")
+    }
     texts = {folder: file.read_text(encoding="utf-8") for folder, file in reports.items() if file.is_file()}
     for name, study in published.content()["studies"].items():
         assert any(f"## {study['title']}" in text for text in texts.values()), name

@@ -13,11 +13,13 @@ from pages import IS_CHECKOUT, PAGES, ROOT, name_of
 
 from speechformer.bench.pages import fill
 from speechformer.report.__main__ import write_report
+from speechformer.report.labels import Options
 from speechformer.report.pages import BLOCK
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
 REFERENCE = ROOT / "outputs" / "reference"
 WORDS = ("supported", "contradicted", "inconclusive", "holds\\b(?! `)", "significant")
+LABELS = {"contexts": Options(labels=["pattern=by_layer=window 64 below full attention"])}  # as in the Makefile
 VERDICT = re.compile(rf"\b({'|'.join(WORDS)})", re.IGNORECASE)
 DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines that say what the words mean
 
@@ -26,6 +28,7 @@ DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines 
     ("folder", "pages"),
     [
         (REFERENCE, (ROOT / "README.md", REFERENCE / "README.md")),
+        (REFERENCE / "contexts", (REFERENCE / "contexts" / "README.md",)),
         (REFERENCE / "bottleneck", (REFERENCE / "translation" / "README.md",)),
     ],
 )
@@ -40,7 +43,9 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
         for own in (copy, probes):  # a page repeats results of the other
             own.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / own.relative_to(tmp_path), own)
-        write_report([tmp_path / "runs"], tmp_path / "report", plots=False, pages=[copy])
+        write_report(
+            [tmp_path / "runs"], tmp_path / "report", plots=False, pages=[copy], options=LABELS.get(folder.name)
+        )
         assert copy.read_text() == page.read_text(), f"{page}: run make pages"
 
 
