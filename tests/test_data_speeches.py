@@ -156,10 +156,11 @@ def test_extra_text_repeats_nothing() -> None:
             " ".join(labelled.split()[:8]),
         ),
         *(" ".join(running.split()[30:37]) + " new", " ".join([*tested.split()[:7], *text("y").split()])),
+        text("n", 12).replace("n6", "other"),  # a near-duplicate of a line, without eight words in a row
     ]
     lm_train = [" ".join(running.split()[:34]), " ".join(running.split()[34:])]
     own = Corpus(
-        "own", "here", "0", ["x"], [(0, own) for own in sentences], [(0, labelled)], lm_train, {"a": [tested]}
+        "own", "here", "0", ["x"], [(0, own) for own in sentences], [(0, labelled)], lm_train, {"a": [tested, text("n", 12)]}
     )
     config = group("task", "lm") | {"extra_text": True}
     options: dict[str, Any] = {"block_size": 8, "batch_size": 2, "vocab_size": None, "seed": 0}

@@ -82,19 +82,20 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
 def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
     """Add to train the labelled training sentences that repeat no other text, nor each other.
 
-    A sentence repeats a text if they share SHARED words in a row. Comparing lines is not enough, since the files
-    split the same speech at other places. Shorter sentences are left out.
+    A sentence repeats a text if they share SHARED words in a row, or if it is a near-duplicate of a line. Comparing
+    lines is not enough, since the files split the same speech at other places. Shorter sentences are left out.
 
     Raises:
         UserError: no sentence remains.
     """
-    texts = [text for _, text in corpus.classify_test]
-    texts += [" ".join(lines) for lines in (corpus.lm_train, *corpus.lm_test.values())]
-    taken = set().union(*map(runs_of_words, texts))
+    tested = [text for _, text in corpus.classify_test]
+    files = (corpus.lm_train, *corpus.lm_test.values())
+    taken = set().union(*map(runs_of_words, (*tested, *(" ".join(lines) for lines in files))))
+    sentences = [text for _, text in corpus.classify_train]
     extra: list[Row] = []
-    for _, text in corpus.classify_train:
+    for text, copy in zip(sentences, kinds_in(sentences, [*tested, *(line for lines in files for line in lines)])):
         own = runs_of_words(text)
-        if own and not own & taken:
+        if own and not copy and not own & taken:
             extra.append((None, text))
             taken |= own
     if not extra:
