@@ -29,6 +29,15 @@ def main() -> None:
     parser.add_argument(
         "--length-penalty", type=float, help="alpha of Wu et al. 2016, equation 14 (default: as in the run's test)"
     )
+    parser.add_argument(
+        "--with",
+        type=Path,
+        action="append",
+        default=[],
+        dest="others",
+        metavar="RUN",
+        help="add a run to an ensemble; may be repeated",
+    )
     parser.add_argument("--attention", type=Path, metavar="FILE", help="draw the alignment of one sentence, as PNG")
     arguments = parser.parse_intermixed_args()
 
@@ -36,17 +45,20 @@ def main() -> None:
         check_options(arguments.beam, arguments.length_penalty, typed=True)
         if arguments.attention and arguments.attention.suffix.lower() != ".png":
             raise UserError(f"--attention must name a .png file, not {arguments.attention}.")
+        if arguments.attention and arguments.others:
+            raise UserError("--attention draws the attention of one run; leave out --with.")
         if arguments.attention and arguments.text:
             check_alignment(arguments.text)
         run = load_run(arguments.run, arguments.checkpoint, "translate")
+        others = [load_run(other, None, "translate") for other in arguments.others]
         texts = read_texts(arguments.text)
         if arguments.attention:
             check_alignment(texts)
-        sources = encode_sources(run, texts)
+        sources = encode_sources(run, texts, others)
         for number, source in enumerate(sources, start=1):
             if source and source[-1] != END:
                 console.warn(f"Sentence {number} is cut at {len(source)} tokens, the model's maximum.")
-        translations = translate_sources(run, sources, arguments.beam, arguments.length_penalty)
+        translations = translate_sources(run, sources, arguments.beam, arguments.length_penalty, others)
         for ids in translations:
             console.say(on_one_line(run.tokenizer.decode(ids)))
         if arguments.attention:

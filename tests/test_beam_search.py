@@ -70,27 +70,28 @@ def test_a_beam_of_one_is_greedy(model: str) -> None:
 
 
 @torch.no_grad()
-def every_translation(model: Any, source: torch.Tensor, limit: int, alpha: float) -> list[tuple[float, list[int]]]:
-    """All sequences of at most `limit` tokens that end with <eos>, with their scores, by their definition."""
+def every_translation(models: Any, source: torch.Tensor, limit: int, alpha: float) -> list[tuple[float, list[int]]]:
+    """All sequences of at most `limit` tokens that end with <eos>, with scores by the models' mean probability."""
     words = [token for token in range(TINY) if token not in (PAD, BEGIN, END)]
     scored = []
     for length in range(limit):
         for sequence in itertools.product(words, repeat=length):
-            log = model(source[None], torch.tensor([[BEGIN, *sequence]]))[0].log_softmax(dim=-1)
+            each = [model(source[None], torch.tensor([[BEGIN, *sequence]]))[0].softmax(dim=-1) for model in models]
+            log = (sum(each) / len(each)).log()
             steps = [float(log[t, token]) for t, token in enumerate([*sequence, END])]
             scored.append((sum(steps) / length_penalty(length + 1, alpha), list(sequence)))
     return sorted(scored, reverse=True)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-@pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
-def test_a_wide_beam_finds_the_best_of_all(model: str, alpha: float) -> None:
-    model = opinionated(model)
+@pytest.mark.parametrize("models", [["alibi"], ["rnn_attention"], ["alibi", "rnn_attention", "rope"]])
+def test_a_wide_beam_finds_the_best_of_all(models: Any, alpha: float) -> None:
+    models = [opinionated(model) for model in models]
     ids = sources(3, 6)
     limit = 3
-    translations = beam_search(model, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
+    translations = beam_search(models, ids, beam=(TINY - 3) ** limit, alpha=alpha, limits=[limit] * 3)
     for row, (translation, score) in zip(ids, translations):
-        best = every_translation(model, row[row != PAD], limit, alpha)[0]
+        best = every_translation(models, row[row != PAD], limit, alpha)[0]
         assert translation == best[1] and score == pytest.approx(best[0], abs=1e-4)
 
 

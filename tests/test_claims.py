@@ -295,7 +295,7 @@ def test_agreement_counts_each_run_once_and_says_what_was_chosen_by_looking(tmp_
 def test_a_run_of_two_studies_counts_once(tmp_path: Path) -> None:
     results = [result("task=lm", f"study={study}", f"seed={seed}") for study in ("a", "b") for seed in (0, 1)]
     own, _ = read_runs([put(tmp_path, *results)])
-    assert (len(own), distinct(own)) == (4, 2)
+    assert (len(own), len(distinct(own))) == (4, 2)
 
 
 def test_the_report_begins_with_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,9 +159,8 @@ def test_extra_text_repeats_nothing() -> None:
         text("n", 12).replace("n6", "other"),  # a near-duplicate of a line, without eight words in a row
     ]
     lm_train = [" ".join(running.split()[:34]), " ".join(running.split()[34:])]
-    own = Corpus(
-        "own", "here", "0", ["x"], [(0, own) for own in sentences], [(0, labelled)], lm_train, {"a": [tested, text("n", 12)]}
-    )
+    lm_test = {"a": [tested, text("n", 12)]}
+    own = Corpus("own", "here", "0", ["x"], [(0, own) for own in sentences], [(0, labelled)], lm_train, lm_test)
     config = group("task", "lm") | {"extra_text": True}
     options: dict[str, Any] = {"block_size": 8, "batch_size": 2, "vocab_size": None, "seed": 0}
     data = StreamData(own, task=config, protocol=group("protocol", "paper"), **options)

@@ -87,6 +87,47 @@ def test_figures_of_older_runs_are_those_of_their_report() -> None:
     assert f"{first} up to 10 words, {last} from 31 on" in page
 
 
+EXPECTED = {  # experiments of the reports, with their table and row in `tables/rows.csv`
+    "kulkarni_part1": ("kulkarni_part1", "sinusoidal"),
+    "kulkarni_part2": ("kulkarni_part2", "sinusoidal"),
+    "kulkarni_part3_absolute": ("kulkarni_part3", "sinusoidal"),
+    "kulkarni_part3_alibi": ("kulkarni_part3", "ALiBi × 1.1"),
+    "singhal_table1": ("singhal_classify", "learned"),
+    "singhal_table2": ("singhal_lm", "learned"),
+    "singhal_table3": ("singhal_classify", "ALiBi"),
+    "singhal_table4": ("singhal_lm", "ALiBi"),
+    "singhal_table5": ("singhal_classify", "learned, normal initialisation"),
+    "singhal_table6": ("singhal_lm", "learned, normal initialisation"),
+    "marsol_classify": ("marsol_classify", "learned"),
+    "marsol_table1_full": ("marsol_table1", "full attention"),
+    "marsol_table1_window5": ("marsol_table1", "window 5"),
+    "marsol_table1_window3": ("marsol_table1", "window 3"),
+    "marsol_table1_block": ("marsol_table1", "block sparse"),
+    "marsol_table1_alibi": ("marsol_table1", "ALiBi"),
+}
+
+
+def test_experiments_of_the_reports_say_what_their_results_are() -> None:
+    """Oracle: the table of rows of the report."""
+    with (REFERENCE / "tables" / "rows.csv").open(encoding="utf-8") as file:
+        rows = {(own["table"].rsplit("_", 1)[0], own["row"], own["metric"]): own for own in csv.DictReader(file)}
+    for experiment, (table, row) in EXPECTED.items():
+
+        def shown(metric: str, digits: int, scale: float = 1, key: str = "mean") -> str:
+            return f"{scale * float(rows[f'{table}_paper', row, metric][key]):.{digits}f}"  # noqa: B023
+
+        if (f"{table}_paper", row, "test_accuracy") in rows:
+            whole, sd = (shown("test_accuracy", 1, 100, key) for key in ("mean", "sd"))
+            seen, fresh = (shown(f"test_accuracy_{part}", 0, 100) for part in ("in_train", "not_in_train"))
+            text = f"{whole} ± {sd} %: {seen} % on sentences that are also in train, {fresh} % on the others."
+        else:
+            texts = " / ".join(shown(f"test_perplexity_{part}", 0) for part in ("obama", "wbush", "hbush"))
+            mean, sd = (shown("test_perplexity_mean", 0, 1, key) for key in ("mean", "sd"))
+            text = f"{texts}, mean {mean} ± {sd}."
+        header = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+        assert f"Expect {text}" in " ".join(re.sub("^# ", "", header, flags=re.M).split()), (experiment, text)
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(REFERENCE.rglob("README.md"))], ids=name_of)
 def test_no_verdict_is_typed(page: Path) -> None:
     """Oracle: the words of verdicts stand only in what a template gives, and where the page defines them."""

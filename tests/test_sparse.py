@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from test_models import classifier, decoder
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speechformer.kernels import dispatch
+from speechformer.kernels import dispatch, sparse
 from speechformer.kernels.attention import attention_in_query_blocks
 from speechformer.kernels.dispatch import AttentionBias, choose_kernel
 from speechformer.kernels.dropout import FastDropout
@@ -125,11 +126,13 @@ def test_query_blocks_draw_the_same_dropout_forwards_and_backwards() -> None:
     check(output, attention_reference(*trained[:3], dense(bias), lambda x: x * mask_BNTT)[0], trained)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kept", [sparse.KEPT, 0])
 @pytest.mark.parametrize("pattern", ["window", "strided", "bigbird"])
-def test_gradients_of_the_kernel(pattern: str) -> None:
-    """Oracle: finite differences."""
+def test_gradients_of_the_kernel(pattern: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: finite differences. Weights above KEPT are computed again in the backward pass."""
+    monkeypatch.setattr(sparse, "KEPT", kept)
     layout = layout_of(build_pattern(group("pattern", pattern)), 40, True, CPU) or []
-    inputs = [torch.randn(1, 1, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(2, 1, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
     inputs += [
         torch.randn(1, 1, *own.mask.shape, dtype=torch.double, requires_grad=True)
         for part in layout
@@ -280,6 +283,23 @@ def test_dropout_in_blocks_draws_its_own_masks(monkeypatch: pytest.MonkeyPatch) 
     torch.manual_seed(1)
     assert torch.equal(network(ids[:, :8]), first) and not torch.equal(network(ids[:, :8]), first)
     assert not any(getattr(module, "ahead", None) for module in network.modules())
+
+
+@pytest.mark.parametrize("pattern", ["window", "strided"])
+def test_weights_that_are_computed_again_are_the_same(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the gradients with weights that were kept, with the same dropout."""
+    bias, layout, trained = in_double(bias_of("kerple", pattern, length=T))
+    gradients, counts = [], []
+    for kept in (sparse.KEPT, 0):
+        monkeypatch.setattr(sparse, "KEPT", kept)
+        torch.manual_seed(0)
+        output = sparse_attention(*trained[:3], layout, bias.of_blocks, FastDropout(0.3).drop)
+        with monkeypatch.context() as patch:
+            again = unittest.mock.Mock(wraps=sparse.weights_of)
+            patch.setattr(sparse, "weights_of", again)
+            gradients.append(torch.autograd.grad(output.square().sum(), trained, retain_graph=True))
+        counts.append(again.call_count)
+    assert all(map(torch.equal, *gradients)) and counts[0] == 0 < counts[1]
 
 
 def test_dropout_in_blocks_keeps_the_expected_output() -> None:

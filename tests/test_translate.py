@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from speechformer.analysis.translation import align, encode_sources, translate_s
 from speechformer.corpora.special_tokens import BEGIN
 from speechformer.corpora.subwords import on_one_line
 from speechformer.errors import UserError
+from speechformer.generation.beam_search import translate_ids
 from speechformer.metrics.bleu import bleu, signatures
 from speechformer.training.run import execute
 from speechformer.translate import main
@@ -90,6 +92,29 @@ def test_the_command_line_takes_texts_and_lines(
     command = [sys.executable, "-m", "speechformer.translate", str(trained[0])]
     done = subprocess.run(command, input=lines_in, capture_output=True, text=True, encoding="utf-8")
     assert done.stdout.splitlines() == [row[2] for row in rows[:3]] and not done.stderr
+
+
+def test_an_ensemble_translates_with_all_its_runs(
+    trained: tuple[Path, dict], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: `translate_ids` with both models, which the other tests compare with all translations there are."""
+    folder = trained[0]
+    run, other = load(folder), load(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    texts = [row[0] for row in pairs_of(folder)]
+    options = {"beam": 3, "alpha": 1.0, "max_length": run.max_length}
+    written = translate_ids([run.model, other.model], encode_sources(run, texts), **options)
+    expected = [run.tokenizer.decode(ids) for ids in written]
+    assert run.translate(texts, others=[other]) == expected != run.translate(texts)
+    monkeypatch.setattr(sys, "argv", ["translate", str(folder), "--with", str(folder), texts[0]])
+    main()
+    assert capsys.readouterr().out.splitlines() == run.translate(texts[0])
+    (tmp_path / "tokenizer.json").write_text("another")
+    with pytest.raises(UserError, match="has another vocabulary than"):
+        run.translate(texts, others=[dataclasses.replace(other, directory=tmp_path)])
 
 
 def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(

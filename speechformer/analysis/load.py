@@ -143,7 +143,11 @@ class TrainedRun:
         return "".join(self.tokenizer.stream([*self.tokenizer.encode(prompt), *ids]))
 
     def translate(
-        self, texts: str | Sequence[str], beam: int | None = None, length_penalty: float | None = None
+        self,
+        texts: str | Sequence[str],
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        others: Sequence[TrainedRun] = (),
     ) -> list[str]:
         """Return the translation of each text, by beam search.
 
@@ -151,10 +155,14 @@ class TrainedRun:
             texts: one text or several.
             beam: number of hypotheses; 1 is greedy; None: as in the run's test.
             length_penalty: alpha of Wu et al. 2016, equation 14; None: as in the run's test.
+            others: runs that decide with this one, as an ensemble: the mean of their probabilities counts.
+
+        Raises:
+            UserError: another run has another vocabulary.
         """
         self.require("translate")
-        sources = translation.encode_sources(self, [texts] if isinstance(texts, str) else texts)
-        translations = translation.translate_sources(self, sources, beam, length_penalty)
+        sources = translation.encode_sources(self, [texts] if isinstance(texts, str) else texts, others)
+        translations = translation.translate_sources(self, sources, beam, length_penalty, others)
         return [self.tokenizer.decode(ids) for ids in translations]
 
 

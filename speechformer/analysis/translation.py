@@ -12,15 +12,17 @@ from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.corpora.special_tokens import BEGIN, END
 from speechformer.errors import UserError, require
 from speechformer.generation.beam_search import translate_ids
+from speechformer.runs import folder as runs
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
 
 
-def encode_sources(run: TrainedRun, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each text with <eos>, cut at the model's `max_length`; an empty list for an empty text."""
+def encode_sources(run: TrainedRun, texts: Sequence[str], others: Sequence[TrainedRun] = ()) -> list[list[int]]:
+    """Return the ids of each text with <eos>, cut at the least `max_length`; an empty list for an empty text."""
+    longest = min((own.max_length for own in (run, *others) if own.max_length is not None), default=None)
     encoded = run.tokenizer.encode_all([text.strip() for text in texts])
-    return [[*ids, END][: run.max_length] if text.strip() else [] for text, ids in zip(texts, encoded)]
+    return [[*ids, END][:longest] if text.strip() else [] for text, ids in zip(texts, encoded)]
 
 
 def check_options(beam: int | None, length_penalty: float | None, typed: bool = False) -> None:
@@ -36,18 +38,28 @@ def translate_sources(
     sources: Sequence[Sequence[int]],
     beam: int | None = None,
     length_penalty: float | None = None,
+    others: Sequence[TrainedRun] = (),
 ) -> list[list[int]]:
     """Return the translation of each source (see `encode_sources`) as ids without <eos>; `[]` for an empty source.
 
-    `beam` and `length_penalty` are those of `TrainedRun.translate`.
+    The other arguments are those of `TrainedRun.translate`.
     """
     check_options(beam, length_penalty)
-    model: Any = run.model
+    for other in others:
+        other.require("translate")
+        digests = {runs.sha256(own.directory / runs.TOKENIZER) for own in (run, other)}
+        if len(digests) > 1:
+            raise UserError(
+                f"{other.directory} has another vocabulary than {run.directory}; an ensemble needs runs of the same "
+                "corpus, protocol and task.vocab_size."
+            )
+    models: list[Any] = [own.model for own in (run, *others)]
     decoding = run.task.hparams["decoding"]
     beam = decoding["beam"] if beam is None else beam
     alpha = decoding["length_penalty"] if length_penalty is None else length_penalty
     texts = [source for source in sources if source]
-    translations = iter(translate_ids(model, texts, beam=beam, alpha=alpha, max_length=run.max_length))
+    longest = min((model.max_length for model in models if model.max_length is not None), default=None)
+    translations = iter(translate_ids(models, texts, beam=beam, alpha=alpha, max_length=longest))
     return [next(translations) if source else [] for source in sources]
 
 

@@ -80,10 +80,11 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
 
 @functools.lru_cache(maxsize=16)
 def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
-    """Add to train the labelled training sentences that repeat no other text, nor each other.
+    """Add to train the labelled training sentences that repeat no other text.
 
-    A sentence repeats a text if they share SHARED words in a row, or if it is a near-duplicate of a line. Comparing
-    lines is not enough, since the files split the same speech at other places. Shorter sentences are left out.
+    A sentence repeats a text, or an earlier sentence, if they share SHARED words in a row. It also repeats a text if
+    it is a near-duplicate of one of its lines. Comparing lines is not enough, since the files split the same speech
+    at other places. Shorter sentences are left out.
 
     Raises:
         UserError: no sentence remains.

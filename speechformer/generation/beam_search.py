@@ -3,7 +3,8 @@
     score(Y) = log P(Y | X) / lp(Y),   lp(Y) = ((5 + |Y|) / 6)^alpha
 
 Wu et al. 2016, "Google's Neural Machine Translation System", equation 14; |Y| counts the <eos>. alpha = 0 searches
-the most probable translation, which is often too short; 0.6 to 1 are usual.
+the most probable translation, which is often too short; 0.6 to 1 are usual. With several models, the probability of a
+token is the mean of theirs (Sutskever et al. 2014, table 1).
 
 Shapes: B sources, K hypotheses of each (the beam), V tokens of the vocabulary.
 """
@@ -26,6 +27,13 @@ from speechformer.models.stack import select
 BATCH_TOKENS = 32768
 STEP_LOGITS = 2**23
 
+Models = Translator | Sequence[Translator]
+
+
+def members(models: Models) -> list[Translator]:
+    """Return one model or several as a list."""
+    return [models] if isinstance(models, Translator) else list(models)
+
 
 def length_penalty(length: Any, alpha: float) -> Any:
     """Return lp of hypotheses of `length` tokens, <eos> included; `length` is a number or a tensor."""
@@ -46,12 +54,13 @@ class BeamSearch:
     """
 
     def __init__(
-        self, model: Translator, source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int], cache: bool
+        self, models: Models, source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int], cache: bool
     ) -> None:
         B, device = len(source_BS), source_BS.device
-        self.model, self.K, self.alpha, self.cache = model, beam, alpha, cache
-        self.memory = model.encode(source_BS)
-        self.past = select(model.past(self.memory), torch.arange(B, device=device).repeat_interleave(beam))
+        self.models, self.K, self.alpha, self.cache = members(models), beam, alpha, cache
+        self.memories = [model.encode(source_BS) for model in self.models]
+        rows = torch.arange(B, device=device).repeat_interleave(beam)
+        self.pasts = [select(model.past(memory), rows) for model, memory in zip(self.models, self.memories)]
         self.best: list[tuple[list[int], float]] = [([], -math.inf)] * B
         self.open_B = torch.arange(B, device=device)
         self.limit_B = torch.tensor(limits, device=device)
@@ -62,11 +71,14 @@ class BeamSearch:
         self.ids_BKT = torch.full((B, beam, 1), BEGIN, device=device)
 
     def log_probabilities(self, length: int) -> Tensor:
-        """Return those of the next token, [B, K, V]: at its limit a hypothesis can only end."""
+        """Return the log-probabilities of the next token, [B, K, V]: at its limit a hypothesis can only end."""
         rows = self.ids_BKT.flatten(0, 1)
-        arguments = (rows[:, -1:], self.past) if self.cache else (rows,)
-        logits = self.model.output(self.model.decode(self.memory, *arguments)[:, -1]).float()
-        log_BKV = logits.log_softmax(dim=-1).unflatten(0, (len(self.open_B), self.K))
+        each = []
+        for model, memory, past in zip(self.models, self.memories, self.pasts):
+            arguments = (rows[:, -1:], past) if self.cache else (rows,)
+            each.append(model.output(model.decode(memory, *arguments)[:, -1]).float().log_softmax(dim=-1))
+        log_RV = each[0] if len(each) == 1 else torch.stack(each).logsumexp(dim=0) - math.log(len(each))
+        log_BKV = log_RV.unflatten(0, (len(self.open_B), self.K))
         log_BKV[..., [PAD, BEGIN]] = -math.inf
         at_limit = self.limit_B <= length
         if at_limit.any():
@@ -110,19 +122,20 @@ class BeamSearch:
     def keep(self, sources: Tensor, hypothesis: Tensor, token: Tensor) -> None:
         """Continue with these sources, and in each with these hypotheses, extended by these tokens."""
         rows = (sources[:, None] * self.K + hypothesis).flatten()
-        self.past = select(self.past, rows)
+        self.pasts = [select(past, rows) for past in self.pasts]
         ids_BKT = self.ids_BKT.flatten(0, 1)[rows].unflatten(0, (len(sources), self.K))
         self.ids_BKT = torch.cat((ids_BKT, token[..., None]), dim=2)
         self.score_BK = self.score_BK[sources]
         if len(sources) < len(self.open_B):
-            self.memory, self.open_B = self.memory.select(sources), self.open_B[sources]
+            self.memories = [memory.select(sources) for memory in self.memories]
+            self.open_B = self.open_B[sources]
             self.limit_B, self.finished_B = self.limit_B[sources], self.finished_B[sources]
             self.best_B = self.best_B[sources]
 
 
 @torch.no_grad()
 def beam_search(
-    model: Translator, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
+    models: Models, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
 ) -> list[tuple[list[int], float]]:
     """Return the best translation found of each source, as ids without <bos> and <eos>, and its score.
 
@@ -131,13 +144,14 @@ def beam_search(
     translations, or when no unfinished one can score higher than the best.
 
     Args:
+        models: one, or several with the same vocabulary.
         source_BS: ids, padded with 0.
         alpha: of the length penalty, at least 0.
         limits: the most tokens of each translation, <eos> included.
         cache: whether the decoder caches keys and values; without, it reads all tokens at each step. The results are
             the same.
     """
-    search = BeamSearch(model, source_BS, beam, alpha, limits, cache)
+    search = BeamSearch(models, source_BS, beam, alpha, limits, cache)
     for length in range(1, max(limits) + 1):
         if not search.step(length):
             break
@@ -163,7 +177,7 @@ def batch_sources(
 
 
 def translate_ids(
-    model: Translator,
+    models: Models,
     sources: Sequence[Sequence[int]],
     *,
     beam: int,
@@ -172,17 +186,18 @@ def translate_ids(
     cache: bool = True,
     tokens: int = BATCH_TOKENS,
 ) -> list[list[int]]:
-    """Translate sources (ids that end with <eos>); return the translations in the same order.
+    """Translate sources (ids that end with <eos>) by `beam_search`; return the translations in the same order.
 
     Sources longer than `max_length`, the positions of the model, are cut; None is no limit.
     """
     sources = [list(source[:max_length]) for source in sources]
     translations: list[list[int]] = [[] for _ in sources]
-    rows, device = STEP_LOGITS // model.output.out_features, model.output.weight.device
+    output = members(models)[0].output
+    rows, device = STEP_LOGITS // (output.out_features * len(members(models))), output.weight.device
     for chosen in batch_sources([len(source) for source in sources], beam, max_length, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
         limits = [max_target_length(len(sources[k]), max_length) for k in chosen]
-        best = beam_search(model, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
+        best = beam_search(models, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
         for k, (translation, _) in zip(chosen, best):
             translations[k] = translation
     return translations

@@ -31,6 +31,7 @@ BLOCKS = (32, 64)  # queries of a block: fewer see fewer keys, more are faster f
 RUNS = (64, 32, 16, 1)  # keys that are gathered together
 GATHER, BLOCK_COST = 1.0, 8.0  # time to gather a run, in keys, and time of a block, in queries; measured
 CACHED = 1 << 18  # scores at once
+KEPT = 1 << 24  # most weights of a group that are kept for the backward pass; more are computed again
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,9 @@ class BlockAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P + dl)
 
-    It works on as many blocks at once as fit into a CPU's cache. For the backward pass it keeps P, but gathers
-    queries, keys and values again.
+    It works on as many blocks at once as fit into a CPU's cache. For the backward pass it gathers queries, keys and
+    values again. It keeps P unless that is larger than KEPT and than the bias, from which it is computed again, and
+    always keeps M.
     """
 
     @staticmethod
@@ -263,6 +265,7 @@ class BlockAttention(torch.autograd.Function):
         (G, Q, K), (B, N, _, H) = group.mask.shape, q.shape
         output, log_sums = q.new_empty(B, N, G, Q, H), q.new_empty(B, N, G, Q) if merged else None
         saved: list[Tensor] = []
+        kept = max(KEPT, bias.numel()) >= B * N * G * Q * K
         for blocks in group.chunks(B * N):
             weights, sums = weights_of(q, k, bias, group, blocks, merged)
             dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
@@ -270,42 +273,48 @@ class BlockAttention(torch.autograd.Function):
             output[:, :, blocks] = torch.bmm(dropped.view(-1, Q, K), values).view(B, N, -1, Q, H)
             if log_sums is not None and sums is not None:
                 log_sums[:, :, blocks] = sums
-            saved.append(weights)
-        ctx.save_for_backward(q, k, v, dropout_mask, *saved)
-        ctx.group, ctx.bias_shape = group, bias.shape
+            if kept:
+                saved.append(weights)
+        ctx.save_for_backward(q, k, v, None if kept else bias, dropout_mask, *saved)
+        ctx.group, ctx.merged, ctx.bias_shape = group, merged, bias.shape
         return output, log_sums
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, dropout_mask, *saved = ctx.saved_tensors
+        q, k, v, bias, dropout_mask, *saved = ctx.saved_tensors
         group: Group = ctx.group
         _, Q, K = group.mask.shape
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
         dbias = q.new_empty(ctx.bias_shape) if ctx.needs_input_grad[3] else None
-        for blocks, weights in zip(group.chunks(q.shape[0] * q.shape[1]), saved):
-            queries, keys = group.queries[blocks][:, None], group.keys[blocks]
-            dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
-            own = grad[:, :, blocks].reshape(-1, Q, q.shape[-1])
-            add(dv, torch.bmm(dropped.view(-1, Q, K).transpose(1, 2), own), keys, group.run)
-            grad_weights = torch.bmm(own, take(v, keys, group.run).transpose(1, 2)).view_as(weights)
-            if dropout_mask is not None:
-                grad_weights.mul_(dropout_mask[:, :, blocks])
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            if grad_log_sums is not None:
-                grad_scores.addcmul_(weights, grad_log_sums[:, :, blocks, :, None])
-            if dbias is not None:
-                dbias[:, :, blocks] = grad_scores.sum_to_size(dbias[:, :, blocks].shape)
-            grad_scores = grad_scores.view(-1, Q, K)
-            add(dq, torch.bmm(grad_scores, take(k, keys, group.run)), queries, Q)
-            add(dk, torch.bmm(grad_scores.transpose(1, 2), take(q, queries, Q)), keys, group.run)
+        with torch.autocast(q.device.type, enabled=False):
+            for number, blocks in enumerate(group.chunks(q.shape[0] * q.shape[1])):
+                weights = saved[number] if saved else weights_of(q, k, bias, group, blocks, ctx.merged)[0]
+                queries, keys = group.queries[blocks][:, None], group.keys[blocks]
+                dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
+                own = grad[:, :, blocks].reshape(-1, Q, q.shape[-1])
+                add(dv, torch.bmm(dropped.view(-1, Q, K).transpose(1, 2), own), keys, group.run)
+                grad_weights = torch.bmm(own, take(v, keys, group.run).transpose(1, 2)).view_as(weights)
+                if dropout_mask is not None:
+                    grad_weights.mul_(dropout_mask[:, :, blocks])
+                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+                if grad_log_sums is not None:
+                    grad_scores.addcmul_(weights, grad_log_sums[:, :, blocks, :, None])
+                if dbias is not None:
+                    dbias[:, :, blocks] = grad_scores.sum_to_size(dbias[:, :, blocks].shape)
+                grad_scores = grad_scores.view(-1, Q, K)
+                add(dq, torch.bmm(grad_scores, take(k, keys, group.run)), queries, Q)
+                add(dk, torch.bmm(grad_scores.transpose(1, 2), take(q, queries, Q)), keys, group.run)
         return dq, dk, dv, dbias, None, None, None
 
 
 def weights_of(
     q: Tensor, k: Tensor, bias: Tensor, group: Group, blocks: slice, merged: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the softmax of the scores of some blocks, [B, N, blocks, Q, K], and its log-sum-exp if it is needed."""
+    """Return the softmax of the scores of some blocks, [B, N, blocks, Q, K].
+
+    Also their log-sum-exp, [B, N, blocks, Q], if it is needed.
+    """
     (B, N, _, _), (_, Q, K) = q.shape, group.mask.shape
     queries, keys = take(q, group.queries[blocks][:, None], Q), take(k, group.keys[blocks], group.run)
     scores = torch.bmm(queries, keys.transpose(1, 2)).view(B, N, -1, Q, K).add_(bias[:, :, blocks])

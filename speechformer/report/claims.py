@@ -24,6 +24,7 @@ from speechformer.runs.folder import DamagedError
 FILE = Path(__file__).parent / "claims.yaml"
 Places = dict[tuple[str, str], tuple[Table, Row]]  # by the name of a row and its protocol
 VERDICTS = ("supported", "inconclusive", "contradicted")
+OURS = "this repository"  # says the claims that are not of others
 SIGNS = {"more": 1, "less": -1}
 PARTS = {"test_accuracy": None, "test_accuracy_in_train": True, "test_accuracy_not_in_train": False}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speechformer.report import published
-from speechformer.report.claims import VERDICTS, Judgement, content
+from speechformer.report.claims import OURS, VERDICTS, Judgement, content
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
@@ -31,11 +31,21 @@ def found(tables: Sequence[Table], judgements: Sequence[Judgement]) -> list[Mark
 
 
 def count_verdicts(judgements: Sequence[Judgement]) -> str:
-    """Return how many claims have each verdict, or "" without a claim."""
-    verdicts = [own.verdict for own in judgements]
-    supported, inconclusive, contradicted = (f"{verdicts.count(word)} {word}" for word in VERDICTS)
-    text = f"{len(judgements)} claims were tested: {supported}, {contradicted}, {inconclusive}."
-    return text if judgements else ""
+    """Return how many claims of others, and of this repository, have each verdict, or "" without a claim."""
+
+    def verdicts(of: Sequence[Judgement]) -> str:
+        own = [judgement.verdict for judgement in of]
+        supported, inconclusive, contradicted = (f"{own.count(word)} {word}" for word in VERDICTS)
+        return f"{supported}, {contradicted}, {inconclusive}"
+
+    ours = [own for own in judgements if own.by == OURS]
+    others = [own for own in judgements if own.by != OURS]
+    if not (ours and others):
+        return f"{len(judgements)} claims were tested: {verdicts(judgements)}." if judgements else ""
+    return (
+        f"{len(others)} claims of others were tested: {verdicts(others)}. So were {len(ours)} of this repository: "
+        f"{verdicts(ours)}."
+    )
 
 
 def best_row(table: Table) -> Markdown | str:
@@ -122,14 +132,14 @@ def agreement(tables: Sequence[Table]) -> str:
     chosen = content()["chosen"]
     rows = {name for entry in chosen for name in entry["rows"]}
     if looked := [bool(line.inside) for line in values if line.row.published in rows]:
-        whats = " and ".join(dict.fromkeys(entry["what"] for entry in chosen))
+        whats = ", ".join(dict.fromkeys(entry["what"] for entry in chosen))
         text += (
             f" For {len(looked)} of them, an assumption of ours was chosen by looking at published results "
             f"({whats}): {sum(looked)} of these are inside, and {inside - sum(looked)} of the other "
             f"{len(values) - len(looked)}."
         )
-    wide = sum(line.ours is not None and width(line.ours) > 0.1 * line.ours.mean for line in values)
-    return text + (f" Of all intervals, {wide} are wider than a tenth of the value." if wide else "")
+    wide = [line.row.published for line in values if line.ours and width(line.ours) > 0.1 * line.ours.mean]
+    return text + (f" Wider than a tenth of the value: the interval of {', '.join(map(str, wide))}." if wide else "")
 
 
 def width(summary: Summary) -> float:
@@ -138,11 +148,11 @@ def width(summary: Summary) -> float:
     return high - low
 
 
-def distinct(runs: Sequence[Run]) -> int:
-    """Return the number of different runs: one that is repeated under the name of another study counts once."""
+def distinct(runs: Sequence[Run]) -> list[Run]:
+    """Return the different runs: of those that are repeated under the name of another study, the first."""
     free = set(published.content()["free"])
-    keys = set()
+    different: dict[tuple[object, ...], Run] = {}
     for run in runs:
         settings = tuple(sorted((key, repr(value)) for key, value in run.settings.items() if key not in free))
-        keys.add((run.protocol, run.corpus_key, run.baseline, run.seed, settings))
-    return len(keys)
+        different.setdefault((run.protocol, run.corpus_key, run.baseline, run.seed, settings), run)
+    return list(different.values())

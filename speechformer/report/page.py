@@ -145,7 +145,7 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str], exports: 
     baselines = sum(run.baseline is not None for run in runs)
     many = "s" if len(tables) > 1 else ""
     sentences = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
-    if repeated := len(runs) - findings.distinct(runs):
+    if repeated := len(runs) - len(findings.distinct(runs)):
         sentences.append(f"{repeated} of them repeat a run of another study, bit by bit.")
     known = [(name, run.result.get("versions", {}).get(name)) for run in runs for name in LIBRARIES]
     versions = sorted({f"{name} {version}" for name, version in known if version is not None})

@@ -149,14 +149,14 @@ class Context:
     def count(self) -> Mapping[str, int]:
         """Return the numbers of `runs`, `baselines`, `claims`, and of runs that are not repeats (`distinct`)."""
         trained = [run for run in self.runs if not run.baseline]
-        numbers = {"runs": len(trained), "distinct": findings.distinct(trained), "claims": len(self.judgements)}
+        numbers = {"runs": len(trained), "distinct": len(findings.distinct(trained)), "claims": len(self.judgements)}
         return {**numbers, "baselines": len(self.runs) - len(trained)}
 
     def share(self, first: str, second: str, task: str = "lm") -> str:
-        """Return how many runs of a task on the reports' corpus have a lower first metric than second, "9 of 9"."""
+        """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
         runs = [run for run in self.runs if run.task == task and not run.baseline]
         own = [run for run in runs if (run.corpus_key or "").startswith(published.content()["corpus"]["sha256"])]
-        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
+        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in findings.distinct(own)]
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
         return f"{sum(one < two for one, two in known)} of {len(known)}"
 

@@ -37,7 +37,7 @@ def tune_memory() -> None:
     """Import all that a run needs, and tune garbage collection and malloc; once for each process.
 
     Garbage collection pauses during the imports and never scans them again, as joblib's `gc.collect` after each job
-    would. glibc keeps freed memory: otherwise it returns each chunk of logits to the system and gets it back, zeroed.
+    would. glibc keeps freed memory: otherwise it returns each large tensor to the system and gets it back, zeroed.
     """
     was_collecting = gc.isenabled()
     gc.disable()
@@ -47,11 +47,11 @@ def tune_memory() -> None:
     if was_collecting:
         gc.enable()
     if sys.platform == "linux":
-        trim_threshold, mmap_threshold = -1, -3  # malloc.h
+        trim_threshold, mmap_max = -1, -4  # malloc.h
         with contextlib.suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL(None)
-            libc.mallopt(mmap_threshold, 32 << 20)  # the most that it accepts
-            libc.mallopt(trim_threshold, 1 << 30)
+            libc.mallopt(mmap_max, 0)
+            libc.mallopt(trim_threshold, -1)  # never
 
 
 def silence_libraries() -> None:
