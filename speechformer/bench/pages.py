@@ -72,6 +72,12 @@ class LongTexts(Rows):
                 lines.append([row.what, *times, *memory, faster])
         return markdown(lines)
 
+    def unmasked(self, tokens: int) -> str:
+        """Return the time and the memory of full attention without a mask at a length."""
+        (row,) = self.of(f"attention, {tokens} tokens", "full")
+        name = "SDPA without mask"
+        return f"{format_seconds(row.seconds[name])} and {row.more['bytes'][name] / 2**20:.0f} MiB"
+
     def attention_slopes(self, *patterns: str) -> str:
         """Return the table of the exponents of time and memory over the length, of blocks and of a dense mask."""
         lines = [["pattern", "kernel", "tokens", "time", "memory"]]
