@@ -162,6 +162,7 @@ RUNGS_8 := $(RUNGS_7) embedding_dropout=0.2
 RUNGS_9 := $(RUNGS_8) width=96
 RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
+EXTRA := $(subst study=strong_lm,study=extra_lm,$(STRONG)) task.extra_text=true
 # experiment=strong_lm is the last rung. Each of its settings is taken back, one at a time:
 WITHOUT := model=sinusoidal pattern.window=32 architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
 	architecture.activation=relu recipe.schedule=constant embedding_dropout=null width=64 \
@@ -183,6 +184,10 @@ reproduce-ladder: $(STAMP)
 	$(STRONG) 'seed=range(10)'
 	$(STRONG) recipe.optimizer=adamw recipe.matrix_lr=null 'seed=range(5)'
 	$(foreach other,$(WITHOUT),$(STRONG) $(other) 'seed=range(5)'$(NEWLINE)	)
+	$(BIN)/python -m speechformer.baselines task=lm corpus=speeches protocol=clean task.extra_text=true \
+		--output $(LADDER)/baselines/extra_text
+	$(EXTRA) 'seed=range(10)'
+	$(EXTRA) task.ngram_mixture=context task.ngram_targets=0 'seed=range(10)'
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages

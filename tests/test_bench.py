@@ -154,6 +154,9 @@ def test_tables_of_long_texts() -> None:
         chosen = "sparse blocks" if blocks else "dense mask"
         row = Comparison(f"attention, {T} tokens", "window 64", "pass", seconds, {"bytes": held, "tokens": T})
         rows.append({**asdict(row), "more": {**row.more, "chosen": chosen}})
+        seconds, held = {"SDPA without mask": T / 1e4}, {"SDPA without mask": T * 2**10}
+        row = Comparison(f"attention, {T} tokens", "full", "pass", seconds, {"bytes": held, "tokens": T})
+        rows.append({**asdict(row), "more": {**row.more, "chosen": "SDPA without mask"}})
     step = Comparison(
         "a long text", "lm, full, 4,096 tokens, 1.5 GB", "step", {"speechformer": 2.0}, {"peak_bytes": 3e9}
     )
@@ -164,6 +167,7 @@ def test_tables_of_long_texts() -> None:
     assert results.attention_table(2048).splitlines()[2] == (
         f"| window 64 | {1000 * ours:.3g} ms | 419 ms | {dense / ours:.1f} | 8 MiB | 4096 MiB | 2.0 |"
     )
+    assert results.unmasked(2048) == "205 ms and 2 MiB"
     assert results.attention_slopes("window 64").splitlines()[2:] == [
         "| window 64 | sparse blocks | 512 to 2,048 | T^1.10 | T^1.00 |",
         "| window 64 | dense mask | 512 to 2,048 | T^2.00 | T^2.00 |",

@@ -623,6 +623,9 @@ def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_pat
     runs.append(counting)  # there twice
     bags = {"baseline": {"name": "tfidf_logistic"}, "seed": None}
     runs.append({**result("block_size=64"), **bags})  # sentences cut elsewhere
+    more_text = {**result("task=lm", "task.extra_text=true", value=265.0), "baseline": {"name": "kneser_ney_5"}}
+    runs.append({key: value for key, value in more_text.items() if key != "report"})  # which baselines do not have
+    runs[0]["report"] = {"baseline_keys": []}  # of a run before there were these keys
     tables = tables_of(put(tmp_path, *runs))
     beside = {(table.task, table.sha256[0]): [run.metrics for run in table.baselines] for table in tables}
     first = SPEECHES[0]

@@ -25,6 +25,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "columns": PERPLEXITIES,
         "compare": ["test_perplexity_mean"],
         "note": "Perplexity per token; lower is better.",
+        "baseline_keys": ["task.extra_text"],
     },
     "translate": {"metric": "test_bleu", "columns": SCORES, "compare": ["test_bleu"], "unit": "pairs"},
 }

@@ -286,9 +286,10 @@ class Table:
         self.rows, self.usual = build_rows(runs)
         self.reference = next((row for row in self.rows if row.finished), self.rows[0])
         self.finished = [run for row in self.rows for run in row.finished]
-        keys = self.report["baseline_keys"]
+        counted = list(baselines)
+        keys = {key for run in (*runs, *counted) for key in run.report["baseline_keys"]}  # older runs know fewer
         shared = [[row.settings.get(key) for key in keys] for row in self.rows]
-        self.baselines = [run for run in baselines if [run.settings.get(key) for key in keys] in shared]
+        self.baselines = [run for run in counted if [run.settings.get(key) for key in keys] in shared]
         known, about = published.content(), " ".join(filter(None, (task, runs[0].config.get("probe.name"))))
         self.title: str = known["studies"].get(study, {}).get("title") or study or f"Runs without a study: {about}"
         if study and task == "probe":  # of which a study has several
