@@ -16,6 +16,7 @@ from speechformer.bench.gpu import decoder_of
 from speechformer.bench.timing import Comparison, device, in_processes, turns
 from speechformer.kernels.loss import next_token_loss
 from speechformer.training.memory import peak_bytes
+from speechformer.training.runtime import tune_memory
 
 SIZES = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "vocab_size": 5634}
 SMALL = {"width": 128, "heads": 4, "layers": 2, "ff": 256, "vocab_size": 5634, "block_size": 256}
@@ -30,6 +31,7 @@ def bench_long(rounds: int) -> list[Comparison]:
 
 def measure(pattern: str, T: int, rounds: int, sizes: dict[str, int] = SIZES) -> Comparison:
     """Measure a training step and the peak of memory."""
+    tune_memory()  # as every run does
     name, _, window = pattern.partition(" ")
     overrides = [f"pattern={name}", *([f"pattern.window={window}"] if window else [])]
     torch.manual_seed(0)
