@@ -25,6 +25,7 @@ from speechformer.data.speeches import SentenceData
 from speechformer.errors import UserError
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
+from speechformer.tasks import optim
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify, cross_entropy
 from speechformer.tasks.language_model import LanguageModel
@@ -229,8 +230,10 @@ def test_the_optimizer_is_the_one_asked_for(optimizer: str, tmp_path: Path) -> N
     assert not torch.equal(task.model.output.weight, before)
 
 
-def test_muon_is_torchs_muon_and_adamw(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9")
+def test_muon_is_torchs_muon_and_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: torch's two optimizers on the same gradients, the first for the weight matrices of blocks."""
+    monkeypatch.setattr(optim, "matrix_dtype", lambda device: torch.bfloat16)  # as torch everywhere
     task = language_model(optimizer="muon", lr=0.01, matrix_lr=0.02, weight_decay=0.3, betas=[0.8, 0.9])
     assert isinstance(train(task, 1, tmp_path).optimizers[0], MuonAdamW)
     other, named = copy.deepcopy(task.model), dict(task.model.named_parameters())
@@ -253,7 +256,29 @@ def test_muon_is_torchs_muon_and_adamw(tmp_path: Path) -> None:
         for each in (optimizer, muon, adamw):
             each.step()
     for name, own in named.items():
-        torch.testing.assert_close(own, of_other[name])
+        assert torch.equal(own, of_other[name]) if name in matrices else torch.allclose(own, of_other[name])
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (20, 6), (6, 20)])
+def test_orthogonalize_acts_on_singular_values(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the polynomial of the singular values of a decomposition in double precision."""
+    monkeypatch.setattr(optim, "matrix_dtype", lambda device: torch.float32)
+    matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    before = matrix.clone()
+    u, s, v = torch.linalg.svd(matrix.double() / matrix.double().norm(), full_matrices=False)
+    a, b, c = optim.NEWTON_SCHULZ
+    for _ in range(3):
+        s = a * s + b * s**3 + c * s**5
+    torch.testing.assert_close(optim.orthogonalize(matrix, steps=3).double(), (u * s) @ v, rtol=0, atol=1e-5)
+    assert torch.equal(matrix, before)
+
+
+def test_muon_multiplies_in_what_the_cpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 without such instructions is up to 90 times as slow as float32."""
+    for capabilities, dtype in (({"avx2": True}, torch.float32), ({"amx_bf16": True}, torch.bfloat16)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)  # noqa: B023
+        assert optim.matrix_dtype(torch.device("cpu")) == dtype
+    assert optim.matrix_dtype(torch.device("cuda")) == torch.bfloat16
 
 
 @pytest.mark.parametrize("make", [classifier, language_model])
