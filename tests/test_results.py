@@ -118,8 +118,8 @@ def test_experiments_of_the_reports_say_what_their_results_are() -> None:
 
         if (f"{table}_paper", row, "test_accuracy") in rows:
             whole, sd = (shown("test_accuracy", 1, 100, key) for key in ("mean", "sd"))
-            seen, fresh = (shown(f"test_accuracy_{part}", 0, 100) for part in ("in_train", "not_in_train"))
-            text = f"{whole} ± {sd} %: {seen} % on sentences that are also in train, {fresh} % on the others."
+            leaked, fresh = (shown(f"test_accuracy_{part}", 0, 100) for part in ("in_train", "not_in_train"))
+            text = f"{whole} ± {sd} %: {leaked} % on sentences that are also in train, {fresh} % on the others."
         else:
             texts = " / ".join(shown(f"test_perplexity_{part}", 0) for part in ("obama", "wbush", "hbush"))
             mean, sd = (shown("test_perplexity_mean", 0, 1, key) for key in ("mean", "sd"))

@@ -290,8 +290,8 @@ def test_weights_that_are_computed_again_are_the_same(pattern: str, monkeypatch:
     """Oracle: the gradients with weights that were kept, with the same dropout."""
     bias, layout, trained = in_double(bias_of("kerple", pattern, length=T))
     gradients, counts = [], []
-    for kept in (sparse.KEPT, 0):
-        monkeypatch.setattr(sparse, "KEPT", kept)
+    for limit in (sparse.KEPT, 0):
+        monkeypatch.setattr(sparse, "KEPT", limit)
         torch.manual_seed(0)
         output = sparse_attention(*trained[:3], layout, bias.of_blocks, FastDropout(0.3).drop)
         with monkeypatch.context() as patch:

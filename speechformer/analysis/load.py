@@ -27,9 +27,7 @@ CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
 
 @dataclass
 class TrainedRun:
-    """A trained run: model, tokenizer and result, and what you can do with them.
-
-    Every run has `logits` and `attention`; `predict`, `generate` and `translate` need the task of that purpose.
+    """A trained run; `predict`, `generate` and `translate` need the task of that purpose.
 
     Attributes:
         directory: the run's folder.
@@ -149,17 +147,7 @@ class TrainedRun:
         length_penalty: float | None = None,
         others: Sequence[TrainedRun] = (),
     ) -> list[str]:
-        """Return the translation of each text, by beam search.
-
-        Args:
-            texts: one text or several.
-            beam: number of hypotheses; 1 is greedy; None: as in the run's test.
-            length_penalty: alpha of Wu et al. 2016, equation 14; None: as in the run's test.
-            others: runs that decide with this one, as an ensemble: the mean of their probabilities counts.
-
-        Raises:
-            UserError: another run has another vocabulary.
-        """
+        """Return the translation of each text; `analysis.translation.translate_sources` explains the arguments."""
         self.require("translate")
         sources = translation.encode_sources(self, [texts] if isinstance(texts, str) else texts, others)
         translations = translation.translate_sources(self, sources, beam, length_penalty, others)

@@ -40,9 +40,20 @@ def translate_sources(
     length_penalty: float | None = None,
     others: Sequence[TrainedRun] = (),
 ) -> list[list[int]]:
-    """Return the translation of each source (see `encode_sources`) as ids without <eos>; `[]` for an empty source.
+    """Translate sources by beam search.
 
-    The other arguments are those of `TrainedRun.translate`.
+    Args:
+        run: the translator.
+        sources: ids of each text, see `encode_sources`.
+        beam: number of hypotheses; 1 is greedy; None: as in the run's test.
+        length_penalty: alpha of Wu et al. 2016, equation 14; None: as in the run's test.
+        others: runs that decide with this one, as an ensemble: the mean of their probabilities counts.
+
+    Returns:
+        The ids of each translation without <eos>; `[]` for an empty source.
+
+    Raises:
+        UserError: another run has another vocabulary.
     """
     check_options(beam, length_penalty)
     for other in others:

@@ -265,7 +265,7 @@ class BlockAttention(torch.autograd.Function):
         (G, Q, K), (B, N, _, H) = group.mask.shape, q.shape
         output, log_sums = q.new_empty(B, N, G, Q, H), q.new_empty(B, N, G, Q) if merged else None
         saved: list[Tensor] = []
-        kept = max(KEPT, bias.numel()) >= B * N * G * Q * K
+        stores = max(KEPT, bias.numel()) >= B * N * G * Q * K
         for blocks in group.chunks(B * N):
             weights, sums = weights_of(q, k, bias, group, blocks, merged)
             dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
@@ -273,9 +273,9 @@ class BlockAttention(torch.autograd.Function):
             output[:, :, blocks] = torch.bmm(dropped.view(-1, Q, K), values).view(B, N, -1, Q, H)
             if log_sums is not None and sums is not None:
                 log_sums[:, :, blocks] = sums
-            if kept:
+            if stores:
                 saved.append(weights)
-        ctx.save_for_backward(q, k, v, None if kept else bias, dropout_mask, *saved)
+        ctx.save_for_backward(q, k, v, None if stores else bias, dropout_mask, *saved)
         ctx.group, ctx.merged, ctx.bias_shape = group, merged, bias.shape
         return output, log_sums
 

@@ -100,8 +100,8 @@ def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
         verdict = Markdown("**{}**").format(own.verdict) if own.verdict != "inconclusive" else own.verdict
         test = "bootstrap" if own.over_sentences else method(effect)
         cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate(metric, effect)), where]
-        found = number(metric, effect.detectable, like=precision(effect))
-        rows.append([*cells, seeds_cell(effect), found, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
+        detectable = number(metric, effect.detectable, like=precision(effect))
+        rows.append([*cells, seeds_cell(effect), detectable, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
     header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of", "seeds", "detectable", "test"]
     return markdown_table([*header, "p; after Holm"], rows)
 
