@@ -29,11 +29,11 @@ GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024,
 
 
 def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
-    """Build a language model with RoPE, GELU and tied embeddings, without biases and dropout."""
+    """Build a language model with RoPE and tied embeddings, without biases and dropout."""
     config = as_plain(compose(["model=rope", "task=lm", *overrides]))
     unused = ("pool", "classifier_width", "shared_embeddings")
     architecture = {key: value for key, value in config["architecture"].items() if key not in unused}
-    architecture |= {"tied_output": True, "activation": "gelu", "bias": False, "qkv_bias": False}
+    architecture |= {"tied_output": True, "bias": False, "qkv_bias": False}
     model, pattern = config["model"], config["pattern"]
     return Decoder(**sizes, **architecture, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
 def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
     """Measure a training step; `rate` is that of matrix products in bfloat16, in FLOP/s."""
     torch.manual_seed(0)
-    model = decoder_of(sizes).to(device())
+    model = decoder_of(sizes, "architecture.activation=gelu").to(device())
     if device().type == "cuda":
         compile_blocks(model, "default", device())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
