@@ -69,7 +69,7 @@ reproduce: $(STAMP)
 		$$(cd $(REPRODUCED) && find baselines runs -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
-# Make the reports and the results in the pages from the results of all runs, in a minute or two.
+# Make the reports and the results in the pages from the results of all runs, in about four minutes.
 PAGES := README.md $(REFERENCE)/README.md
 # Publish the archive of a folder: its report, a page, the title of the report, and other options of it.
 define PUBLISH

@@ -272,11 +272,13 @@ def test_the_bootstrap_covers_seeds_and_sentences() -> None:
     generator = np.random.default_rng(0)
     seeds, sentences = generator.normal(0, 0.2, 300), generator.normal(0, 1.0, 400)
     value = seeds[:, None] + sentences[None]
-    (low, high), p = bootstrap([(1, value), (-1, np.zeros((5, 400)))], 0.0)
+    (low, high), p, error_of_draws = bootstrap([(1, value), (-1, np.zeros((5, 400)))], 0.0)
     error = math.sqrt(seeds.var() / 300 + sentences.var() / 400)
     assert (low, high) == pytest.approx((value.mean() - 1.96 * error, value.mean() + 1.96 * error), abs=0.01)
-    assert 0 < p <= 1
-    (low, high), p = bootstrap([(1, value + 2), (-1, value)], 0.0)  # the same sentences in both: their effect cancels
+    assert 0 < p <= 1 and error_of_draws == pytest.approx(error, rel=0.02)
+    (low, high), p, _ = bootstrap(
+        [(1, value + 2), (-1, value)], 0.0
+    )  # the same sentences in both: their effect cancels
     assert high - low < 0.2 and p < 0.001
 
 

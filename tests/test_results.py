@@ -38,14 +38,14 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
     """Oracle: `make pages` from the committed archive."""
     with tarfile.open(folder / "runs.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
-    for page in pages:
-        copy, probes = (tmp_path / own.relative_to(ROOT) for own in (page, REFERENCE / "probes" / "README.md"))
-        for own in (copy, probes):  # a page repeats results of the other
-            own.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / own.relative_to(tmp_path), own)
-        write_report(
-            [tmp_path / "runs"], tmp_path / "report", plots=False, pages=[copy], options=LABELS.get(folder.name)
-        )
+    copies = {page: tmp_path / page.relative_to(ROOT) for page in pages}
+    for page in (*pages, REFERENCE / "probes" / "README.md"):  # of which another page repeats results
+        copy = tmp_path / page.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, copy)
+    options = LABELS.get(folder.name)
+    write_report([tmp_path / "runs"], tmp_path / "report", plots=False, pages=[*copies.values()], options=options)
+    for page, copy in copies.items():
         assert copy.read_text() == page.read_text(), f"{page}: run make pages"
 
 

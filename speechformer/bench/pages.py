@@ -54,6 +54,9 @@ class Rows:
         return (self.commits[self.of(part)[0].part] or "unknown")[:7]
 
 
+GOALS = {("report", "classify, training step"): 1.5, ("report", "lm, training step"): 1.3}  # else 1
+
+
 class LongTexts(Rows):
     """What templates can show of sparse patterns and long texts."""
 
@@ -144,12 +147,21 @@ class Results(LongTexts):
 
     def functions(self) -> dict[str, Any]:
         """Return the functions by name."""
-        shown = ("machine", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
+        shown = ("machine", "goals", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
         return {name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit", *LONG)}
 
     def ratio(self, size: str, what: str) -> str:
         """Return a ratio of steps with its interval, such as of ("report", "lm, training step")."""
         return self.of(f"steps, {size}", what)[0].formatted_ratio
+
+    def goals(self) -> str:
+        """Return the goals of the ratios of steps, and which were missed."""
+        aims = [(row, GOALS.get((row.part.removeprefix("steps, "), row.what), 1.0)) for row in self.of("steps")]
+        missed = [
+            f"{name_of(row)} ({row.ratio:.2f} of {goal})" for row, goal in aims if row.ratio and row.ratio < goal
+        ]
+        special = " and ".join(f"{goal} ({name_of(row)})" for row, goal in aims if goal != 1)
+        return f"The goals were {special}, and 1.0 elsewhere; missed: {'; '.join(missed) or 'none'}."
 
     def steps_table(self) -> str:
         """Return the table of times, ratios with intervals, and limits."""

@@ -53,7 +53,7 @@ def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     rows = [["the model", mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
     for run in named(table, names):
         other = right_answers([run])
-        interval, _ = bootstrap([(1, own), (-1, other)], 0.0)
+        interval, *_ = bootstrap([(1, own), (-1, other)], 0.0)
         cell = f"{number(METRIC, own.mean() - other.mean(), True)} {format_interval(METRIC, interval, True)}"
         rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), cell])
     return markdown_table(["", "test accuracy, %", "the model less the baseline, points"], rows)

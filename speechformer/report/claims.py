@@ -137,8 +137,8 @@ def measure(
     answered = [Answered(term.times, term.metric, term.at, term.row.finished) for term in terms]
     over_sentences = wanted and bool(right := right_answers([*answered, *counted]))
     if over_sentences:
-        interval, p = bootstrap(right, constant)
-        effect = replace(effect, interval=interval, p=p)
+        interval, p, error = bootstrap(right, constant)
+        effect = replace(effect, interval=interval, p=p, error=error, freedom=math.inf)
     about = (claim["family"], claim["by"], claim["says"], SIGNS[claim["expect"]])
     return Judgement(name, *about, over_sentences, effect, terms)
 

@@ -14,6 +14,7 @@ The functions of a template are the methods of `Context`, those of `probe_functi
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ class Context:
         trained = [run for run in self.runs if not run.baseline]
         numbers = {"runs": len(trained), "distinct": len(findings.distinct(trained)), "claims": len(self.judgements)}
         return {**numbers, "baselines": len(self.runs) - len(trained)}
+
+    def origin(self) -> str:
+        """Return the commits of the runs, and how many the code would compute with other numbers today."""
+        trained = [run for run in self.runs if not run.baseline]
+        commits = Counter(str(run.result.get("commit"))[:7] for run in trained)
+        parts = " and ".join(f"{commit} ({number})" for commit, number in commits.most_common())
+        old = sum(run.is_outdated for run in trained)
+        return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
+
+    def hours(self) -> str:
+        """Return the hours that all runs took, each on its cores, with one decimal."""
+        return f"{sum(run.result.get('seconds') or 0 for run in self.runs) / 3600:.1f}"
 
     def share(self, first: str, second: str, task: str = "lm") -> str:
         """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""

@@ -27,7 +27,15 @@ from speechformer.report.labels import ABSENT, name_rows
 from speechformer.report.statistics import Summary
 from speechformer.report.tuning import TUNED
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
-from speechformer.runs.identity import ADDED, NOT_IDENTITY, NUMERICS_VERSION, added_to, plain_number
+from speechformer.runs.identity import (
+    ADDED,
+    NOT_IDENTITY,
+    NUMERICS_VERSION,
+    added_to,
+    fingerprint,
+    numerics,
+    plain_number,
+)
 from speechformer.runs.predictions import read_predictions
 
 if TYPE_CHECKING:
@@ -77,8 +85,18 @@ class Run:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the code computes other numbers today."""
-        return int(self.result.get("numerics", 1)) < NUMERICS_VERSION
+        """Whether the code computes other numbers today, by the version of the numbers in the run's fingerprint."""
+        stored, corpus = int(self.result.get("numerics", 1)), self.result.get("corpus") or {}
+        if stored < NUMERICS_VERSION:
+            return True
+        with contextlib.suppress(KeyError, TypeError):  # a config of an early version
+            config = self.result["config"]
+            pairs = {"languages": corpus.get("languages"), "cleaned": corpus.get("counts", {}).get("cleaned")}
+            settings = pairs if "languages" in corpus else corpus["classes"]
+            versions = range(stored, numerics(config))
+            older = [fingerprint(config, corpus["sha256"], settings, version) for version in versions]
+            return self.result.get("identity") in older
+        return False
 
     @property
     def steps_per_epoch(self) -> int:

@@ -81,7 +81,7 @@ class Effect:
         p: of an effect of zero, two-sided.
         paired: whether the seeds were paired.
         correlation: of the two sides over common seeds.
-        error: standard error of the estimate, with its degrees of `freedom`.
+        error: standard error of the estimate, with its degrees of `freedom` (infinite of a bootstrap).
     """
 
     n: tuple[int, ...]
@@ -160,6 +160,8 @@ def detectable(freedom: float, power: float = 0.8) -> float:
     """Return the effect, in standard errors, that a two-sided t-test at 5 % finds with a probability of `power`."""
     from scipy import optimize, stats
 
+    if math.isinf(freedom):
+        return float(stats.norm.ppf(0.975) + stats.norm.ppf(power))
     critical = stats.t.ppf(0.975, freedom)
     return float(optimize.brentq(lambda d: stats.nct.sf(critical, freedom, d) - power, 0, 200))
 
@@ -174,8 +176,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def bootstrap(terms: Sequence[tuple[float, Any]], constant: float, draws: int = 4000) -> tuple[Interval, float]:
-    """Return the 95 % interval and p-value of a contrast of accuracies over both seeds and sentences.
+def bootstrap(
+    terms: Sequence[tuple[float, Any]], constant: float, draws: int = 100_000
+) -> tuple[Interval, float, float]:
+    """Return the 95 % interval, p-value and standard error of a contrast of accuracies over seeds and sentences.
 
     Seeds are drawn with replacement within each term, and sentences once for all terms, as all are tested on the same
     (hierarchical bootstrap, percentile interval; Davison and Hinkley 1997, section 3.8).
@@ -183,13 +187,20 @@ def bootstrap(terms: Sequence[tuple[float, Any]], constant: float, draws: int = 
     Args:
         terms: coefficient and right answers, booleans [seeds, sentences].
     """
-    generator, sentences = np.random.default_rng(0), terms[0][1].shape[1]
-    weights = generator.multinomial(sentences, np.full(sentences, 1 / sentences), draws) / sentences
+    generator = np.random.default_rng(0)
     values = np.full(draws, constant)
-    for weight, right in terms:
-        runs = len(right)
-        shares = generator.multinomial(runs, np.full(runs, 1 / runs), draws) / runs
-        values += weight * np.einsum("ds,ds->d", shares @ right.astype(float), weights)
+    for part in np.array_split(values, max(1, draws // 5000)):  # views
+        weights = shares_of_draws(generator, len(part), terms[0][1].shape[1])
+        for weight, right in terms:
+            shares = shares_of_draws(generator, len(part), len(right))
+            part += weight * np.einsum("ds,ds->d", shares @ right.astype(np.float32), weights)
     low, high = np.quantile(values, [0.025, 0.975])
     tail = min((values <= 0).sum(), (values >= 0).sum())
-    return (float(low), float(high)), min(1.0, 2 * float(tail + 1) / (draws + 1))
+    return (float(low), float(high)), min(1.0, 2 * float(tail + 1) / (draws + 1)), float(values.std())
+
+
+def shares_of_draws(generator: np.random.Generator, draws: int, items: int) -> Any:
+    """Draw `items` of as many with replacement; return the share of each item in each draw, [draws, items]."""
+    drawn = generator.integers(items, size=(draws, items)) + items * np.arange(draws)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=draws * items).reshape(draws, items)
+    return counts.astype(np.float32) / np.float32(items)

@@ -70,15 +70,26 @@ def identity_settings(value: Any, key: str = "", added: Mapping[str, Any] = ADDE
     return plain_number(value, key)
 
 
-def fingerprint(config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any) -> str:
-    """Return a run's fingerprint, 12 digits of a sha256; `corpus_settings` says how the files are read."""
-    corpus = [corpus_sha256, corpus_settings]
+def numerics(config: Mapping[str, Any]) -> int:
+    """Return the version of the numbers that the code computes for a config."""
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
-    numerics = NUMERICS_VERSION + clean_pairs + 2 * t5_start
+    return NUMERICS_VERSION + clean_pairs + 2 * t5_start
+
+
+def fingerprint(
+    config: Mapping[str, Any], corpus_sha256: str, corpus_settings: Any, version: int | None = None
+) -> str:
+    """Return a run's fingerprint, 12 digits of a sha256.
+
+    Args:
+        corpus_settings: how the files are read.
+        version: of the numbers; None for what the code computes today.
+    """
+    corpus = [corpus_sha256, corpus_settings]
     own = identity_settings(config, added=added_to(config["task"]["name"]))
-    content = {"config": own, "corpus": corpus, "numerics": numerics}
+    content = {"config": own, "corpus": corpus, "numerics": numerics(config) if version is None else version}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

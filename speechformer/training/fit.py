@@ -184,7 +184,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "config": config,
         "overrides": owner["overrides"],
         "identity": owner["identity"],
-        "numerics": identity.NUMERICS_VERSION,
+        "numerics": identity.numerics(config),
         "seed": config["seed"],
         "steps": task.trainer.global_step,
         "attempts": owner["attempts"],
