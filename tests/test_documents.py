@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import compose, group, run_in
+from kills import count_points, killed_at
 
 from speechformer import load
 from speechformer.baselines import measure
@@ -160,6 +162,28 @@ def test_tokenizing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
                 data_of(corpus)
         assert not list((cache / "tokens").glob("*.bin*.partial")) and not list((cache / "tokens").glob("*.bin"))
     assert len(data_of(corpus).files["train", ""]) > 10
+
+
+def test_tokenizing_killed_at_any_point_begins_anew(tmp_path: Path, cache: Path) -> None:
+    """Oracle: the files of the cache of a run that was not killed."""
+    corpus = corpus_of(tmp_path / "text", TEXT)
+
+    def work() -> None:
+        data_of(corpus, tokens="words")
+
+    def content() -> dict[str, bytes]:
+        files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
+        files = (path for path in files if path.parent.name != "digests")  # they hold times
+        return {path.relative_to(cache).as_posix(): path.read_bytes() for path in files}
+
+    points = count_points(work, cache)
+    expected = content()
+    assert points > 20 and any(name.endswith(".bin") for name in expected)
+    for point in range(1, points + 1):
+        shutil.rmtree(cache)
+        killed_at(work, cache, point)
+        work()
+        assert content() == expected, f"killed at point {point} of {points}"
 
 
 def build(folder: Path, barrier: Any, queue: Any) -> None:

@@ -689,7 +689,7 @@ def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None
     assert len({style[1:] for style in of_alike}) == 3
 
 
-def test_five_hundred_runs_in_three_seconds_and_without_torch(tmp_path: Path) -> None:
+def test_five_hundred_runs_in_four_seconds_and_without_torch(tmp_path: Path) -> None:
     models = ("nope", "sinusoidal", "learned", "relative", "rope")
     kinds = [result("task=lm", f"model={model}", f"study=s{k}") for model in models for k in range(10)]
     for k, kind in enumerate(kinds):
@@ -710,7 +710,7 @@ def test_five_hundred_runs_in_three_seconds_and_without_torch(tmp_path: Path) ->
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.stdout == "False\n", done.stderr
-    assert min(seconds) < 3, seconds  # of the processor: what else runs on the machine does not count
+    assert min(seconds) < 4, seconds  # of the processor: what else runs does not count; an old one takes 3.1
 
 
 @pytest.mark.parametrize("content", [None, {}])

@@ -24,7 +24,7 @@ from speechformer.layers.attention import attention_mask, attention_reference, q
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
 
-B, N, T, H = 2, 2, 150, 16  # not a multiple of a block
+B, N, T, H = 2, 2, 151, 16  # odd: not a multiple of a block
 
 
 def in_double(bias: AttentionBias) -> tuple[AttentionBias, list[Part], list[Tensor]]:

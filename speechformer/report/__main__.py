@@ -70,9 +70,9 @@ def write_report(
     document.write_text(content, encoding="utf-8")
     page.write_text(to_html(content, exports, output), encoding="utf-8")
     if pages:
-        from speechformer.report.pages import Context, probe_functions, study_functions, update
+        from speechformer.report.pages import all_functions, update
 
-        functions = Context(tables, judgements, runs).functions() | probe_functions(cells) | study_functions(tables)
+        functions = all_functions(tables, judgements, runs, cells)
         for path in pages:
             console.say(f"{path}: {'updated' if update(path, functions) else 'unchanged'}")
     return tables

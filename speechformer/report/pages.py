@@ -6,9 +6,9 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context`, those of `probe_functions` and of `study_functions`, and
-`block(PAGE, HEADING)`, which repeats a result of another page. Rows have the names of `published.yaml` and
-`claims.yaml`.
+The functions of a template are the methods of `Context`, those of `run_functions`, `probe_functions` and
+`study_functions`, and `block(PAGE, HEADING)`, which repeats a result of another page. Rows have the names of
+`published.yaml` and `claims.yaml`.
 """
 
 from __future__ import annotations
@@ -153,26 +153,6 @@ class Context:
         numbers = {"runs": len(trained), "distinct": len(findings.distinct(trained)), "claims": len(self.judgements)}
         return {**numbers, "baselines": len(self.runs) - len(trained)}
 
-    def origin(self) -> str:
-        """Return the commits of the runs, and how many the code would compute with other numbers today."""
-        trained = [run for run in self.runs if not run.baseline]
-        commits = Counter(str(run.result.get("commit"))[:7] for run in trained)
-        parts = " and ".join(f"{commit} ({number})" for commit, number in commits.most_common())
-        old = sum(run.is_outdated for run in trained)
-        return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
-
-    def hours(self) -> str:
-        """Return the hours that all runs took, each on its cores, with one decimal."""
-        return f"{sum(run.result.get('seconds') or 0 for run in self.runs) / 3600:.1f}"
-
-    def share(self, first: str, second: str, task: str = "lm") -> str:
-        """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
-        runs = [run for run in self.runs if run.task == task and not run.baseline]
-        own = [run for run in runs if (run.corpus_key or "").startswith(published.content()["corpus"]["sha256"])]
-        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in findings.distinct(own)]
-        known = [(one, two) for one, two in pairs if one is not None and two is not None]
-        return f"{sum(one < two for one, two in known)} of {len(known)}"
-
     def verdicts(self) -> str:
         """Return how many claims have each verdict, as a sentence."""
         return findings.count_verdicts(self.judgements)
@@ -180,6 +160,32 @@ class Context:
     def agreement(self) -> str:
         """Return how the published results agree with ours, in sentences."""
         return findings.agreement(self.tables)
+
+
+def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the functions of a template that show the runs as a whole."""
+    trained = [run for run in runs if not run.baseline]
+
+    def origin() -> str:
+        """Return the commits of the runs, and of how many the code would compute other numbers today."""
+        commits = Counter(str(run.result.get("commit"))[:7] for run in trained)
+        parts = " and ".join(f"{commit} ({number})" for commit, number in commits.most_common())
+        old = sum(run.is_outdated for run in trained)
+        return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
+
+    def hours() -> str:
+        """Return the hours that all runs took, each on its cores, with one decimal."""
+        return f"{sum(run.result.get('seconds') or 0 for run in runs) / 3600:.1f}"
+
+    def share(first: str, second: str, task: str = "lm") -> str:
+        """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
+        corpus = published.content()["corpus"]["sha256"]
+        own = [run for run in trained if run.task == task and (run.corpus_key or "").startswith(corpus)]
+        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in findings.distinct(own)]
+        known = [(one, two) for one, two in pairs if one is not None and two is not None]
+        return f"{sum(one < two for one, two in known)} of {len(known)}"
+
+    return {"origin": origin, "hours": hours, "share": share}
 
 
 def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
@@ -221,6 +227,14 @@ def probe_functions(cells: Sequence[Cell]) -> dict[str, Any]:
         return text_of(probe_map.tuning_gains(cells, beyond), "no probe has two models both tuned and as by default.")
 
     return {"probes": probes, "longer": longer, "separations": separations, "tuning": tuning}
+
+
+def all_functions(
+    tables: Sequence[Table], judgements: Sequence[Judgement], runs: Sequence[Run], cells: Sequence[Cell]
+) -> dict[str, Any]:
+    """Return all functions of a template but `block`, by name."""
+    functions = Context(tables, judgements, runs).functions() | run_functions(runs)
+    return functions | probe_functions(cells) | study_functions(tables)
 
 
 def text_of(table: Markdown, missing: str) -> str:
