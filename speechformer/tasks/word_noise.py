@@ -35,7 +35,10 @@ class WordNoise:
     def check(self) -> None:
         """Raise a `UserError` if no word could become <unk>."""
         if self.unknown_rate and not (self.counts_V == 1).any():
-            raise UserError("task.unknown_rate replaces words that occur once in train, and there are none.")
+            raise UserError(
+                "task.unknown_rate replaces words that occur once in train, and there are none (the sample has none); set "
+                "it to 0."
+            )
 
     def with_unknown(self, ids: Tensor, generator: torch.Generator) -> Tensor:
         """Return ids of any shape in which some words that occur once are <unk>."""
