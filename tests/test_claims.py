@@ -324,11 +324,21 @@ def test_results_of_an_earlier_numerics_version_are_said_to_be(
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_results_are_outdated_by_the_version_in_their_fingerprint(version: int, tmp_path: Path) -> None:
-    """T5's bias has started differently since version 3; results have long said 1 for every config."""
-    config = as_plain(compose(["task=lm", "model=relative", "recipe.init=torch"]))
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (["task=lm"], ["a", "b"]),
+        (["task=lm", "corpus=text", "corpus.separator=blank_line"], ["blank_line"]),
+        (["task=probe", "probe=copy"], {}),
+    ],
+)
+def test_results_are_outdated_by_the_version_in_their_fingerprint(
+    overrides: list[str], settings: Any, version: int, tmp_path: Path
+) -> None:
+    """T5's bias has another start since version 3, while results said 1 for every config."""
+    config = as_plain(compose([*overrides, "model=relative", "recipe.init=torch"]))
     assert numerics(config) == 3
-    corpus = {"sha256": "ab", "classes": ["a", "b"], "counts": {}}
-    identity = fingerprint(config, "ab", ["a", "b"], version)
+    corpus = {"sha256": "ab", "classes": settings if overrides == ["task=lm"] else [], "counts": {}}
+    identity = fingerprint(config, "ab", settings, version)
     own = {**result(), "numerics": 1, "config": config, "corpus": corpus, "identity": identity}
     assert Run(tmp_path, own, {}).is_outdated is (version == 1)

@@ -166,10 +166,11 @@ def test_tokenizing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_tokenizing_killed_at_any_point_begins_anew(tmp_path: Path, cache: Path) -> None:
     """Oracle: the files of the cache of a run that was not killed."""
-    corpus = corpus_of(tmp_path / "text", TEXT)
+    train = "\n\n".join(f"Fish number {k} swims in the sea." for k in range(40))  # enough to hold a part out
+    corpus = corpus_of(tmp_path / "text", TEXT | {"train_LM.txt": train})
 
     def work() -> None:
-        data_of(corpus, tokens="words")
+        data_of(corpus, protocol="clean", tokens="words")
 
     def content() -> dict[str, bytes]:
         files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")

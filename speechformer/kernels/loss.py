@@ -78,6 +78,7 @@ def next_token_loss(
         return ChunkedLoss.apply(hidden_RD, weight_VD, bias_V, targets_R)
     losses, rows = [], (CPU_ROWS if torch.is_grad_enabled() else 2 * CPU_ROWS) if on_cpu else 16384
     for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
-        logits = F.linear(hidden, weight_VD, bias_V).float()
+        logits = F.linear(hidden, weight_VD, bias_V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses.append(F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing))
     return torch.stack(losses).sum() / max(len(targets_R), 1)

@@ -92,9 +92,15 @@ class Run:
         with contextlib.suppress(KeyError, TypeError):  # a config of an early version
             config = self.result["config"]
             pairs = {"languages": corpus.get("languages"), "cleaned": corpus.get("counts", {}).get("cleaned")}
-            settings = pairs if "languages" in corpus else corpus["classes"]
+            separator = (config.get("corpus") or {}).get("separator")
+            known: tuple[Any, ...] = (
+                pairs,
+                corpus["classes"],
+                [separator],
+                {},
+            )  # `identity` of pairs, speeches, documents, probes
             versions = range(stored, numerics(config))
-            older = [fingerprint(config, corpus["sha256"], settings, version) for version in versions]
+            older = [fingerprint(config, corpus["sha256"], own, version) for own in known for version in versions]
             return self.result.get("identity") in older
         return False
 

@@ -19,7 +19,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s
 
 
 def matrix_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where the hardware multiplies it, else float32, which is up to 90 times as fast there."""
+    """Return bfloat16 where the hardware multiplies it, else float32, which is much faster there."""
     if device.type != "cpu":
         return torch.bfloat16
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
