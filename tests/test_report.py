@@ -276,9 +276,8 @@ def test_the_bootstrap_covers_seeds_and_sentences() -> None:
     error = math.sqrt(seeds.var() / 300 + sentences.var() / 400)
     assert (low, high) == pytest.approx((value.mean() - 1.96 * error, value.mean() + 1.96 * error), abs=0.01)
     assert 0 < p <= 1 and error_of_draws == pytest.approx(error, rel=0.02)
-    (low, high), p, _ = bootstrap(
-        [(1, value + 2), (-1, value)], 0.0
-    )  # the same sentences in both: their effect cancels
+    # the same sentences in both: their effect cancels
+    (low, high), p, _ = bootstrap([(1, value + 2), (-1, value)], 0.0)
     assert high - low < 0.2 and p < 0.001
 
 

@@ -274,7 +274,7 @@ def test_orthogonalize_acts_on_singular_values(shape: tuple[int, int], monkeypat
 
 
 def test_muon_multiplies_in_what_the_cpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bfloat16 without such instructions is up to 90 times as slow as float32."""
+    """Oracle: the capabilities that torch reports; bfloat16 is emulated, and slow, without them."""
     for capabilities, dtype in (({"avx2": True}, torch.float32), ({"amx_bf16": True}, torch.bfloat16)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)  # noqa: B023
         assert optim.matrix_dtype(torch.device("cpu")) == dtype

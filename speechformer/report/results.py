@@ -93,12 +93,8 @@ class Run:
             config = self.result["config"]
             pairs = {"languages": corpus.get("languages"), "cleaned": corpus.get("counts", {}).get("cleaned")}
             separator = (config.get("corpus") or {}).get("separator")
-            known: tuple[Any, ...] = (
-                pairs,
-                corpus["classes"],
-                [separator],
-                {},
-            )  # `identity` of pairs, speeches, documents, probes
+            # `identity` of pairs, speeches, documents and probes
+            known: list[Any] = [pairs, corpus["classes"], [separator], {}]
             versions = range(stored, numerics(config))
             older = [fingerprint(config, corpus["sha256"], own, version) for own in known for version in versions]
             return self.result.get("identity") in older
