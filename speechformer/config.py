@@ -181,7 +181,10 @@ def check_config(config: dict[str, Any]) -> None:
             "sentences from train: protocol=paper protocol.remove_test_sentences=true."
         )
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
-        raise UserError("recipe.matrix_lr is the learning rate of recipe.optimizer=muon; set it to null.")
+        raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
+    steps, warmup = config["trainer"].get("max_steps", -1), config["recipe"]["warmup_steps"]
+    if config["recipe"]["schedule"] in ("linear", "cosine") and 0 <= steps <= warmup:
+        raise UserError(f"recipe.warmup_steps={warmup} must be less than trainer.max_steps={steps}.")
     check_trainer_arguments(config["trainer"])
 
 

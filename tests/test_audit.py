@@ -78,7 +78,7 @@ def test_the_command_is_fast_and_writes_json(tmp_path: Path) -> None:
         ),
         (
             "corpus.root=/nowhere",
-            "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere); correct",
+            "No speech files (train_CLS.tsv, train_LM.txt, ...) in corpus.root (/nowhere), which does not exist;",
         ),
         ("corpus.rot=/nowhere", "corpus has no key 'rot'"),
         ("nonsense", "nonsense"),

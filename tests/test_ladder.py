@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_report import put, result, tables_of
 
-from speechformer.report.ladder import against_table, ladder_figure, rungs, steps_table
+from speechformer.report.ladder import against_table, ladder_figure, rungs, steps_in_words, steps_table
 
 STEPS = ([], ["model=rope"], ["width=96"], ["dropout=0.3"])
 
@@ -43,6 +43,22 @@ def test_rungs_stand_on_each_other_whatever_the_order_of_the_runs(tmp_path: Path
     assert all(effect and effect.paired for effect in falls[:3])
     last = falls[3]
     assert last and last.mean == pytest.approx(300 - 340)  # the mixture, less the model below it
+
+
+def test_steps_in_words(tmp_path: Path) -> None:
+    """Oracle: means far apart over seeds of a small spread, and one step that changes less than the spread."""
+    base = ["experiment=ladder_lm", "study=ladder"]
+    means = {("model=rope",): 380.0, ("model=rope", "width=96"): 380.5, ("layers=2",): 420.0}
+    runs = [result(*base, f"seed={seed}", value=400 + seed) for seed in range(4)]
+    for step, mean in means.items():
+        runs += [result(*base, *step, f"seed={seed}", value=mean + (seed + 2) % 4) for seed in range(4)]
+    (table,) = tables_of(put(tmp_path, *runs))
+    assert steps_in_words(table, "test_perplexity_mean").splitlines() == [
+        "- **Better**: `model=rope` (−20.0).",
+        "- **Worse**: `layers=2`, beside (+20.0).",
+        "- **Inconclusive**: `width=96`.",
+        "- **The whole ladder**: −19.5 [−21.7, −17.3].",  # 2.447 sqrt(2 * 5 / 3 / 4): Welch
+    ]
 
 
 def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:

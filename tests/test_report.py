@@ -30,7 +30,7 @@ from speechformer.errors import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import main, write_report
 from speechformer.report.results import Row, Run, build_tables, flat, read_results, read_runs
-from speechformer.report.statistics import Summary, bootstrap, contrast, detectable, holm
+from speechformer.report.statistics import Summary, contrast, detectable, holm, over_seeds_and_items
 from speechformer.report.style import styles
 from speechformer.runs import folder as runs_folder
 from speechformer.runs.folder import write_result
@@ -267,18 +267,32 @@ def test_holm_corrects_for_the_number_of_tests() -> None:
     assert holm([]) == [] and holm([0.7, 0.8]) == [1.0, 1.0]
 
 
-def test_the_bootstrap_covers_seeds_and_sentences() -> None:
+def test_an_effect_over_seeds_and_sentences() -> None:
     """Oracle: the variance of a two-way layout of independent effects of seeds and sentences."""
     generator = np.random.default_rng(0)
     seeds, sentences = generator.normal(0, 0.2, 300), generator.normal(0, 1.0, 400)
     value = seeds[:, None] + sentences[None]
-    (low, high), p, error_of_draws = bootstrap([(1, value), (-1, np.zeros((5, 400)))], 0.0)
-    error = math.sqrt(seeds.var() / 300 + sentences.var() / 400)
-    assert (low, high) == pytest.approx((value.mean() - 1.96 * error, value.mean() + 1.96 * error), abs=0.01)
-    assert 0 < p <= 1 and error_of_draws == pytest.approx(error, rel=0.02)
+    effect = over_seeds_and_items([(1, value), (-1, np.zeros((5, 400)))])
+    error = math.sqrt(seeds.var(ddof=1) / 300 + sentences.var(ddof=1) / 400)
+    assert effect.mean == pytest.approx(value.mean())
+    assert effect.interval == pytest.approx((value.mean() - 1.96 * error, value.mean() + 1.96 * error), abs=0.01)
+    assert 0 < effect.p <= 1 and effect.error == pytest.approx(error, rel=0.02)
     # the same sentences in both: their effect cancels
-    (low, high), p, _ = bootstrap([(1, value + 2), (-1, value)], 0.0)
-    assert high - low < 0.2 and p < 0.001
+    effect = over_seeds_and_items([(1, value + 2), (-1, value)])
+    assert effect.interval[1] - effect.interval[0] < 0.2 and effect.p < 0.001
+
+
+def test_an_effect_of_few_seeds_has_the_interval_of_student() -> None:
+    """Oracle: `scipy.stats`, if all sentences are alike, so that only seeds vary; then only sentences."""
+    seeds = np.array([0.51, 0.55, 0.62, 0.58])
+    effect = over_seeds_and_items([(1, np.tile(seeds[:, None], (1, 50)))], -0.5)
+    test = stats.ttest_1samp(seeds, 0.5)
+    assert effect.interval == pytest.approx([end - 0.5 for end in test.confidence_interval()], rel=0.05)
+    assert effect.p == pytest.approx(test.pvalue, rel=0.1)
+    first, second = (np.random.default_rng(seed).random(200) < 0.6 for seed in (0, 1))
+    effect = over_seeds_and_items([(1, first[None]), (-1, second[None])])
+    test = stats.ttest_rel(first.astype(float), second.astype(float))
+    assert effect.interval == pytest.approx(list(test.confidence_interval()), rel=0.05)
 
 
 # Tables

@@ -277,7 +277,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         ),
         (
             ["corpus=speeches", "corpus.root=nowhere"],
-            "No speech files .* in corpus.root (nowhere); correct corpus.root, or omit it",
+            "No speech files .* in corpus.root (nowhere), which does not exist; correct corpus.root, or omit it",
         ),
         (["model.name=rope"], "model.name=rope: make a choice with model=rope"),
         (

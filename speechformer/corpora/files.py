@@ -50,7 +50,8 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
         name: of the corpus' folder in $SPEECHFORMER_DATA and in the user cache.
         root: `corpus.root`; if it is set, nothing else is searched.
     """
-    places = {f"corpus.root ({root})": str(root)}
+    missing = root is not None and kind_of(Path(os.path.expanduser(root))) == "nothing"
+    places = {f"corpus.root ({root})" + ", which does not exist" * missing: str(root)}
     if root is None:
         data, cache = os.environ.get(ENVIRONMENT), str(cache_directory() / name)
         places = {f"${ENVIRONMENT}/{name} ({data or 'not set'})": f"{data}/{name}" if data else ""}

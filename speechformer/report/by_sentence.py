@@ -12,8 +12,8 @@ from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Summary, bootstrap
-from speechformer.report.tables import NONE, baseline_name, format_interval, mean_and_sd, number
+from speechformer.report.statistics import Summary, over_seeds_and_items
+from speechformer.report.tables import NONE, baseline_name, estimate, mean_and_sd, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,9 +53,8 @@ def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     rows = [["the model", mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
     for run in named(table, names):
         other = right_answers([run])
-        interval, *_ = bootstrap([(1, own), (-1, other)], 0.0)
-        cell = f"{number(METRIC, own.mean() - other.mean(), True)} {format_interval(METRIC, interval, True)}"
-        rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), cell])
+        effect = over_seeds_and_items([(1, own), (-1, other)])
+        rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), " ".join(estimate(METRIC, effect))])
     return markdown_table(["", "test accuracy, %", "the model less the baseline, points"], rows)
 
 

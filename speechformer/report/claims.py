@@ -18,7 +18,7 @@ import yaml
 from speechformer import console
 from speechformer.report import published
 from speechformer.report.results import ABSENT, Row, Run, Table
-from speechformer.report.statistics import Effect, bootstrap, contrast, holm
+from speechformer.report.statistics import Effect, contrast, holm, over_seeds_and_items
 from speechformer.runs.folder import DamagedError
 
 FILE = Path(__file__).parent / "claims.yaml"
@@ -137,8 +137,7 @@ def measure(
     answered = [Answered(term.times, term.metric, term.at, term.row.finished) for term in terms]
     over_sentences = wanted and bool(right := right_answers([*answered, *counted]))
     if over_sentences:
-        interval, p, error = bootstrap(right, constant)
-        effect = replace(effect, interval=interval, p=p, error=error, freedom=math.inf)
+        effect = replace(over_seeds_and_items(right, constant), n=effect.n)
     about = (claim["family"], claim["by"], claim["says"], SIGNS[claim["expect"]])
     return Judgement(name, *about, over_sentences, effect, terms)
 

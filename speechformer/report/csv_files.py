@@ -62,7 +62,8 @@ def runs(table: Table) -> Iterator[Line]:
     labelled = [(row.label, run) for row in table.rows for run in row.runs]
     for label, run in [*labelled, *((run.baseline, run) for run in table.baselines)]:
         commit, seconds, error = (run.result.get(name) for name in ("commit", "seconds", "error"))
-        about = {"row": label, "seed": run.seed, "status": run.status, "commit": commit, "command": run.command}
+        command = run.command if run.seed is None else f"{run.command} seed={run.seed}"
+        about = {"row": label, "seed": run.seed, "status": run.status, "commit": commit, "command": command}
         yield {**place(table), **about, "seconds": seconds, "error": error, **run.metrics}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Effect, Summary, contrast
+from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.style import INK, axis_label, legend_below, panels, wrapped
 from speechformer.report.tables import NONE, baseline_name, estimate, heading, number, scale
 
@@ -51,14 +51,16 @@ class Rung:
         return self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.row.values(metric)
 
     def difference(self, metric: str) -> Effect | None:
-        """Return the metric of this rung less that of the rung below, over seeds; None without one of them.
+        """Return the metric of this rung less that of the rung below, over seeds; None without one of them."""
+        return None if self.below is None else self.less(self.below, metric)
+
+    def less(self, other: Rung, metric: str) -> Effect | None:
+        """Return the metric of this rung less that of another.
 
         With `protocol.fold=seed` seeds are paired, because those in common have the same data.
         """
-        if self.below is None:
-            return None
         paired = self.row.finished[0].config.get("protocol.fold") == "seed"
-        return contrast([(1, self.values(metric)), (-1, self.below.values(metric))], same_runs=paired)
+        return contrast([(1, self.values(metric)), (-1, other.values(metric))], same_runs=paired)
 
 
 def overrides_of(run: Run) -> tuple[str, ...]:
@@ -161,6 +163,24 @@ def steps_table(table: Table, metrics: Sequence[str], first: str = "the reports'
         values = [number(metric, run.value(metric)) for metric in metrics]
         rows.append([Markdown("*{}*").format(baseline_name(run)), *values, "exact"])
     return markdown_table(["step", *map(heading, metrics), "seeds"], rows)
+
+
+def steps_in_words(table: Table, metric: str) -> Markdown:
+    """Return as a list which steps change a metric for better or worse after Holm's correction, and which may not."""
+    ladder = rungs(table)
+    measured = [(rung, effect) for rung in ladder if (effect := rung.difference(metric))]
+    sign = 1 if table.report["higher_is_better"] else -1
+    groups: dict[str, list[Markdown]] = {"Better": [], "Worse": [], "Inconclusive": []}
+    for (rung, effect), p in zip(measured, holm([effect.p for _, effect in measured])):
+        told = "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
+        step = Markdown(" ").join([*map(code, rung.path)]) + ("" if rung.on_top else Markdown(", beside"))
+        change = Markdown(" ({})").format(number(metric, effect.mean, True)) if told != "Inconclusive" else ""
+        groups[told].append(step + change)
+    shown = (Markdown("- **{}**: {}.").format(name, Markdown("; ").join(own)) for name, own in groups.items() if own)
+    first, *_, last = [rung for rung in ladder if rung.on_top]
+    together = last.less(first, metric)
+    whole = "" if together is None else Markdown(" ").join(estimate(metric, together))
+    return Markdown("\n").join([*shown, Markdown("- **The whole ladder**: {}.").format(whole)])
 
 
 def ladder_figure(table: Table) -> tuple[Any, str] | None:

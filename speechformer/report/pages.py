@@ -26,7 +26,7 @@ from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.costs import costs_table
-from speechformer.report.ladder import against_table, rungs, steps_table
+from speechformer.report.ladder import against_table, rungs, steps_in_words, steps_table
 from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
@@ -168,14 +168,16 @@ def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
 
     def origin() -> str:
         """Return the commits of the runs, and of how many the code would compute other numbers today."""
-        commits = Counter(str(run.result.get("commit"))[:7] for run in trained)
-        parts = " and ".join(f"{commit} ({number})" for commit, number in commits.most_common())
+        commits = Counter(str(run.result.get("commit")) for run in trained)
+        names = {own: own[:7] + " with changes" * own.endswith("-dirty") for own in commits}
+        parts = " and ".join(f"{names[own]} ({number})" for own, number in commits.most_common())
         old = sum(run.is_outdated for run in trained)
         return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
 
     def hours() -> str:
-        """Return the hours that all runs took, each on its cores, with one decimal."""
-        return f"{sum(run.result.get('seconds') or 0 for run in runs) / 3600:.1f}"
+        """Return the hours that all runs took, each on its cores; those of an ensemble share them."""
+        members = [(run.result.get("machine") or {}).get("ensemble_size") or 1 for run in runs]
+        return f"{sum((run.result.get('seconds') or 0) / n for run, n in zip(runs, members)) / 3600:.1f}"
 
     def share(first: str, second: str, task: str = "lm") -> str:
         """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
@@ -257,6 +259,10 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
         """Return the rungs of a study, each with the difference to the rung below; options of `steps_table`."""
         return str(steps_table(table_of(study), metrics, **options))
 
+    def steps(study: str, metric: str) -> str:
+        """Return which steps of a study change a metric, for better or worse."""
+        return str(steps_in_words(table_of(study), metric))
+
     def against(study: str, *baselines: str) -> str:
         """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""
         table = table_of(study)
@@ -284,6 +290,7 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
     return {
         "costs": costs,
         "ladder": ladder,
+        "steps": steps,
         "against": against,
         "difficulty": difficulty,
         "learning_curve": learning_curve,

@@ -7,14 +7,14 @@
     Holm                  p-values corrected for the number of tests in a family          Holm 1979
 
 All are 95 %, assume independent and nearly normal runs, and cover the spread over seeds alone, not over test sets;
-`bootstrap` covers both. Equal values (accuracies on few sentences) give no interval.
+`over_seeds_and_items` covers both. Equal values (accuracies on few sentences) give no interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,7 +81,7 @@ class Effect:
         p: of an effect of zero, two-sided.
         paired: whether the seeds were paired.
         correlation: of the two sides over common seeds.
-        error: standard error of the estimate, with its degrees of `freedom` (infinite of a bootstrap).
+        error: standard error of the estimate, with its degrees of `freedom`.
     """
 
     n: tuple[int, ...]
@@ -133,11 +133,19 @@ def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Ef
     paired = len(n) == 1 and len(terms) > 1
     if not varies:
         return Effect(n, mean, paired=paired, correlation=correlation)
+    return with_student_t(Effect(n, mean, paired=paired, correlation=correlation), error, freedom)
+
+
+def with_student_t(effect: Effect, error: float, freedom: float) -> Effect:
+    """Return an effect with the interval and p-value of its standard error; unchanged without an error."""
+    if not error or not freedom:
+        return effect
     from scipy import stats  # it takes a second to load
 
     half = float(stats.t.ppf(0.975, freedom)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, freedom))
-    return Effect(n, mean, (mean - half, mean + half), p, paired, correlation, error, freedom)
+    p = 2 * float(stats.t.sf(abs(effect.mean) / error, freedom))
+    interval = (effect.mean - half, effect.mean + half)
+    return replace(effect, interval=interval, p=p, error=error, freedom=freedom)
 
 
 def sum_over(terms: Terms, seeds: Sequence[int | None], sign: int) -> Any:
@@ -160,8 +168,6 @@ def detectable(freedom: float, power: float = 0.8) -> float:
     """Return the effect, in standard errors, that a two-sided t-test at 5 % finds with a probability of `power`."""
     from scipy import optimize, stats
 
-    if math.isinf(freedom):
-        return float(stats.norm.ppf(0.975) + stats.norm.ppf(power))
     critical = stats.t.ppf(0.975, freedom)
     return float(optimize.brentq(lambda d: stats.nct.sf(critical, freedom, d) - power, 0, 200))
 
@@ -176,31 +182,35 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def bootstrap(
-    terms: Sequence[tuple[float, Any]], constant: float, draws: int = 100_000
-) -> tuple[Interval, float, float]:
-    """Return the 95 % interval, p-value and standard error of a contrast of accuracies over seeds and sentences.
+def over_seeds_and_items(terms: Sequence[tuple[float, Any]], constant: float = 0.0, draws: int = 20_000) -> Effect:
+    """Estimate a contrast of accuracies over both seeds and the sentences that all runs are tested on.
 
-    Seeds are drawn with replacement within each term, and sentences once for all terms, as all are tested on the same
-    (hierarchical bootstrap, percentile interval; Davison and Hinkley 1997, section 3.8).
+    The standard error comes from a hierarchical bootstrap: seeds are drawn with replacement within each term, and
+    sentences once for all terms (Davison and Hinkley 1997, section 3.8). Interval and p-value take Student's t with
+    Satterthwaite's degrees of freedom, as quantiles of the draws are too narrow with few seeds (Hesterberg 2015).
 
     Args:
         terms: coefficient and right answers, booleans [seeds, sentences].
     """
     generator = np.random.default_rng(0)
-    values = np.full(draws, constant)
+    values = np.zeros(draws)
     for part in np.array_split(values, max(1, draws // 5000)):  # views
         weights = shares_of_draws(generator, len(part), terms[0][1].shape[1])
         for weight, right in terms:
             shares = shares_of_draws(generator, len(part), len(right))
             part += weight * np.einsum("ds,ds->d", shares @ right.astype(np.float32), weights)
-    low, high = np.quantile(values, [0.025, 0.975])
-    tail = min((values <= 0).sum(), (values >= 0).sum())
-    return (float(low), float(high)), min(1.0, 2 * float(tail + 1) / (draws + 1)), float(values.std())
+    by_seed = [weight * right.mean(axis=1) for weight, right in terms]
+    by_item = sum(weight * right.mean(axis=0) for weight, right in terms)
+    parts = [(own.var(ddof=1) / len(own), len(own) - 1) for own in (*by_seed, by_item) if len(own) > 1]
+    shares_of_error = sum(part**2 / freedom for part, freedom in parts)
+    freedom = sum(part for part, _ in parts) ** 2 / shares_of_error if shares_of_error else 0.0
+    n, mean = tuple(len(own) for own in by_seed), constant + sum(float(own.mean()) for own in by_seed)
+    return with_student_t(Effect(n, mean), float(values.std()), freedom)
 
 
 def shares_of_draws(generator: np.random.Generator, draws: int, items: int) -> Any:
-    """Draw `items` of as many with replacement; return the share of each item in each draw, [draws, items]."""
-    drawn = generator.integers(items, size=(draws, items)) + items * np.arange(draws)[:, None]
+    """Draw n - 1 of n items with replacement; return the share of each item in each draw, [draws, items]."""
+    size = max(items - 1, 1)
+    drawn = generator.integers(items, size=(draws, size)) + items * np.arange(draws)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=draws * items).reshape(draws, items)
-    return counts.astype(np.float32) / np.float32(items)
+    return counts.astype(np.float32) / np.float32(size)

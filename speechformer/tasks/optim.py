@@ -160,7 +160,10 @@ def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
     if not math.isfinite(steps):
         raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
     if not endless and warmup >= steps:
-        raise UserError(f"recipe.warmup_steps={warmup} is not less than the {int(steps)} steps of the run.")
+        raise UserError(
+            f"recipe.warmup_steps={warmup} is not less than the {int(steps)} steps of the run; set fewer, such as "
+            f"recipe.warmup_steps={int(steps) // 10}, or train longer."
+        )
 
     def factor(step: int) -> float:
         if step < warmup:
