@@ -107,7 +107,7 @@ def held_bytes(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor
 
     def note(tensor: Tensor) -> Tensor:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # an output itself would keep its graph alive, and that the output
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         run(*qkv)
