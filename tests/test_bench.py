@@ -157,12 +157,19 @@ def test_tables_of_long_texts() -> None:
         seconds, held = {"SDPA without mask": T / 1e4}, {"SDPA without mask": T * 2**10}
         row = Comparison(f"attention, {T} tokens", "full", "pass", seconds, {"bytes": held, "tokens": T})
         rows.append({**asdict(row), "more": {**row.more, "chosen": "SDPA without mask"}})
-    step = Comparison(
-        "a long text", "lm, full, 4,096 tokens, 1.5 GB", "step", {"speechformer": 2.0}, {"peak_bytes": 3e9}
-    )
+    steps = [
+        Comparison(
+            "a long text",
+            f"lm, 512 wide, 6 layers, full, {tokens} tokens",
+            "step",
+            {"speechformer": seconds[1]},
+            {"peak_bytes": 3e9, "processes": [{"speechformer": own} for own in seconds]},
+        )
+        for tokens, seconds in {"2,048": (1.0, 1.0, 2.0), "4,096": (2.5, 2.0, 3.0)}.items()
+    ]
     more = {"cache_bytes": 5e6, "added_bytes": 1e5}
     stream = Comparison("a stream", "lm", "token", {"last 10,000": 0.002, "first 10,000": 0.001}, more)
-    results = Results({"machine": {}, "rows": [*rows, asdict(step), asdict(stream)]})
+    results = Results({"machine": {}, "rows": [*rows, *map(asdict, steps), asdict(stream)]})
     ours, dense = 2048**1.1 / 1e6, 2048**2 / 1e7
     assert results.attention_table(2048).splitlines()[2] == (
         f"| window 64 | {1000 * ours:.3g} ms | 419 ms | {dense / ours:.1f} | 8 MiB | 4096 MiB | 2.0 |"
@@ -177,7 +184,8 @@ def test_tables_of_long_texts() -> None:
         f"where the rule takes blocks (3 rows), they are {ratio[512]:.1f} to {ratio[2048]:.0f} times as fast as a "
         f"dense mask; where it does not (1), {ratio[256]:.1f} to {ratio[256]:.1f} times"
     )
-    assert results.long_table().splitlines()[2] == "| lm, full, 4,096 tokens | 2.00 s | 3.0 GB |"
+    assert results.long_table().splitlines()[3] == "| lm, 512 wide, 6 layers, full, 4,096 tokens | 2.00 s | 3.0 GB |"
+    assert results.doubled("full", 4096) == "2.00 (1.50 to 2.50 in 3 processes)"
     assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
 
 

@@ -249,8 +249,9 @@ def test_muon_is_torchs_muon_and_adamw(tmp_path: Path, monkeypatch: pytest.Monke
         for name, own in named.items():
             own.grad = torch.randn_like(own)
             of_other[name].grad = own.grad.clone()
-        if step == 2:  # as after a resume
+        if step == 2:  # as after a resume, also of a checkpoint that has the keys of torch's Muon
             saved = copy.deepcopy(optimizer.state_dict())
+            saved["param_groups"][1] = {**muon.state_dict()["param_groups"][0], **saved["param_groups"][1]}
             optimizer = MuonAdamW(list(named.items()), lr=1.0, matrix_lr=None, weight_decay=0, betas=(0.8, 0.9))
             optimizer.load_state_dict(saved)
         for each in (optimizer, muon, adamw):

@@ -5,6 +5,7 @@ The page holds templates as for `speechformer.report.pages`; their functions are
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from speechformer.bench.plots import mebibytes_of, seconds_of, slope
 from speechformer.bench.timing import Comparison, format_seconds
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.report.pages import update
+from speechformer.report.pages import short_commit, update
 from speechformer.runs.folder import read_json
 
 NAMES = {
@@ -22,7 +23,16 @@ NAMES = {
     "large": "512 wide, 1,024 tokens",
 }
 LIBRARY = "times as fast as local-attention"
-LONG = ("attention_table", "unmasked", "attention_slopes", "sparse_rule", "long_table", "stream", "corpus_table")
+LONG = (
+    "attention_table",
+    "unmasked",
+    "attention_slopes",
+    "sparse_rule",
+    "long_table",
+    "doubled",
+    "stream",
+    "corpus_table",
+)
 
 
 class Rows:
@@ -50,8 +60,8 @@ class Rows:
         return f"{self.about['device']}, torch {self.about['torch']}"
 
     def commit(self, part: str) -> str:
-        """Return the commit of a part, 7 digits."""
-        return (self.commits[self.of(part)[0].part] or "unknown")[:7]
+        """Return the commit of a part."""
+        return short_commit(self.commits[self.of(part)[0].part])
 
 
 GOALS = {("report", "classify, training step"): 1.5, ("report", "lm, training step"): 1.3}  # else 1
@@ -110,9 +120,19 @@ class LongTexts(Rows):
         """Return the table of training steps over long texts."""
         lines = [["a training step of", "time", "peak of memory"]]
         for row in self.of("a long text"):
-            lines.append([row.what.rpartition(", ")[0], format_seconds(row.seconds["speechformer"])])
+            lines.append([row.what, format_seconds(row.seconds["speechformer"])])
             lines[-1].append(f"{row.more['peak_bytes'] / 1e9:.1f} GB")
         return markdown(lines)
+
+    def doubled(self, pattern: str, tokens: int) -> str:
+        """Return how many times the time of half as many tokens a training step takes, over the processes."""
+        longer, shorter = (
+            [own["speechformer"] for own in row.more["processes"]]
+            for size in (tokens, tokens // 2)
+            for row in self.of("a long text", f"lm, 512 wide, 6 layers, {pattern}, {size:,}")
+        )
+        ratios = [one / other for one, other in zip(longer, shorter, strict=True)]
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} processes)"
 
     def corpus_table(self) -> str:
         """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""

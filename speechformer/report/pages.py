@@ -162,15 +162,19 @@ class Context:
         return findings.agreement(self.tables)
 
 
+def short_commit(commit: str | None) -> str:
+    """Return the first seven digits of a commit, and whether the code had changes besides."""
+    return (commit or "unknown")[:7] + " with changes" * (commit or "").endswith("-dirty")
+
+
 def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the functions of a template that show the runs as a whole."""
     trained = [run for run in runs if not run.baseline]
 
     def origin() -> str:
         """Return the commits of the runs, and of how many the code would compute other numbers today."""
-        commits = Counter(str(run.result.get("commit")) for run in trained)
-        names = {own: own[:7] + " with changes" * own.endswith("-dirty") for own in commits}
-        parts = " and ".join(f"{names[own]} ({number})" for own, number in commits.most_common())
+        commits = Counter(run.result.get("commit") for run in trained)
+        parts = " and ".join(f"{short_commit(commit)} ({number})" for commit, number in commits.most_common())
         old = sum(run.is_outdated for run in trained)
         return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
 
