@@ -17,7 +17,7 @@ from speechformer.bench import __main__ as bench
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
-from speechformer.bench.long import bench_stream, measure
+from speechformer.bench.long import bench_stream, measure, peak_of_steps
 from speechformer.bench.pages import Results
 from speechformer.bench.plots import draw
 from speechformer.bench.steps import SIZES
@@ -163,7 +163,7 @@ def test_tables_of_long_texts() -> None:
             f"lm, 512 wide, 6 layers, full, {tokens} tokens",
             "step",
             {"speechformer": seconds[1]},
-            {"peak_bytes": 3e9, "processes": [{"speechformer": own} for own in seconds]},
+            {"peak_bytes": 3e9, "rounds": seconds},
         )
         for tokens, seconds in {"2,048": (1.0, 1.0, 2.0), "4,096": (2.5, 2.0, 3.0)}.items()
     ]
@@ -185,15 +185,20 @@ def test_tables_of_long_texts() -> None:
         f"dense mask; where it does not (1), {ratio[256]:.1f} to {ratio[256]:.1f} times"
     )
     assert results.long_table().splitlines()[3] == "| lm, 512 wide, 6 layers, full, 4,096 tokens | 2.00 s | 3.0 GB |"
-    assert results.doubled("full", 4096) == "2.00 (1.50 to 2.50 in 3 processes)"
+    assert results.doubled("full", 4096) == "2.00 (1.50 to 2.50 in 3 rounds)"
     assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
 
 
 def test_the_training_step_and_the_stream_of_the_bench() -> None:
     """Oracle: the cache of a sink and a window, keys and values of each layer, in single precision."""
     sizes = {"width": 16, "heads": 2, "layers": 2, "ff": 16, "vocab_size": 30}
-    row = measure("window 4", 40, 1, sizes)
-    assert row.seconds["speechformer"] > 0 and row.more["tokens"] == 40
+    rows = measure(2, [("window 4", 40), ("full", 20)], sizes)
+    assert [row.what for row in rows] == [
+        "lm, 16 wide, 2 layers, window 4, 40 tokens",
+        "lm, 16 wide, 2 layers, full, 20 tokens",
+    ]
+    assert all(row.seconds["speechformer"] > 0 and len(row.more["rounds"]) == 2 for row in rows)
+    assert peak_of_steps("full", 20, sizes) > 0
     stream = bench_stream(300, 100, {**sizes, "block_size": 8})
     assert stream.more["cache_bytes"] == 2 * 2 * (255 + 4) * 16 * 4 + 2 * 8 and len(stream.more["seconds"]) == 3
 

@@ -1,42 +1,41 @@
 """Benchmark training and generation over long texts: `python -m speechformer.bench long`.
 
-A decoder of six layers, 512 wide, with RoPE, reads one text of random tokens. Each row has three processes of its
-own, in turns with those of other rows, and reports the peak of their memory, weights and optimiser included. Then a
-small decoder with attention sinks and a window generates 100,000 tokens; the row compares its first 10,000 with its
-last.
+A decoder of six layers, 512 wide, with RoPE, reads one text of random tokens. The rows take turns in one process, so
+that other load on the machine affects all of them. The peak of memory, weights and optimiser included, is that of
+another process for each row. Then a small decoder with attention sinks and a window generates 100,000 tokens; the row
+compares its first 10,000 with its last.
 """
 
 from __future__ import annotations
 
 import functools
+import statistics
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
 from speechformer.bench.gpu import decoder_of
-from speechformer.bench.timing import Comparison, combine, device, in_processes, turns
+from speechformer.bench.timing import Comparison, device, in_processes, seconds_per_unit
 from speechformer.kernels.loss import next_token_loss
 from speechformer.training.memory import peak_bytes
 from speechformer.training.runtime import tune_memory
 
 SIZES = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "vocab_size": 5634}
 SMALL = {"width": 128, "heads": 4, "layers": 2, "ff": 256, "vocab_size": 5634, "block_size": 256}
-PROCESSES = 3
 TEXTS = (("window 256", 4096), ("window 256", 8192), ("window 256", 16_384), ("full", 4096), ("full", 8192))
 
 
 def bench_long(rounds: int) -> list[Comparison]:
     """Measure this part."""
-    works = [functools.partial(measure, *text, max(1, rounds // PROCESSES)) for text in TEXTS]
-    turns_of_rows = [[in_processes(work, 1)[0] for work in works] for _ in range(PROCESSES)]
-    rows = [combine(own) for own in zip(*turns_of_rows)]
-    for row, own in zip(rows, zip(*turns_of_rows)):
-        row.more["peak_bytes"] = max(each.more["peak_bytes"] for each in own)
+    rows = in_processes(functools.partial(measure, rounds), 1)[0]
+    for row, text in zip(rows, TEXTS):
+        (row.more["peak_bytes"],) = in_processes(functools.partial(peak_of_steps, *text), 1)
     return [*rows, in_processes(bench_stream, 1)[0]]
 
 
-def measure(pattern: str, T: int, rounds: int, sizes: dict[str, int] = SIZES) -> Comparison:
-    """Measure a training step and the peak of memory."""
+def training_step(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> Callable[[], float]:
+    """Return a function that takes a training step."""
     tune_memory()  # as every run does
     name, _, window = pattern.partition(" ")
     overrides = [f"pattern={name}", *([f"pattern.window={window}"] if window else [])]
@@ -45,17 +44,34 @@ def measure(pattern: str, T: int, rounds: int, sizes: dict[str, int] = SIZES) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(sizes["vocab_size"], (1, T + 1), device=device())
 
-    def training_step() -> float:
+    def step() -> float:
         optimizer.zero_grad()
         hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
         next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten()).backward()
         optimizer.step()
         return 1
 
-    seconds = turns({"speechformer": training_step}, rounds)
-    more = {"tokens": T, "peak_bytes": peak_bytes(device()) or 0}
-    what = f"lm, 512 wide, 6 layers, {pattern}, {T:,} tokens"
-    return Comparison("a long text", what, "step", seconds, more)
+    return step
+
+
+def measure(rounds: int, texts: Sequence[tuple[str, int]] = TEXTS, sizes: dict[str, int] = SIZES) -> list[Comparison]:
+    """Measure a training step over each text in turns, after a round to warm up."""
+    steps = [training_step(*text, sizes) for text in texts]
+    seconds = [[seconds_per_unit(step) for step in steps] for _ in range(rounds + 1)][1:]
+    rows = []
+    for (pattern, T), own in zip(texts, zip(*seconds)):
+        what = f"lm, {sizes['width']} wide, {sizes['layers']} layers, {pattern}, {T:,} tokens"
+        more = {"tokens": T, "rounds": own}
+        rows.append(Comparison("a long text", what, "step", {"speechformer": statistics.median(own)}, more))
+    return rows
+
+
+def peak_of_steps(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> int:
+    """Return the peak of memory of this process, in bytes, after three steps."""
+    step = training_step(pattern, T, sizes)
+    for _ in range(3):
+        step()
+    return peak_bytes(device()) or 0
 
 
 def bench_stream(tokens: int = 100_000, part: int = 10_000, sizes: dict[str, int] = SMALL) -> Comparison:

@@ -125,14 +125,14 @@ class LongTexts(Rows):
         return markdown(lines)
 
     def doubled(self, pattern: str, tokens: int) -> str:
-        """Return how many times the time of half as many tokens a training step takes, over the processes."""
+        """Return how many times the time of half as many tokens a training step takes, from turns of both."""
         longer, shorter = (
-            [own["speechformer"] for own in row.more["processes"]]
+            row.more["rounds"]
             for size in (tokens, tokens // 2)
             for row in self.of("a long text", f"lm, 512 wide, 6 layers, {pattern}, {size:,}")
         )
         ratios = [one / other for one, other in zip(longer, shorter, strict=True)]
-        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} processes)"
+        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
 
     def corpus_table(self) -> str:
         """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""
