@@ -183,7 +183,7 @@ def check_config(config: dict[str, Any]) -> None:
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
     steps, warmup = config["trainer"].get("max_steps", -1), config["recipe"]["warmup_steps"]
-    if config["recipe"]["schedule"] in ("linear", "cosine") and 0 <= steps <= warmup:
+    if warmup and config["recipe"]["schedule"] not in ("inverse_sqrt", "vaswani") and 0 <= steps <= warmup:
         raise UserError(f"recipe.warmup_steps={warmup} must be less than trainer.max_steps={steps}.")
     check_trainer_arguments(config["trainer"])
 

@@ -12,7 +12,7 @@ from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Summary, over_seeds_and_items
+from speechformer.report.statistics import Effect, Summary, over_seeds_and_items
 from speechformer.report.tables import NONE, baseline_name, estimate, mean_and_sd, number
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     for run in named(table, names):
         other = right_answers([run])
         effect = over_seeds_and_items([(1, own), (-1, other)])
+        if len(own) == 1:  # which says nothing about other seeds
+            effect = Effect(effect.n, effect.mean)
         rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), " ".join(estimate(METRIC, effect))])
     return markdown_table(["", "test accuracy, %", "the model less the baseline, points"], rows)
 

@@ -137,7 +137,8 @@ def measure(
     answered = [Answered(term.times, term.metric, term.at, term.row.finished) for term in terms]
     over_sentences = wanted and bool(right := right_answers([*answered, *counted]))
     if over_sentences:
-        effect = replace(over_seeds_and_items(right, constant), n=effect.n)
+        both = over_seeds_and_items(right, constant)
+        effect = replace(effect, interval=both.interval, p=both.p, error=both.error, freedom=both.freedom)
     about = (claim["family"], claim["by"], claim["says"], SIGNS[claim["expect"]])
     return Judgement(name, *about, over_sentences, effect, terms)
 

@@ -98,7 +98,7 @@ def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
         effect, metric = own.effect, own.metric
         where = Markdown("[{}]({}#{})").format(heading(metric), page, own.terms[0].table.name)
         verdict = Markdown("**{}**").format(own.verdict) if own.verdict != "inconclusive" else own.verdict
-        test = "bootstrap" if own.over_sentences else method(effect)
+        test = "over sentences" if own.over_sentences else method(effect)
         cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate(metric, effect)), where]
         detectable = number(metric, effect.detectable, like=precision(effect))
         rows.append([*cells, seeds_cell(effect), detectable, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])

@@ -172,15 +172,24 @@ def steps_in_words(table: Table, metric: str) -> Markdown:
     sign = 1 if table.report["higher_is_better"] else -1
     groups: dict[str, list[Markdown]] = {"Better": [], "Worse": [], "Inconclusive": []}
     for (rung, effect), p in zip(measured, holm([effect.p for _, effect in measured])):
-        told = "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
-        step = Markdown(" ").join([*map(code, rung.path)]) + ("" if rung.on_top else Markdown(", beside"))
-        change = Markdown(" ({})").format(number(metric, effect.mean, True)) if told != "Inconclusive" else ""
-        groups[told].append(step + change)
-    shown = (Markdown("- **{}**: {}.").format(name, Markdown("; ").join(own)) for name, own in groups.items() if own)
-    first, *_, last = [rung for rung in ladder if rung.on_top]
-    together = last.less(first, metric)
-    whole = "" if together is None else Markdown(" ").join(estimate(metric, together))
-    return Markdown("\n").join([*shown, Markdown("- **The whole ladder**: {}.").format(whole)])
+        verdict = "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
+        step = spaced(rung.step)
+        if rung.below and not rung.on_top:
+            step += Markdown(" beside the ladder, after {}").format(spaced(rung.below.step) or "the first rung")
+        if verdict != "Inconclusive":
+            step += Markdown(" ({})").format(number(metric, effect.mean, True))
+        groups[verdict].append(step)
+    shown = [Markdown("- **{}**: {}.").format(name, Markdown("; ").join(own)) for name, own in groups.items() if own]
+    way = [rung for rung in ladder if rung.on_top]
+    if len(way) > 1 and (together := way[-1].less(way[0], metric)):
+        whole = Markdown(" ").join(estimate(metric, together))
+        shown.append(Markdown("- **The whole ladder**: {}.").format(whole))
+    return Markdown("\n").join(shown)
+
+
+def spaced(step: Sequence[str]) -> Markdown:
+    """Return overrides as code, with spaces between."""
+    return Markdown(" ").join([code(word) for word in step])
 
 
 def ladder_figure(table: Table) -> tuple[Any, str] | None:

@@ -182,35 +182,31 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def over_seeds_and_items(terms: Sequence[tuple[float, Any]], constant: float = 0.0, draws: int = 20_000) -> Effect:
+def over_seeds_and_items(terms: Sequence[tuple[float, Any]], constant: float = 0.0) -> Effect:
     """Estimate a contrast of accuracies over both seeds and the sentences that all runs are tested on.
 
-    The standard error comes from a hierarchical bootstrap: seeds are drawn with replacement within each term, and
-    sentences once for all terms (Davison and Hinkley 1997, section 3.8). Interval and p-value take Student's t with
-    Satterthwaite's degrees of freedom, as quantiles of the draws are too narrow with few seeds (Hesterberg 2015).
+    Seeds and sentences are crossed random effects. The squared error of the estimate is that of the means of seeds
+    plus that of the means of sentences, less that of single answers, which both contain (Searle, Casella and
+    McCulloch 1992, "Variance components"). Interval and p-value take Student's t with the degrees of freedom of this
+    sum (Satterthwaite 1946).
 
     Args:
         terms: coefficient and right answers, booleans [seeds, sentences].
     """
-    generator = np.random.default_rng(0)
-    values = np.zeros(draws)
-    for part in np.array_split(values, max(1, draws // 5000)):  # views
-        weights = shares_of_draws(generator, len(part), terms[0][1].shape[1])
-        for weight, right in terms:
-            shares = shares_of_draws(generator, len(part), len(right))
-            part += weight * np.einsum("ds,ds->d", shares @ right.astype(np.float32), weights)
-    by_seed = [weight * right.mean(axis=1) for weight, right in terms]
-    by_item = sum(weight * right.mean(axis=0) for weight, right in terms)
-    parts = [(own.var(ddof=1) / len(own), len(own) - 1) for own in (*by_seed, by_item) if len(own) > 1]
-    shares_of_error = sum(part**2 / freedom for part, freedom in parts)
-    freedom = sum(part for part, _ in parts) ** 2 / shares_of_error if shares_of_error else 0.0
-    n, mean = tuple(len(own) for own in by_seed), constant + sum(float(own.mean()) for own in by_seed)
-    return with_student_t(Effect(n, mean), float(values.std()), freedom)
+    scaled = [weight * np.asarray(right, dtype=float) for weight, right in terms]
+    by_item = sum(own.mean(axis=0) for own in scaled)
+    parts = [(variance(by_item) / len(by_item), len(by_item) - 1)]
+    for own in scaled:
+        (seeds, items), of_seeds = own.shape, own.mean(axis=1, keepdims=True)
+        if seeds > 1 and items > 1:
+            rest, freedom = own - of_seeds - own.mean(axis=0) + own.mean(), (seeds - 1) * (items - 1)
+            parts += [(variance(of_seeds) / seeds, seeds - 1), (-(rest**2).sum() / freedom / own.size, freedom)]
+    squared = max(sum(part for part, _ in parts), parts[0][0])
+    share = sum(part**2 / freedom for part, freedom in parts if part)
+    effect = Effect(tuple(map(len, scaled)), constant + sum(float(own.mean()) for own in scaled))
+    return with_student_t(effect, math.sqrt(squared), squared**2 / share if share else 0.0)
 
 
-def shares_of_draws(generator: np.random.Generator, draws: int, items: int) -> Any:
-    """Draw n - 1 of n items with replacement; return the share of each item in each draw, [draws, items]."""
-    size = max(items - 1, 1)
-    drawn = generator.integers(items, size=(draws, size)) + items * np.arange(draws)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=draws * items).reshape(draws, items)
-    return counts.astype(np.float32) / np.float32(size)
+def variance(values: Any) -> float:
+    """Return the sample variance; 0 of a single value."""
+    return float(values.var(ddof=1)) if values.size > 1 else 0.0
