@@ -185,7 +185,9 @@ def test_tables_of_long_texts() -> None:
         f"dense mask; where it does not (1), {ratio[256]:.1f} to {ratio[256]:.1f} times"
     )
     assert results.long_table().splitlines()[3] == "| lm, 512 wide, 6 layers, full, 4,096 tokens | 2.00 s | 3.0 GB |"
-    assert results.doubled("full", 4096) == "2.00 (1.50 to 2.50 in 3 rounds)"
+    ratio = "2.00 times (median of 3 rounds, 1.50 to 2.50; the goal of {} is {})"
+    assert results.doubled("full", 4096, 2) == ratio.format(2, "met")
+    assert results.doubled("full", 4096, 1.5) == ratio.format(1.5, "missed")
     assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
 
 

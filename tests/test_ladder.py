@@ -55,7 +55,7 @@ def test_steps_in_words(tmp_path: Path) -> None:
     (table,) = tables_of(put(tmp_path, *runs))
     assert steps_in_words(table, "test_perplexity_mean").splitlines() == [
         "- **Better**: `model=rope` (−20.0).",
-        "- **Worse**: `layers=2` beside the ladder, after the first rung (+20.0).",
+        "- **Worse**: `layers=2`, beside (+20.0).",
         "- **Inconclusive**: `width=96`.",
         "- **The whole ladder**: −19.5 [−21.7, −17.3].",  # 2.447 sqrt(2 * 5 / 3 / 4): Welch
     ]

@@ -110,7 +110,7 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
         (["task.ngram_targets=0.5", "recipe.label_smoothing=0.1"], "both spread targets; set one to 0"),
         (["corpus=stories", "protocol.fold=1"], "protocol.fold is for the sentences and texts of speeches"),
         (["protocol=paper", "protocol.fold=seed"], "protocol.fold=seed chooses what is held out, which is nothing"),
-        (["recipe.optimizer=adamw", "recipe.matrix_lr=0.1"], "is the learning rate of recipe.optimizer=muon"),
+        (["recipe.optimizer=adamw", "recipe.matrix_lr=0.1"], "is the learning rate of Muon; choose recipe=muon"),
         (["recipe.optimizer=muon", "model=rnn"], "needs the weight matrices of transformer blocks"),
     ],
 )

@@ -124,15 +124,18 @@ class LongTexts(Rows):
             lines[-1].append(f"{row.more['peak_bytes'] / 1e9:.1f} GB")
         return markdown(lines)
 
-    def doubled(self, pattern: str, tokens: int) -> str:
-        """Return how many times the time of half as many tokens a training step takes, from turns of both."""
+    def doubled(self, pattern: str, tokens: int, goal: float) -> str:
+        """Return how many times the time of half as many tokens a training step takes: the median of rounds."""
         longer, shorter = (
             row.more["rounds"]
             for size in (tokens, tokens // 2)
             for row in self.of("a long text", f"lm, 512 wide, 6 layers, {pattern}, {size:,}")
         )
         ratios = [one / other for one, other in zip(longer, shorter, strict=True)]
-        return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
+        middle = statistics.median(ratios)
+        result = "met" if middle <= goal else "missed"
+        rounds = f"median of {len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
+        return f"{middle:.2f} times ({rounds}; the goal of {goal:g} is {result})"
 
     def corpus_table(self) -> str:
         """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""

@@ -175,7 +175,8 @@ def steps_in_words(table: Table, metric: str) -> Markdown:
         verdict = "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
         step = spaced(rung.step)
         if rung.below and not rung.on_top:
-            step += Markdown(" beside the ladder, after {}").format(spaced(rung.below.step) or "the first rung")
+            again = [own for own in ladder if own.step == rung.step and not own.on_top]
+            step += Markdown(", beside") + Markdown(" {}").format(spaced(rung.below.step)) * (len(again) > 1)
         if verdict != "Inconclusive":
             step += Markdown(" ({})").format(number(metric, effect.mean, True))
         groups[verdict].append(step)

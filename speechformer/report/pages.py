@@ -13,6 +13,7 @@ The functions of a template are the methods of `Context`, those of `run_function
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -250,14 +251,21 @@ def text_of(table: Markdown, missing: str) -> str:
     return str(table)
 
 
+def table_of_study(tables: Sequence[Table], study: str) -> Table:
+    """Return the first table of a study that has a finished run.
+
+    Raises:
+        UserError: there is none.
+    """
+    for table in tables:
+        if table.study == study and table.finished:
+            return table
+    raise UserError(f"there is no finished run of study={study}.")
+
+
 def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
     """Return the functions of a template that show one study: a ladder, or what its results cost."""
-
-    def table_of(study: str) -> Table:
-        for table in tables:
-            if table.study == study and table.finished:
-                return table
-        raise UserError(f"there is no finished run of study={study}.")
+    table_of = functools.partial(table_of_study, tables)
 
     def ladder(study: str, *metrics: str, **options: str) -> str:
         """Return the rungs of a study, each with the difference to the rung below; options of `steps_table`."""

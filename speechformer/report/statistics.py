@@ -187,24 +187,24 @@ def over_seeds_and_items(terms: Sequence[tuple[float, Any]], constant: float = 0
 
     Seeds and sentences are crossed random effects. The squared error of the estimate is that of the means of seeds
     plus that of the means of sentences, less that of single answers, which both contain (Searle, Casella and
-    McCulloch 1992, "Variance components"). Interval and p-value take Student's t with the degrees of freedom of this
-    sum (Satterthwaite 1946).
+    McCulloch 1992, "Variance components"). Interval and p-value take Student's t; its degrees of freedom are those of
+    the sum of the first two (Satterthwaite 1946), because a difference of three has no good approximation.
 
     Args:
         terms: coefficient and right answers, booleans [seeds, sentences].
     """
     scaled = [weight * np.asarray(right, dtype=float) for weight, right in terms]
     by_item = sum(own.mean(axis=0) for own in scaled)
-    parts = [(variance(by_item) / len(by_item), len(by_item) - 1)]
+    parts, twice = [(variance(by_item) / len(by_item), len(by_item) - 1)], 0.0
     for own in scaled:
         (seeds, items), of_seeds = own.shape, own.mean(axis=1, keepdims=True)
         if seeds > 1 and items > 1:
-            rest, freedom = own - of_seeds - own.mean(axis=0) + own.mean(), (seeds - 1) * (items - 1)
-            parts += [(variance(of_seeds) / seeds, seeds - 1), (-(rest**2).sum() / freedom / own.size, freedom)]
-    squared = max(sum(part for part, _ in parts), parts[0][0])
-    share = sum(part**2 / freedom for part, freedom in parts if part)
+            rest = own - of_seeds - own.mean(axis=0) + own.mean()
+            parts.append((variance(of_seeds) / seeds, seeds - 1))
+            twice += (rest**2).sum() / ((seeds - 1) * (items - 1)) / own.size
+    total, share = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts if part)
     effect = Effect(tuple(map(len, scaled)), constant + sum(float(own.mean()) for own in scaled))
-    return with_student_t(effect, math.sqrt(squared), squared**2 / share if share else 0.0)
+    return with_student_t(effect, math.sqrt(max(total - twice, parts[0][0])), total**2 / share if share else 0.0)
 
 
 def variance(values: Any) -> float:
