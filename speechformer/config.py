@@ -21,6 +21,8 @@ from speechformer.errors import UserError, is_choice, one_sentence, unknown
 from speechformer.keys import CONF, corrected, describe, suggest
 from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 
+ENDLESS = ("inverse_sqrt", "vaswani")  # schedules that do not depend on the length of the run
+
 _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the keys: of whole numbers if both are
     # whole. A key with a question mark may be null; a list is checked item by item.
     (-1, 10**9, "trainer.max_epochs? trainer.max_steps"),
@@ -183,7 +185,7 @@ def check_config(config: dict[str, Any]) -> None:
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
     steps, warmup = config["trainer"].get("max_steps", -1), config["recipe"]["warmup_steps"]
-    if warmup and config["recipe"]["schedule"] not in ("inverse_sqrt", "vaswani") and 0 <= steps <= warmup:
+    if warmup and config["recipe"]["schedule"] not in ENDLESS and 0 <= steps <= warmup:
         raise UserError(f"recipe.warmup_steps={warmup} must be less than trainer.max_steps={steps}.")
     check_trainer_arguments(config["trainer"])
 

@@ -211,9 +211,7 @@ def summary(result: dict[str, Any]) -> str:
     else:
         which = f"These metrics are of best.ckpt: the {best_line}."
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
-    speed, peak = (
-        f"{result['tokens_per_second']:,.0f} tokens/s in training",
-        (result.get("machine") or {}).get("peak_bytes"),
-    )
+    speed = f"{result['tokens_per_second']:,.0f} tokens/s in training"
+    peak = (result.get("machine") or {}).get("peak_bytes")
     memory = f"; at most {peak / 1e9:.1f} GB of memory" if peak else ""
     return f"{table(result['summary'])}\n{which}\n{result['seconds']:.1f} s: {phases}; {speed}{memory}."

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speechformer.config import ENDLESS
 from speechformer.errors import UserError
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s^5, which takes singular values near 1
@@ -119,7 +120,6 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
     "inverse_sqrt": lambda step, steps, warmup: math.sqrt(max(1, warmup) / (warmup + step)),
 }
 SCHEDULES["vaswani"] = SCHEDULES["inverse_sqrt"]
-ENDLESS = ("inverse_sqrt", "vaswani")  # independent of the length of the run
 
 
 def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any) -> Any:
