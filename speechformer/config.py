@@ -36,7 +36,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (0, 2**20, "pattern.tokens"),
     (1, 2**16, "width ff architecture.classifier_width block_size task.stride? task.lengths model.hidden"),
     (2, 2**16, "model.buckets model.max_distance model.max_positions"),
-    (1, 500, "heads layers threads? task.average_checkpoints"),
+    (1, 500, "heads layers threads? task.average_checkpoints trainer.num_nodes"),
     (1, 100, "task.beam"),
     (2, 10, "task.ngram"),
     (0, 100, "pattern.links"),
@@ -129,7 +129,6 @@ FIXED_TRAINER_ARGUMENTS = {  # Lightning's arguments that a run sets itself: why
     "fast_dev_run": "a run always writes its result; set trainer.max_steps",
     "barebones": "a run always reports its metrics",
     "num_sanity_val_steps": "eval_interval determines every evaluation",
-    "num_nodes": "a run uses one machine",
     "plugins": SET_ALREADY,
     "enable_progress_bar": SET_ALREADY,
     "enable_model_summary": "a run prints its number of parameters",
@@ -346,10 +345,11 @@ def count_devices(devices: Any) -> int:
 
 def check_sweep(config: dict[str, Any]) -> None:
     """Require that each run of a sweep uses one device."""
-    devices = config["trainer"]["devices"]
-    if count_devices(devices) > 1:
+    devices, machines = config["trainer"]["devices"], config["trainer"].get("num_nodes", 1)
+    if count_devices(devices) > 1 or machines > 1:
+        several = f"num_nodes={machines}" if machines > 1 else f"devices={devices}"
         raise UserError(
-            f"trainer.devices={devices} in a sweep: sweeps do not support multi-device runs, because Lightning would "
+            f"trainer.{several} in a sweep: sweeps do not support multi-device runs, because Lightning would "
             "relaunch the whole sweep. Give each run one device and let the sweep use the others"
             " (machine=gpu hydra/launcher=joblib hydra.launcher.n_jobs=NUMBER_OF_GPUS, or hydra/launcher="
             "submitit_slurm), or start the runs one by one, without -m."

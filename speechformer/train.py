@@ -30,6 +30,7 @@ from speechformer.corpora.load import load
 from speechformer.errors import UserError, fail
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
+from speechformer.runs.rank import is_first, local_rank
 from speechformer.sweeps import launcher, recovery, search, tuned
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
@@ -78,7 +79,7 @@ def run(cfg: DictConfig) -> float | None:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty
         fail(str(error))
-    if not runs.worked_here(directory, started) and not int(os.environ.get("LOCAL_RANK", 0)):
+    if not runs.worked_here(directory, started) and is_first():
         console.say(f"Already finished: {directory}. Run it again with force=true.")
         console.say(console.summary(result))
     if result["status"] == "diverged":
@@ -95,7 +96,7 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         # threads that wait for each other spin, by default for so long that beside a busy process a run crawls
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-    if os.environ.get("LOCAL_RANK", "0") != "0":
+    if local_rank():
         runtime.end_with_parent()
     try:
         recovery.run_to_the_end(run, [sys.executable, "-m", "speechformer.train"])

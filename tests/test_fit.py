@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -706,6 +707,60 @@ def test_two_processes_on_the_cpu_are_one_at_the_same_global_batch(tmp_path: Pat
         ]
         assert losses[1] == pytest.approx(losses[0], rel=1e-5)
         assert done.stdout.count("Parameters: ") == 1  # one of them speaks
+
+
+def start_on(machine: int, port: int, overrides: list[str]) -> subprocess.Popen[str]:
+    """Start the command of a run on one of two machines, which are both this one."""
+    environment = {key: value for key, value in os.environ.items() if key != "LOCAL_RANK"}
+    environment |= {"NODE_RANK": str(machine), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "speechformer.train", *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def test_two_machines_are_one_at_the_same_global_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: one process. Killed, both machines resume the same checkpoint; neither waits if the run has ended."""
+    own = [*OWN, "protocol=clean", "dropout=0", "task=lm", "trainer.max_steps=40", "eval_interval=20", "batch_size=9"]
+    one = execute(compose(*own), tmp_path / "one")
+    place = [f"hydra.run.dir={tmp_path / 'two'}", "machine=ddp", "trainer.accelerator=cpu", "trainer.devices=1"]
+    outputs = []
+    for attempt in ("killed", "resumed"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        options = [*own, *place, "trainer.num_nodes=2", "checkpoint_every=2"]
+        both = [start_on(machine, port, options) for machine in (0, 1)]
+        while attempt == "killed" and not (tmp_path / "two" / "last.ckpt").exists():
+            assert both[0].poll() is None
+            time.sleep(0.005)
+        for process in both if attempt == "killed" else ():
+            process.kill()
+        outputs.append([process.communicate(timeout=120)[0] for process in both])
+        codes = [process.returncode for process in both]
+        assert codes == ([-signal.SIGKILL] * 2 if attempt == "killed" else [0, 0]), outputs
+    two = runs.read_result(tmp_path / "two")
+    figures = {name: value for name, value in one["metrics"].items() if value is not None}
+    assert {name: two["metrics"][name] for name in figures} == pytest.approx(figures, rel=1e-4)
+    assert two["steps"] == one["steps"] == 40 and two["attempts"] == 2 and two["identity"] == one["identity"]
+    assert [text.count("it resumes from its last checkpoint") for text in outputs[1]] == [1, 0]  # the first speaks
+    for name, value in (("NODE_RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert execute(compose(*own, *place[1:], "trainer.num_nodes=2"), tmp_path / "two") == two
+
+
+def test_a_run_on_several_machines_needs_to_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = ["task=lm", "machine=ddp", "trainer.num_nodes=2"]
+    with pytest.raises(UserError, match="needs NODE_RANK and MASTER_ADDR and MASTER_PORT in the environment"):
+        run(tmp_path / "a", *several)
+    monkeypatch.setenv("NODE_RANK", "2")
+    with pytest.raises(UserError, match="NODE_RANK=2 must be a number below trainer.num_nodes=2"):
+        run(tmp_path / "a", *several)
+    with pytest.raises(UserError, match="NODE_RANK=2 must be a number below trainer.num_nodes=1"):
+        run(tmp_path / "a", "task=lm")
+    for name, value in (("NODE_RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="remove the run's folder"):
+        run(tmp_path / "a", *several, "force=true")
+    assert not list(tmp_path.iterdir())
 
 
 def test_tensorboards_table_shows_what_a_command_line_sets() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -25,6 +24,7 @@ from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
 from speechformer.data.token_file import TokenFile, open_token_file, write_token_files
 from speechformer.errors import UserError
+from speechformer.runs.rank import local_rank
 
 FITTED, ENCODED = 32 << 20, 4 << 20  # characters that a vocabulary is fitted on, and that are encoded together
 VERSION = 1  # of what is in token files
@@ -131,7 +131,7 @@ class TokenCache:
         console.say(f"Tokenizing {part} ({size / 1e6:,.1f} MB), only this once, into {paths[part]}")
         for leftover in self.folder.glob("*.partial"):  # of processes that were killed
             delete_leftovers(self.folder / leftover.name.rsplit(".", 2)[0])
-        disable = True if int(os.environ.get("LOCAL_RANK", 0)) else None  # None: shown on a terminal
+        disable = True if local_rank() else None  # None: shown on a terminal
         with (
             tqdm(total=size, unit="B", unit_scale=True, desc=part, leave=False, disable=disable) as bar,
             write_token_files([*paths.values()], key, len(tokenizer)) as writers,

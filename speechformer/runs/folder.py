@@ -38,6 +38,7 @@ from speechformer.errors import UserError, one_sentence
 from speechformer.escape import one_line
 from speechformer.runs import identity
 from speechformer.runs.legacy import upgrade_result
+from speechformer.runs.rank import is_first
 
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
 PREDICTIONS = "predictions.tsv"  # of a classifier
@@ -233,7 +234,8 @@ def is_locked(directory: Path) -> bool:
 
 @dataclass
 class RunFolder:
-    """A run's folder that this process works in. Of a run on several devices only the first process writes.
+    """A run's folder that this process works in. Of a run on several devices only the first process
+    writes.
 
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
     an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`; the
@@ -249,7 +251,7 @@ class RunFolder:
     logger: dict[str, Any] = field(default_factory=lambda: {"name": "tensorboard"})
 
     def __post_init__(self) -> None:
-        self.writes = not int(os.environ.get("LOCAL_RANK", 0))
+        self.writes = is_first()
 
     @property
     def has_ended(self) -> bool:

@@ -23,7 +23,7 @@ NOT_IDENTITY = (
     *("checkpoint_every", "compile", "force", "keep_every_n_steps", "task.data", "threads"),
     *("logger", "logger.name", "logger.project", "logger.entity", "logger.offline"),
     *("logger.experiment", "logger.tracking_uri"),
-    *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
+    *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
 )
 # Keys newer than version 0.2, with the value that computes what runs without the key did: it is not in fingerprints
 ADDED: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from speechformer.errors import UserError, one_sentence, pick
 from speechformer.models.stack import count_parameters
 from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.folder import RunFolder
+from speechformer.runs.rank import local_rank
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler
@@ -145,7 +145,7 @@ def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None)
             names = devices.gpu_names()
             if wanted in (1, "1"):
                 wanted = [leases.enter_context(devices.lease(names))]
-            elif not int(os.environ.get("LOCAL_RANK", 0)):  # the first process locks them for all
+            elif local_rank() == 0:  # the first process of a machine locks them for all
                 several = wanted if isinstance(wanted, list) else range(int(wanted))
                 for index in sorted(several):  # in order, so that no two runs wait for each other
                     leases.enter_context(devices.lease(names[index : index + 1] or names))

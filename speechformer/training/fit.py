@@ -18,10 +18,12 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer import console
+from speechformer.config import count_devices
 from speechformer.errors import UserError, one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
+from speechformer.runs.rank import local_rank, node_rank
 from speechformer.training import runtime
 from speechformer.training.build import Run, build_data, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
@@ -53,7 +55,7 @@ def fit(
     Raises:
         UserError: the config or the corpus asks for something impossible.
     """
-    rank = int(os.environ.get("LOCAL_RANK", 0))
+    rank = node_rank() * count_devices(config["trainer"]["devices"]) + local_rank()
     with runtime.threads(config, folder.owner) as threads:
         run = Run(config, folder, build_data(config, corpus))
         run.data.limit_length(run.task.model.max_length)

@@ -7,9 +7,8 @@ once.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
 from speechformer.runs.folder import HISTORY, RunFolder, own
+from speechformer.runs.rank import check_machines, is_first, node_rank
 from speechformer.training import devices, runtime
 
 OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
@@ -56,21 +56,29 @@ def execute(
     if launcher is not None:
         check_sweep(config)
     force, logger = config.pop("force"), config.pop("logger")
+    check_machines(config, force)
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
-    shared: Any = contextlib.nullcontext(RunFolder(directory, fingerprint, overrides))  # the first process owns it
     owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
-    with shared if int(os.environ.get("LOCAL_RANK", 0)) else owned as folder:
+    with owned if is_first() else share(RunFolder(directory, fingerprint, overrides)) as folder:
         folder.logger = logger
         if folder.has_ended:
             folder.clean_up()  # the process may have been killed before it did
-            result = folder.result
+            result: Any = folder.result
         else:
             folder.begin(config, devices.share_of_threads())
             with environment():
                 result = train(config, corpus, folder, launcher, start, on_evaluation)
         warn_of_absent_checkpoints(config, directory, result)
         return result
+
+
+@contextlib.contextmanager
+def share(folder: RunFolder) -> Iterator[RunFolder]:
+    """Yield a folder that another process of the run owns."""
+    if node_rank():  # this machine must not wait for the first, if that has ended the run
+        folder.read()
+    yield folder
 
 
 def train(*arguments: Any) -> dict[str, Any]:
