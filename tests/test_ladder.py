@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_report import put, result, tables_of
 
-from speechformer.report.ladder import against_table, ladder_figure, rungs, steps_in_words, steps_table
+from speechformer.errors import UserError
+from speechformer.report.ladder import against_table, ladder_figure, rungs, step_in_words, steps_in_words, steps_table
 
 STEPS = ([], ["model=rope"], ["width=96"], ["dropout=0.3"])
 
@@ -59,6 +60,9 @@ def test_steps_in_words(tmp_path: Path) -> None:
         "- **Inconclusive**: `width=96`.",
         "- **The whole ladder**: −19.5 [−21.7, −17.3].",  # 2.447 sqrt(2 * 5 / 3 / 4): Welch
     ]
+    assert step_in_words(table, "test_perplexity_mean", "model=rope") == "better, −20.0 [−22.2, −17.8]"
+    with pytest.raises(UserError, match="study=ladder has no step 'width=97'"):
+        step_in_words(table, "test_perplexity_mean", "width=97")
 
 
 def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:

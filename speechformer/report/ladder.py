@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
@@ -165,14 +166,40 @@ def steps_table(table: Table, metrics: Sequence[str], first: str = "the reports'
     return markdown_table(["step", *map(heading, metrics), "seeds"], rows)
 
 
+def judged(table: Table, ladder: Sequence[Rung], metric: str) -> Iterator[tuple[Rung, Effect, str]]:
+    """Yield each rung of a ladder that stands on another with the effect of its step, and the verdict after Holm's
+    correction: "Better", "Worse" or "Inconclusive".
+    """
+    measured = [(rung, effect) for rung in ladder if (effect := rung.difference(metric))]
+    sign = 1 if table.report["higher_is_better"] else -1
+    for (rung, effect), p in zip(measured, holm([effect.p for _, effect in measured])):
+        yield rung, effect, "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
+
+
+def step_in_words(table: Table, metric: str, step: str) -> Markdown:
+    """Return the verdict on a step, its effect and 95 % confidence interval; of several like it, for each.
+
+    Args:
+        step: its overrides, with spaces between.
+
+    Raises:
+        UserError: there is no such step.
+    """
+    own = [
+        Markdown("{}, {}").format(verdict.lower(), Markdown(" ").join(estimate(metric, effect)))
+        for rung, effect, verdict in judged(table, rungs(table), metric)
+        if rung.step == tuple(step.split())
+    ]
+    if not own:
+        raise UserError(f"study={table.study} has no step {step!r}.")
+    return Markdown("; ").join(own)
+
+
 def steps_in_words(table: Table, metric: str) -> Markdown:
     """Return as a list which steps change a metric for better or worse after Holm's correction, and which may not."""
     ladder = rungs(table)
-    measured = [(rung, effect) for rung in ladder if (effect := rung.difference(metric))]
-    sign = 1 if table.report["higher_is_better"] else -1
     groups: dict[str, list[Markdown]] = {"Better": [], "Worse": [], "Inconclusive": []}
-    for (rung, effect), p in zip(measured, holm([effect.p for _, effect in measured])):
-        verdict = "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
+    for rung, effect, verdict in judged(table, ladder, metric):
         step = spaced(rung.step)
         if rung.below and not rung.on_top:
             again = [own for own in ladder if own.step == rung.step and not own.on_top]

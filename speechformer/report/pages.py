@@ -27,7 +27,7 @@ from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.costs import costs_table
-from speechformer.report.ladder import against_table, rungs, steps_in_words, steps_table
+from speechformer.report.ladder import against_table, rungs, step_in_words, steps_in_words, steps_table
 from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
@@ -275,6 +275,17 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
         """Return which steps of a study change a metric, for better or worse."""
         return str(steps_in_words(table_of(study), metric))
 
+    def step_of(study: str, metric: str, step: str) -> str:
+        """Return whether a step of a study changes a metric, for better or worse, and by how much."""
+        return str(step_in_words(table_of(study), metric, step))
+
+    def on_top(study: str, metric: str) -> str:
+        """Return the mean of a metric on the top rung of a study, or "parameters" for their number."""
+        own = top(table_of(study))
+        if metric == "parameters":
+            return f"{own.finished[0].result['parameters']['total']:,}"
+        return number(metric, Summary(own.values(metric).values()).mean)
+
     def against(study: str, *baselines: str) -> str:
         """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""
         table = table_of(study)
@@ -303,6 +314,8 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
         "costs": costs,
         "ladder": ladder,
         "steps": steps,
+        "step_of": step_of,
+        "on_top": on_top,
         "against": against,
         "difficulty": difficulty,
         "learning_curve": learning_curve,
