@@ -53,6 +53,7 @@ def sweep(little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setattr(sweeps.COMMAND, "started", 0.0)
         monkeypatch.setattr(sweeps.COMMAND, "errors", {})
         monkeypatch.setattr(sweeps.COMMAND, "numbers", None)
+        monkeypatch.setattr(sweeps.COMMAND, "before", None)
         with pytest.raises(SystemExit) as end:
             train.main()
         out, err = capsys.readouterr()
@@ -152,6 +153,17 @@ def test_sweeps_with_one_folder_keep_each_others_jobs(sweep: Sweep, tmp_path: Pa
     assert code == 0 and "Sweep of 2 runs: 2 finished." in out and out.count("Already finished") == 1
     states = {job.name: job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")}
     assert states == {"width=9": "failed", "width=8": "finished", "width=16": "finished"}
+
+
+def test_a_misspelt_choice_leaves_no_jobs_behind(sweep: Sweep, tmp_path: Path) -> None:
+    """A sweep's folder that is new goes, and one with jobs keeps those that it had."""
+    assert "has no choice 'alibii'" in str(sweep(*LM, "model=alibi,alibii", "hydra.sweep.dir=sweep")[0])
+    assert not (tmp_path / "sweep").exists()
+    assert sweep(*LM, "hydra.sweep.dir=sweep")[0] == 0
+    before = (tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8")
+    assert "has no choice 'alibii'" in str(sweep(*LM, "model=alibi,alibii", "hydra.sweep.dir=sweep")[0])
+    assert (tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8") == before
+    assert [job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")] == ["finished"]
 
 
 @pytest.mark.parametrize("other", [[["seed=0"]], None])

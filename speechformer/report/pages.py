@@ -263,8 +263,13 @@ def table_of_study(tables: Sequence[Table], study: str) -> Table:
     raise UserError(f"there is no finished run of study={study}.")
 
 
-def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
-    """Return the functions of a template that show one study: a ladder, or what its results cost."""
+def top_of(table: Table) -> Row:
+    """Return the row of a ladder's highest rung."""
+    return [rung for rung in rungs(table) if rung.on_top][-1].row
+
+
+def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return the functions of a template that show the rungs of a study."""
     table_of = functools.partial(table_of_study, tables)
 
     def ladder(study: str, *metrics: str, **options: str) -> str:
@@ -281,45 +286,41 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
 
     def on_top(study: str, metric: str) -> str:
         """Return the mean of a metric on the top rung of a study, or "parameters" for their number."""
-        own = top(table_of(study))
+        own = top_of(table_of(study))
         if metric == "parameters":
             return f"{own.finished[0].result['parameters']['total']:,}"
         return number(metric, Summary(own.values(metric).values()).mean)
+
+    return {"ladder": ladder, "steps": steps, "step_of": step_of, "on_top": on_top}
+
+
+def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
+    """Return the functions of a template that show one study: a ladder, or what its results cost."""
+    table_of = functools.partial(table_of_study, tables)
 
     def against(study: str, *baselines: str) -> str:
         """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""
         table = table_of(study)
         if table.task == "classify":
-            return str(by_sentence.against_baselines(table, top(table), baselines))
+            return str(by_sentence.against_baselines(table, top_of(table), baselines))
         return str(against_table(table, baselines))
 
     def difficulty(study: str, *baselines: str) -> str:
         """Return how many test sentences the top of a ladder and baselines get right."""
         table = table_of(study)
-        return str(by_sentence.difficulty(table, top(table), baselines))
+        return str(by_sentence.difficulty(table, top_of(table), baselines))
 
     def learning_curve(study: str, *baselines: str) -> str:
         """Return the accuracy of a study's model and of baselines by the number of training sentences."""
         own = [table for table in tables if table.study == study and table.finished] or [table_of(study)]
         return str(by_sentence.learning_curve(own, baselines))
 
-    def top(table: Table) -> Row:
-        return [rung for rung in rungs(table) if rung.on_top][-1].row
-
     def costs(study: str) -> str:
         """Return the results of a study's rows by context, beside the time and memory of their training."""
         return str(costs_table(table_of(study)))
 
-    return {
-        "costs": costs,
-        "ladder": ladder,
-        "steps": steps,
-        "step_of": step_of,
-        "on_top": on_top,
-        "against": against,
-        "difficulty": difficulty,
-        "learning_curve": learning_curve,
-    }
+    own = {"costs": costs, "against": against, "difficulty": difficulty, "learning_curve": learning_curve}
+    return ladder_functions(tables) | own
 
 
 def in_one_cell(metric: str, effect: Effect | None) -> str:

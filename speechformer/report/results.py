@@ -426,6 +426,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 remarks.append(f"{folder} has no {RESULT}: the run is unfinished.")
     if not runs:
         details = "".join(f" {remark}" for remark in remarks[:3])
+        details = details or " Give the folder of your runs, for example outputs/sweeps, or train one first."
         raise UserError(f"No readable {RESULT} under {', '.join(map(str, folders))}.{details}")
     return runs, remarks
 

@@ -42,6 +42,7 @@ class SweepCommand:
     given_up: list[int] = field(default_factory=list)  # the numbers of jobs that this command does not try again
     errors: dict[int, str] = field(default_factory=dict)  # of jobs by number, where no file can be written
     numbers: list[int] | None = None  # of the command's jobs in `sweep.json`; None if the sweeper chooses them
+    before: dict[str, Any] | None = None  # the content of `sweep.json` before this command
 
 
 COMMAND = SweepCommand()
@@ -64,6 +65,7 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
         )
     with FileLock(folder / SWEEP_LOCK):
         before = plan(folder)
+        COMMAND.before = before if COMMAND.before is None else COMMAND.before
         earlier = before.get("jobs")
         words = [{word for word in of if not word.startswith(PLACE)} for of in (before.get("command", []), command)]
         if before and (earlier is None or jobs is None) and words[0] != words[1]:
@@ -74,6 +76,19 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
             COMMAND.numbers = [*(COMMAND.numbers or []), *(merged.index(job) for job in jobs)]
             content["jobs"] = merged
         runs.write_json(folder / SWEEP, {"jobs": None, **content, "given_up": COMMAND.given_up})
+
+
+def take_back(folder: Path) -> None:
+    """Undo what this command has written, if none of its jobs has begun."""
+    begun = any(path.stat().st_mtime >= COMMAND.started for path in (folder / JOBS).glob("*.json"))
+    if begun or plan(folder).get("begun") != COMMAND.started:
+        return
+    if COMMAND.before:
+        runs.write_json(folder / SWEEP, COMMAND.before)
+        return
+    runs.remove(folder, SWEEP, SWEEP_LOCK, "multirun.yaml")
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def plan(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.errors import HydraException
 
 from speechformer import console
 from speechformer.corpora.files import read_yaml
@@ -34,6 +35,7 @@ from speechformer.sweeps.folder import (
     own_jobs,
     plan,
     register,
+    take_back,
 )
 from speechformer.sweeps.progress import LIVE
 
@@ -49,6 +51,10 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     try:
         launch_until_done(launch, command)
+    except HydraException:  # raised for a misspelt choice after the jobs are written
+        if COMMAND.folder is not None:
+            take_back(COMMAND.folder)
+        raise
     finally:
         LIVE.stop()
 
