@@ -51,6 +51,7 @@ _RANGES: list[tuple[float, float, str]] = [  # least and greatest value, and the
     (0.0, 1.0, "task.unknown_rate task.noise task.ngram_targets"),
     (0.0, 1e3, "recipe.lr recipe.matrix_lr? recipe.weight_decay recipe.init_std"),
     (0.0, 10.0, "task.length_penalty"),
+    (0.0, 1e3, "task.naive_bayes"),
     (0.0, 1e9, "trainer.gradient_clip_val?"),
     (-1e6, 1e6, "model.scale model.slopes"),
     (1e-6, 1e12, "model.base"),

@@ -36,7 +36,7 @@ from speechformer.errors import UserError, run_command
 from speechformer.kernels.dispatch import StackKernels
 from speechformer.layers.positions import Positions
 from speechformer.runs.legacy import upgrade_checkpoint
-from speechformer.tasks.base import Task
+from speechformer.tasks.base import COUNTED, Task
 from speechformer.tasks.registry import TASKS
 
 MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
@@ -52,7 +52,7 @@ def description(run: TrainedRun) -> dict[str, Any]:
         "max_length": run.max_length,
         "classes": run.task.hparams.get("classes"),
         "weights_of": run.checkpoint,
-        "hyper_parameters": {name: None if name == "mixture" else own for name, own in run.task.hparams.items()},
+        "hyper_parameters": {name: None if name in COUNTED else own for name, own in run.task.hparams.items()},
     }
 
 
@@ -142,7 +142,7 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    if getattr(run.task, "mixture", None) is not None:
+    if run.task.has_counts:
         console.say("The export is the model alone, without the counts that it is mixed with.")
     shutil.copy(run.directory / "tokenizer.json", tokenizer)
     header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")

@@ -485,7 +485,7 @@ def test_options_that_are_new_change_no_fingerprint_by_their_defaults(overrides:
 def before_tokens(config: dict[str, Any]) -> dict[str, Any]:
     """A config as it was before classifiers and language models had kinds of tokens, and the latter counts."""
     newer = ["tokens", "vocab_size", "min_count", "evaluation_tokens", "documents", "unknown_rate", "noise", "ngram"]
-    newer += ["ngram_targets", "ngram_mixture", "balanced", "extra_text"]
+    newer += ["ngram_targets", "ngram_mixture", "balanced", "naive_bayes", "extra_text"]
     newer = {"translate": ["bpe_dropout"], "probe": []}.get(config["task"]["name"], newer)
     config = config | {"protocol": {key: value for key, value in config["protocol"].items() if key != "fold"}}
     return config | {"task": {key: value for key, value in config["task"].items() if key not in newer}}

@@ -74,7 +74,7 @@ def predict(run: TrainedRun, text: str) -> Prediction:
     words, ids = run.tokenizer.split(text), run.tokenizer.encode(text)[: run.block_size]
     if not ids:
         raise UserError("The text is empty; give at least one word.")
-    log_C, weights = erase(run.model, torch.tensor(ids, device=run.task.device))
+    log_C, weights = erase(run.task, torch.tensor(ids, device=run.task.device))
     probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
     return Prediction(
         text=text,

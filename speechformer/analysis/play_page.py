@@ -275,7 +275,7 @@ def name_of_chosen(run: TrainedRun, own: Sequence[Snapshot]) -> str:
 def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
     """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
     return {
-        "label": run.label + (", without its counts" if getattr(run.task, "mixture", None) else ""),
+        "label": run.label + (", without its counts" if run.task.has_counts else ""),
         "name": run.directory.resolve().name,
         "finished": run.finished,
         "classes": run.task.hparams.get("classes"),

@@ -205,6 +205,8 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
         raise UserError(f"task.{own[0]} draws or counts words for each run")
     if config["task"].get("ngram_mixture", "none") != "none":
         raise UserError("task.ngram_mixture counts words for each run")
+    if config["task"].get("naive_bayes"):
+        raise UserError("task.naive_bayes counts words for each run")
     if config["protocol"]["fold"] == "seed":
         raise UserError("protocol.fold=seed gives each seed data of its own")
     if config["recipe"]["optimizer"] == "muon":

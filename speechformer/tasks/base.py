@@ -26,6 +26,7 @@ from speechformer.tasks.trainable import TrainableModule
 # What every network takes: keys of the config, and keys of its group `architecture`
 SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout", "model", "pattern")
 COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
+COUNTED = ("mixture", "naive_bayes")  # arguments of tasks: of counts of words beside the network
 CHOICES: dict[str, Any] = {  # checked, even if unused
     **{"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS},
     "output_bias": dict.fromkeys(("init", "unigram")),
@@ -129,6 +130,11 @@ class Task(EvaluableModule):
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
         return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether counts of words take part in the predictions beside the network."""
+        return any(self.hparams.get(name) is not None for name in COUNTED)
 
     def forward(self, *ids: Tensor) -> Tensor:
         """Compute the logits of the network for its inputs."""

@@ -23,6 +23,7 @@ from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.metrics.intervals import wilson
 from speechformer.models.classifier import EncoderClassifier
+from speechformer.models.naive_bayes import NaiveBayes
 from speechformer.models.stack import initialise
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.runs.predictions import write_predictions
@@ -38,6 +39,7 @@ class Classify(Task):
         architecture: the arguments of `EncoderClassifier`.
         recipe: the config group.
         classes: the name of each class.
+        naive_bayes: the arguments of `NaiveBayes`, whose log-probabilities are added outside training; or None.
     """
 
     name, metric, mode = "classify", "accuracy", "max"
@@ -57,12 +59,19 @@ class Classify(Task):
     baseline_keys = ("block_size",)  # sentences are cut there
     model: EncoderClassifier
 
-    def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], classes: list[str]) -> None:
+    def __init__(
+        self,
+        architecture: dict[str, Any],
+        recipe: dict[str, Any],
+        classes: list[str],
+        naive_bayes: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
         self.classes = classes
         self.noise: WordNoise | None = None
         self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
+        self.naive_bayes = None if naive_bayes is None else NaiveBayes(**naive_bayes)
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
         self.predicted = torch.empty(
@@ -73,7 +82,8 @@ class Classify(Task):
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
         classes = list(data.corpus.classes)
-        return cls(cls.architecture_arguments(config, data, classes=len(classes)), config["recipe"], classes)
+        architecture = cls.architecture_arguments(config, data, classes=len(classes))
+        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data))
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, SentenceData)
@@ -81,6 +91,13 @@ class Classify(Task):
         self.predicted = torch.full_like(self.tested["labels"], -1)
         self.log_prior_C = log_prior(data)
         self.noise = word_noise(data)
+        if self.naive_bayes is not None:
+            self.naive_bayes.ids.copy_(data.train["ids"])
+            self.naive_bayes.labels.copy_(data.train["labels"])
+
+    def forward(self, *ids: Tensor) -> Tensor:
+        """Return the logits of sentences, [B, classes], naive Bayes included."""
+        return self.forward_batch(self.model, {"ids": ids[0]})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -110,7 +127,11 @@ class Classify(Task):
         return MulticlassAccuracy(len(self.classes), **options).to(self.device)
 
     def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
-        return model(batch["ids"])
+        logits_BC = model(batch["ids"])
+        if self.naive_bayes is None:
+            return logits_BC
+        counted_BC = self.naive_bayes.weight * self.naive_bayes(batch["ids"])
+        return (logits_BC.double().log_softmax(dim=1) + counted_BC).to(logits_BC.dtype)
 
     def update_metrics(self, logits: Tensor, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
@@ -163,6 +184,15 @@ def log_prior(data: SentenceData) -> Tensor | None:
     return counts_C.clamp(min=1).log() if data.task["balanced"] else None
 
 
+def naive_bayes_arguments(data: TaskData) -> dict[str, Any] | None:
+    """Return the arguments of `NaiveBayes` for a corpus; None if the model stands alone."""
+    assert isinstance(data, SentenceData)
+    if not data.task["naive_bayes"]:
+        return None
+    sizes = {"classes": len(data.corpus.classes), "vocab_size": data.vocab_size, "block_size": data.block_size}
+    return {"sentences": len(data.train["labels"]), "weight": data.task["naive_bayes"], **sizes}
+
+
 def word_noise(data: SentenceData) -> WordNoise | None:
     """Return what replaces words that occur once; None without `task.unknown_rate`."""
     if not (rate := data.task["unknown_rate"]):
@@ -192,7 +222,7 @@ def table_of_examples(task: Classify, examples: Sequence[Example]) -> str:
     classes = [escape_markdown(name) for name in task.classes]
     rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
     for example in examples:
-        probabilities = task.model(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
+        probabilities = task(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
         label = "" if example.label is None else classes[example.label]
         sentence = escape_markdown(" ".join(example.tokens[0]))
         rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")

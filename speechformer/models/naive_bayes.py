@@ -1,0 +1,72 @@
+"""Naive Bayes over the words of a sentence and its pairs of neighbours, every class as likely as the others.
+
+    log p(class | sentence) = sum over its features f of log p(f | class) + constant
+    p(f | class) = (sentences of the class with f + SMOOTHING) / (their sum over all features + SMOOTHING * features)
+
+A feature that a sentence has twice counts once; one that train does not have counts nothing. McCallum and Nigam 1998,
+"A comparison of event models for naive Bayes text classification", multinomial; Wang and Manning 2012 count a feature
+once and add pairs.
+
+Shapes: B sentences, T tokens, C classes, F features.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from speechformer.corpora.special_tokens import PAD
+
+SMOOTHING = 0.1
+
+
+class NaiveBayes(nn.Module):
+    """Naive Bayes of training sentences, which are its state: `ids` and `labels`.
+
+    Args:
+        sentences: number of training sentences.
+        block_size: length of the longest sentence, in tokens.
+        classes: C.
+        vocab_size: number of token ids.
+        weight: of its log-probabilities beside those of a network.
+    """
+
+    ids: Tensor
+    labels: Tensor
+
+    def __init__(self, sentences: int, block_size: int, classes: int, vocab_size: int, weight: float) -> None:
+        super().__init__()
+        self.classes, self.vocab_size, self.weight = classes, vocab_size, weight
+        self.register_buffer("ids", torch.full((sentences, block_size), PAD, dtype=torch.int32))
+        self.register_buffer("labels", torch.zeros(sentences, dtype=torch.int32))
+
+    def features(self, ids_BT: Tensor) -> Tensor:
+        """Return the features of sentences, each once, as positive numbers among zeros, [B, 2T - 1]."""
+        words = ids_BT.long()
+        first, second = words[:, :-1], words[:, 1:]
+        pairs = torch.where((first == PAD) | (second == PAD), 0, first * self.vocab_size + second)
+        every = torch.cat((torch.where(words == PAD, 0, words), pairs), dim=1).sort(dim=1).values
+        again = torch.zeros_like(every, dtype=torch.bool)
+        again[:, 1:] = every[:, 1:] == every[:, :-1]
+        return every.masked_fill(again, 0)
+
+    @cached_property
+    def table(self) -> tuple[Tensor, Tensor]:
+        """The features of train in ascending order, [F], and log p(feature | class), [F, C]."""
+        of_sentences = self.features(self.ids)
+        features_F, index = of_sentences[of_sentences > 0].unique(return_inverse=True)
+        labels = self.labels.long()[:, None].expand_as(of_sentences)[of_sentences > 0]
+        counts_FC = torch.zeros(len(features_F), self.classes, dtype=torch.float64, device=self.ids.device)
+        counts_FC.index_put_((index, labels), counts_FC.new_ones(()), accumulate=True)
+        counts_FC += SMOOTHING
+        return features_F, (counts_FC / counts_FC.sum(dim=0)).log()
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Return the log-probabilities of the classes of sentences padded with `PAD`, [B, C], in double precision."""
+        features_F, logs_FC = (part.to(ids_BT.device) for part in self.table)
+        own = self.features(ids_BT)
+        place = torch.searchsorted(features_F, own).clamp(max=len(features_F) - 1)
+        counted = (own > 0) & (features_F[place] == own)
+        return (logs_FC[place] * counted[:, :, None]).sum(dim=1).log_softmax(dim=1)

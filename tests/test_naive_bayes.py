@@ -1,0 +1,93 @@
+"""Oracle: scikit-learn's multinomial naive Bayes over words and pairs, of random sentences and of a run's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, compose
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.naive_bayes import MultinomialNB
+from torch import Tensor
+
+from speechformer.analysis.load import load
+from speechformer.corpora.load import load as load_corpus
+from speechformer.corpora.special_tokens import PAD
+from speechformer.models.naive_bayes import SMOOTHING, NaiveBayes
+from speechformer.runs.folder import PREDICTIONS
+from speechformer.training.build import build_data
+from speechformer.training.run import execute
+
+CLASSES = 3
+
+
+def words_and_pairs(ids: list[int]) -> list[str]:
+    words = [str(index) for index in ids if index != PAD]
+    return [*words, *map(" ".join, pairwise(words))]
+
+
+def by_scikit_learn(ids: Tensor, labels: Tensor, asked: Tensor) -> Any:
+    """Return log p(class | sentence) of sentences that are asked for."""
+    vectorizer = CountVectorizer(analyzer=words_and_pairs, binary=True)
+    bayes = MultinomialNB(alpha=SMOOTHING, fit_prior=False).fit(
+        vectorizer.fit_transform(ids.tolist()), labels.numpy()
+    )
+    return bayes.predict_log_proba(vectorizer.transform(asked.tolist()))
+
+
+def sentences(number: int, length: int, words: int, generator: torch.Generator) -> Tensor:
+    """Return random sentences of one word to `length`, some words twice."""
+    ids = torch.randint(1, words, (number, length), generator=generator)
+    sizes = torch.randint(1, length + 1, (number, 1), generator=generator)
+    return ids.where(torch.arange(length) < sizes, PAD)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_it_is_that_of_scikit_learn(length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids, asked = sentences(60, length, 12, generator), sentences(40, length, 15, generator)  # with new words
+    labels = torch.arange(60) % CLASSES
+    own = NaiveBayes(60, length, CLASSES, 15, weight=1.0)
+    own.ids.copy_(ids)
+    own.labels.copy_(labels)
+    assert own(asked).numpy() == pytest.approx(by_scikit_learn(ids, labels, asked), abs=1e-12)
+
+
+def test_padding_does_not_count() -> None:
+    generator = torch.Generator().manual_seed(1)
+    own = NaiveBayes(20, 6, CLASSES, 9, weight=1.0)
+    own.ids.copy_(sentences(20, 6, 9, generator))
+    own.labels.copy_(torch.arange(20) % CLASSES)
+    asked = sentences(7, 6, 9, generator)
+    wider = torch.cat((asked, torch.full((7, 4), PAD)), dim=1)
+    torch.testing.assert_close(own(wider), own(asked))
+
+
+def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
+    """Trained alone, tested together, and loaded again; the weights do not depend on it."""
+    overrides = [*TINY, "task=classify", "protocol=clean", "trainer.max_epochs=1"]
+    alone = execute(compose(*overrides), tmp_path / "alone")
+    result = execute(compose(*overrides, "task.naive_bayes=2"), tmp_path / "both")
+    data = build_data(result["config"], load_corpus(result["config"]))
+    test = data.tested["test", ""]
+    runs = {name: load(tmp_path / name) for name in ("alone", "both")}
+    for name, own in runs["alone"].model.state_dict().items():
+        assert own.equal(runs["both"].model.state_dict()[name])
+    with torch.no_grad():
+        logits = runs["alone"].task(test["ids"])
+        both = runs["both"].task(test["ids"]).softmax(dim=1).numpy()
+    added = logits.double().log_softmax(dim=1).numpy()
+    added = added + 2 * by_scikit_learn(data.train["ids"], data.train["labels"], test["ids"])
+    expected = np.exp(added) / np.exp(added).sum(axis=1, keepdims=True)
+    assert both == pytest.approx(expected, abs=1e-5)
+    accuracy = float((torch.from_numpy(expected).argmax(dim=1) == test["labels"]).double().mean())
+    assert result["metrics"]["test_accuracy"] == pytest.approx(accuracy)
+    assert result["identity"] != alone["identity"]
+    predicted = (tmp_path / "both" / PREDICTIONS).read_text(encoding="utf-8")
+    assert predicted != (tmp_path / "alone" / PREDICTIONS).read_text(encoding="utf-8")
+    shown = runs["both"].predict(" ".join(data.tokenizer.tokens(test["ids"][0][test["ids"][0] != PAD].tolist())))
+    assert [*shown.probabilities.values()] == pytest.approx(expected[0].tolist(), abs=1e-5)
