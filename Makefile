@@ -203,7 +203,8 @@ STEPS_3 := $(STEPS_2) recipe.schedule=cosine
 STEPS_4 := $(STEPS_3) layers=1 trainer.max_epochs=20
 STEPS_5 := $(STEPS_4) task.unknown_rate=0.5
 STEPS_6 := $(STEPS_5) task.balanced=true
-# The last rung is experiment=strong_classify but for protocol.fold
+STEPS_7 := $(STEPS_6) task.naive_bayes=2
+# The sixth is experiment=strong_classify but for protocol.fold; the last adds counts to its model.
 BESIDE := trainer.max_epochs=40 layers=2 layers=4 width=128 dropout=0.3 embedding_dropout=0.5 recipe.label_smoothing=0.2 \
 	architecture.pool=cls model=nope model=rope model=alibi pattern=window
 HELD_OUT := 0.1 0.5 0.75 0.9
@@ -211,9 +212,11 @@ COUNTED := $(BIN)/python -m speechformer.baselines task=classify corpus=speeches
 reproduce-ladder-classify: $(STAMP)
 	$(COUNTED) protocol.fold=seed --output $(CLASSIFIED)/baselines/folds
 	$(foreach share,$(HELD_OUT),$(COUNTED) protocol.validation=$(share) --output $(CLASSIFIED)/baselines/$(share)$(NEWLINE)	)
-	$(foreach k,0 1 2 3 4 5 6,$(STEPS_$(k)) 'seed=range(10)'$(NEWLINE)	)
+	$(foreach k,0 1 2 3 4 5 6 7,$(STEPS_$(k)) 'seed=range(10)'$(NEWLINE)	)
 	$(foreach other,$(BESIDE),$(STEPS_5) $(other) 'seed=range(5)'$(NEWLINE)	)
+	$(STEPS_6) task.naive_bayes=1,4 'seed=range(5)'
 	$(STEP) experiment=strong_classify study=strong_classify 'seed=range(10)'
+	$(STEP) experiment=strong_classify study=bayes_classify task.naive_bayes=2 'seed=range(10)'
 	$(foreach share,$(HELD_OUT),$(STEP) experiment=strong_classify study=sentences_classify protocol.validation=$(share) \
 		'seed=range(5)'$(NEWLINE)	)
 	mkdir -p $(REFERENCE)/ladder_classify

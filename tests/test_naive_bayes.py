@@ -52,16 +52,14 @@ def test_it_is_that_of_scikit_learn(length: int) -> None:
     ids, asked = sentences(60, length, 12, generator), sentences(40, length, 15, generator)  # with new words
     labels = torch.arange(60) % CLASSES
     own = NaiveBayes(60, length, CLASSES, 15, weight=1.0)
-    own.ids.copy_(ids)
-    own.labels.copy_(labels)
+    own.fit(ids, labels)
     assert own(asked).numpy() == pytest.approx(by_scikit_learn(ids, labels, asked), abs=1e-12)
 
 
 def test_padding_does_not_count() -> None:
     generator = torch.Generator().manual_seed(1)
     own = NaiveBayes(20, 6, CLASSES, 9, weight=1.0)
-    own.ids.copy_(sentences(20, 6, 9, generator))
-    own.labels.copy_(torch.arange(20) % CLASSES)
+    own.fit(sentences(20, 6, 9, generator), torch.arange(20) % CLASSES)
     asked = sentences(7, 6, 9, generator)
     wider = torch.cat((asked, torch.full((7, 4), PAD)), dim=1)
     torch.testing.assert_close(own(wider), own(asked))

@@ -42,6 +42,16 @@ class NaiveBayes(nn.Module):
         self.register_buffer("ids", torch.full((sentences, block_size), PAD, dtype=torch.int32))
         self.register_buffer("labels", torch.zeros(sentences, dtype=torch.int32))
 
+    def fit(self, ids_NT: Tensor, labels_N: Tensor) -> None:
+        """Count training sentences padded with `PAD`."""
+        self.ids.copy_(ids_NT)
+        self.labels.copy_(labels_N)
+
+    def add(self, ids_BT: Tensor, logits_BC: Tensor) -> Tensor:
+        """Return the log-probabilities of a network plus `weight` times those of naive Bayes, [B, C]."""
+        counted_BC = self.weight * self(ids_BT)
+        return (logits_BC.double().log_softmax(dim=1) + counted_BC).to(logits_BC.dtype)
+
     def features(self, ids_BT: Tensor) -> Tensor:
         """Return the features of sentences, each once, as positive numbers among zeros, [B, 2T - 1]."""
         words = ids_BT.long()

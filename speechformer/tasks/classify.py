@@ -74,9 +74,7 @@ class Classify(Task):
         self.naive_bayes = None if naive_bayes is None else NaiveBayes(**naive_bayes)
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
-        self.predicted = torch.empty(
-            0, dtype=torch.int64
-        )  # classes of the test set, from the last evaluation; -1: none
+        self.predicted = torch.empty(0, dtype=torch.int64)  # of the test, by the last evaluation; -1: none
         initialise(self.model, recipe["init"], recipe["init_std"])
 
     @classmethod
@@ -92,8 +90,7 @@ class Classify(Task):
         self.log_prior_C = log_prior(data)
         self.noise = word_noise(data)
         if self.naive_bayes is not None:
-            self.naive_bayes.ids.copy_(data.train["ids"])
-            self.naive_bayes.labels.copy_(data.train["labels"])
+            self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
     def forward(self, *ids: Tensor) -> Tensor:
         """Return the logits of sentences, [B, classes], naive Bayes included."""
@@ -106,10 +103,7 @@ class Classify(Task):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        predicted = checkpoint.get("progress", {}).get("predicted", self.predicted)  # versions up to 0.2 have none
-        if type(predicted) is not Tensor or predicted.shape != self.predicted.shape or predicted.dtype != torch.int64:
-            raise ValueError("its predictions are not of this test set")
-        self.predicted = predicted.clamp(-1, len(self.classes) - 1)
+        self.predicted = predictions_of(checkpoint, self.predicted).clamp(-1, len(self.classes) - 1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
@@ -128,22 +122,14 @@ class Classify(Task):
 
     def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
         logits_BC = model(batch["ids"])
-        if self.naive_bayes is None:
-            return logits_BC
-        counted_BC = self.naive_bayes.weight * self.naive_bayes(batch["ids"])
-        return (logits_BC.double().log_softmax(dim=1) + counted_BC).to(logits_BC.dtype)
+        return logits_BC if self.naive_bayes is None else self.naive_bayes.add(batch["ids"], logits_BC)
 
     def update_metrics(self, logits: Tensor, batch: Batch) -> None:
         (split, _), labels = batch["part"], batch["labels"]
         if "row" in batch and len(self.predicted):
             self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
-        groups: dict[str, Tensor] = {}
-        if "in_train" in batch:
-            groups |= {"in_train": batch["in_train"], "not_in_train": ~batch["in_train"]}
-        if split != "train":
-            groups |= {f"of_{name}": labels == label for label, name in enumerate(self.classes)}
         self.measured[f"{split}_accuracy"].update(logits, labels)
-        for name, chosen in groups.items():
+        for name, chosen in groups_of(batch, self.classes).items():
             if chosen.any():
                 self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
 
@@ -176,6 +162,24 @@ class Classify(Task):
             columns = (column.tolist() for column in (self.tested["labels"], self.predicted, self.tested["in_train"]))
             write_predictions(directory / PREDICTIONS, self.classes, *columns)
         return {}
+
+
+def groups_of(batch: Batch, classes: Sequence[str]) -> dict[str, Tensor]:
+    """Return which sentences of an evaluation batch are in each group whose accuracy is measured, by name."""
+    groups: dict[str, Tensor] = {}
+    if "in_train" in batch:
+        groups |= {"in_train": batch["in_train"], "not_in_train": ~batch["in_train"]}
+    if batch["part"][0] != "train":
+        groups |= {f"of_{name}": batch["labels"] == label for label, name in enumerate(classes)}
+    return groups
+
+
+def predictions_of(checkpoint: dict[str, Any], expected: Tensor) -> Tensor:
+    """Return the predictions that a checkpoint has, or `expected`; a `ValueError` if they are not like these."""
+    predicted = checkpoint.get("progress", {}).get("predicted", expected)  # versions up to 0.2 have none
+    if type(predicted) is not Tensor or predicted.shape != expected.shape or predicted.dtype != torch.int64:
+        raise ValueError("its predictions are not of this test set")
+    return predicted
 
 
 def log_prior(data: SentenceData) -> Tensor | None:
