@@ -204,7 +204,7 @@ STEPS_4 := $(STEPS_3) layers=1 trainer.max_epochs=20
 STEPS_5 := $(STEPS_4) task.unknown_rate=0.5
 STEPS_6 := $(STEPS_5) task.balanced=true
 STEPS_7 := $(STEPS_6) task.naive_bayes=2
-# The sixth is experiment=strong_classify but for protocol.fold; the last adds counts to its model.
+# STEPS_6 is experiment=strong_classify but for protocol.fold; STEPS_7 adds naive Bayes.
 BESIDE := trainer.max_epochs=40 layers=2 layers=4 width=128 dropout=0.3 embedding_dropout=0.5 recipe.label_smoothing=0.2 \
 	architecture.pool=cls model=nope model=rope model=alibi pattern=window
 HELD_OUT := 0.1 0.5 0.75 0.9

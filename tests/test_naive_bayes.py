@@ -14,6 +14,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 from torch import Tensor
 
+from speechformer.analysis.card import figures
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import PAD
@@ -56,6 +57,20 @@ def test_it_is_that_of_scikit_learn(length: int) -> None:
     assert own(asked).numpy() == pytest.approx(by_scikit_learn(ids, labels, asked), abs=1e-12)
 
 
+def test_it_counts_again_what_it_is_fitted_on_or_loads() -> None:
+    generator, labels = torch.Generator().manual_seed(2), torch.arange(30) % CLASSES
+    first, second, asked = (sentences(30, 5, 12, generator) for _ in range(3))
+    own, other = (NaiveBayes(30, 5, CLASSES, 12, weight=1.0) for _ in range(2))
+    own.fit(first, labels)
+    own(asked)
+    own.fit(second, labels)
+    assert own(asked).numpy() == pytest.approx(by_scikit_learn(second, labels, asked), abs=1e-12)
+    other.fit(first, labels)
+    other(asked)
+    other.load_state_dict(own.state_dict())
+    assert other(asked).equal(own(asked))
+
+
 def test_padding_does_not_count() -> None:
     generator = torch.Generator().manual_seed(1)
     own = NaiveBayes(20, 6, CLASSES, 9, weight=1.0)
@@ -66,8 +81,8 @@ def test_padding_does_not_count() -> None:
 
 
 def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
-    """Trained alone, tested together, and loaded again; the weights do not depend on it."""
-    overrides = [*TINY, "task=classify", "protocol=clean", "trainer.max_epochs=1"]
+    """The network trains alone; the sum is tested, predicts, and is loaded again. Its card says what it is."""
+    overrides = [*TINY, "task=classify", "protocol=clean", "trainer.max_epochs=2", "eval_interval=1000"]
     alone = execute(compose(*overrides), tmp_path / "alone")
     result = execute(compose(*overrides, "task.naive_bayes=2"), tmp_path / "both")
     data = build_data(result["config"], load_corpus(result["config"]))
@@ -89,3 +104,5 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     assert predicted != (tmp_path / "alone" / PREDICTIONS).read_text(encoding="utf-8")
     shown = runs["both"].predict(" ".join(data.tokenizer.tokens(test["ids"][0][test["ids"][0] != PAD].tolist())))
     assert [*shown.probabilities.values()] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    notes = ["The figures are of the network with naive Bayes" in " ".join(figures(runs[name])) for name in runs]
+    assert notes == [False, True]

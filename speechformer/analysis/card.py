@@ -123,6 +123,8 @@ def figures(run: TrainedRun) -> list[str]:
         f"The model has {result['parameters']['total']:,} parameters, and the weights of `{run.checkpoint}`.",
         f"{intervals or 'There are no intervals within a run'}; this is the run of seed {seed}, and others differ.",
     ]
+    if run.task.hparams.get("naive_bayes") is not None:
+        notes.append("The figures are of the network with naive Bayes; exports have the network alone.")
     if best["chosen_on"] == "test":
         notes.append("`best.ckpt` was chosen on the test set, and its figures are optimistic.")
     return ["\n".join(lines), " ".join(notes)]

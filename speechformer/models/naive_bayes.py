@@ -1,11 +1,11 @@
-"""Naive Bayes over the words of a sentence and its pairs of neighbours, every class as likely as the others.
+"""Binarized multinomial naive Bayes over words and bigrams, and its sum with a network.
 
     log p(class | sentence) = sum over its features f of log p(f | class) + constant
     p(f | class) = (sentences of the class with f + SMOOTHING) / (their sum over all features + SMOOTHING * features)
 
-A feature that a sentence has twice counts once; one that train does not have counts nothing. McCallum and Nigam 1998,
-"A comparison of event models for naive Bayes text classification", multinomial; Wang and Manning 2012 count a feature
-once and add pairs.
+A feature counts once in a sentence, and features that are not in train are ignored (Wang and Manning 2012,
+"Baselines and bigrams"). Unlike there, classes have the same prior, and the smoothing is 0.1. The sum of the
+log-probabilities of two models is a logarithmic opinion pool.
 
 Shapes: B sentences, T tokens, C classes, F features.
 """
@@ -13,6 +13,7 @@ Shapes: B sentences, T tokens, C classes, F features.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,16 +42,22 @@ class NaiveBayes(nn.Module):
         self.classes, self.vocab_size, self.weight = classes, vocab_size, weight
         self.register_buffer("ids", torch.full((sentences, block_size), PAD, dtype=torch.int32))
         self.register_buffer("labels", torch.zeros(sentences, dtype=torch.int32))
+        self.register_load_state_dict_post_hook(self.forget_table)
 
     def fit(self, ids_NT: Tensor, labels_N: Tensor) -> None:
         """Count training sentences padded with `PAD`."""
         self.ids.copy_(ids_NT)
         self.labels.copy_(labels_N)
+        self.forget_table()
+
+    def forget_table(self, *of_a_hook: Any) -> None:
+        """Count again when the counts are next needed."""
+        self.__dict__.pop("table", None)
 
     def add(self, ids_BT: Tensor, logits_BC: Tensor) -> Tensor:
-        """Return the log-probabilities of a network plus `weight` times those of naive Bayes, [B, C]."""
-        counted_BC = self.weight * self(ids_BT)
-        return (logits_BC.double().log_softmax(dim=1) + counted_BC).to(logits_BC.dtype)
+        """Return the log-probabilities of a network plus `weight` times those of naive Bayes, [B, C], in float32."""
+        both_BC = logits_BC.cpu().double().log_softmax(dim=1) + self.weight * self(ids_BT)
+        return both_BC.float().to(logits_BC.device)
 
     def features(self, ids_BT: Tensor) -> Tensor:
         """Return the features of sentences, each once, as positive numbers among zeros, [B, 2T - 1]."""
@@ -65,18 +72,17 @@ class NaiveBayes(nn.Module):
     @cached_property
     def table(self) -> tuple[Tensor, Tensor]:
         """The features of train in ascending order, [F], and log p(feature | class), [F, C]."""
-        of_sentences = self.features(self.ids)
+        of_sentences = self.features(self.ids.cpu())
         features_F, index = of_sentences[of_sentences > 0].unique(return_inverse=True)
-        labels = self.labels.long()[:, None].expand_as(of_sentences)[of_sentences > 0]
-        counts_FC = torch.zeros(len(features_F), self.classes, dtype=torch.float64, device=self.ids.device)
+        labels = self.labels.cpu().long()[:, None].expand_as(of_sentences)[of_sentences > 0]
+        counts_FC = torch.zeros(len(features_F), self.classes, dtype=torch.float64)
         counts_FC.index_put_((index, labels), counts_FC.new_ones(()), accumulate=True)
         counts_FC += SMOOTHING
         return features_F, (counts_FC / counts_FC.sum(dim=0)).log()
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return the log-probabilities of the classes of sentences padded with `PAD`, [B, C], in double precision."""
-        features_F, logs_FC = (part.to(ids_BT.device) for part in self.table)
-        own = self.features(ids_BT)
+        """Return the log-probabilities of classes, [B, C], in double precision on the CPU."""
+        (features_F, logs_FC), own = self.table, self.features(ids_BT.cpu())
         place = torch.searchsorted(features_F, own).clamp(max=len(features_F) - 1)
         counted = (own > 0) & (features_F[place] == own)
         return (logs_FC[place] * counted[:, :, None]).sum(dim=1).log_softmax(dim=1)

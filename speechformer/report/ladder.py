@@ -185,13 +185,16 @@ def step_in_words(table: Table, metric: str, step: str) -> Markdown:
     Raises:
         UserError: there is no such step.
     """
-    own = [
-        Markdown("{}, {}").format(verdict.lower(), Markdown(" ").join(estimate(metric, effect)))
-        for rung, effect, verdict in judged(table, rungs(table), metric)
-        if rung.step == tuple(step.split())
-    ]
+    own = []
+    for rung, effect, verdict in judged(table, rungs(table), metric):
+        low, high = effect.interval
+        if rung.step == tuple(step.split()):
+            corrected = " after correction" * (verdict == "Inconclusive" and low * high > 0)
+            own.append(
+                Markdown("{}, {}").format(verdict.lower() + corrected, Markdown(" ").join(estimate(metric, effect)))
+            )
     if not own:
-        raise UserError(f"study={table.study} has no step {step!r}.")
+        raise UserError(f"study={table.study} has no step {step!r} whose {metric} was compared.")
     return Markdown("; ").join(own)
 
 

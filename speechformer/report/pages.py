@@ -27,7 +27,7 @@ from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.costs import costs_table
-from speechformer.report.ladder import against_table, rungs, step_in_words, steps_in_words, steps_table
+from speechformer.report.ladder import Rung, against_table, rungs, step_in_words, steps_in_words, steps_table
 from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
@@ -263,9 +263,9 @@ def table_of_study(tables: Sequence[Table], study: str) -> Table:
     raise UserError(f"there is no finished run of study={study}.")
 
 
-def top_of(table: Table) -> Row:
-    """Return the row of a ladder's highest rung."""
-    return [rung for rung in rungs(table) if rung.on_top][-1].row
+def top_of(table: Table) -> Rung:
+    """Return a ladder's highest rung."""
+    return [rung for rung in rungs(table) if rung.on_top][-1]
 
 
 def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
         """Return the mean of a metric on the top rung of a study, or "parameters" for their number."""
         own = top_of(table_of(study))
         if metric == "parameters":
-            return f"{own.finished[0].result['parameters']['total']:,}"
+            return f"{own.row.finished[0].result['parameters']['total']:,}"
         return number(metric, Summary(own.values(metric).values()).mean)
 
     return {"ladder": ladder, "steps": steps, "step_of": step_of, "on_top": on_top}
@@ -302,13 +302,13 @@ def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
         """Return how the top of a ladder compares with baselines: on each text, or of a classifier by sentence."""
         table = table_of(study)
         if table.task == "classify":
-            return str(by_sentence.against_baselines(table, top_of(table), baselines))
+            return str(by_sentence.against_baselines(table, top_of(table).row, baselines))
         return str(against_table(table, baselines))
 
     def difficulty(study: str, *baselines: str) -> str:
         """Return how many test sentences the top of a ladder and baselines get right."""
         table = table_of(study)
-        return str(by_sentence.difficulty(table, top_of(table), baselines))
+        return str(by_sentence.difficulty(table, top_of(table).row, baselines))
 
     def learning_curve(study: str, *baselines: str) -> str:
         """Return the accuracy of a study's model and of baselines by the number of training sentences."""

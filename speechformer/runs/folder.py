@@ -234,8 +234,7 @@ def is_locked(directory: Path) -> bool:
 
 @dataclass
 class RunFolder:
-    """A run's folder that this process works in. Of a run on several devices only the first process
-    writes.
+    """A run's folder that this process works in. Of a run on several devices only the first process writes.
 
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
     an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`; the

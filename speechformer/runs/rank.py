@@ -11,6 +11,8 @@ from typing import Any
 
 from speechformer.errors import UserError
 
+machines = 1  # of the run of this process; `check_machines` sets it
+
 
 def local_rank() -> int:
     """Return the number of this process on its machine, from 0."""
@@ -18,8 +20,8 @@ def local_rank() -> int:
 
 
 def node_rank() -> int:
-    """Return the number of this machine, from 0; `check_machines` validates it."""
-    return int(os.environ.get("NODE_RANK", 0))
+    """Return the number of this machine, from 0: NODE_RANK, which `check_machines` validates for several machines."""
+    return int(os.environ.get("NODE_RANK", 0)) if machines > 1 else 0
 
 
 def is_first() -> bool:
@@ -33,14 +35,17 @@ def check_machines(config: dict[str, Any], force: bool) -> None:
     Raises:
         UserError: it does not, or `force` would remove files that another machine reads.
     """
+    global machines
     machines, rank = config["trainer"].get("num_nodes", 1), os.environ.get("NODE_RANK", "0")
-    if not rank.isdecimal() or int(rank) >= machines:
-        raise UserError(f"NODE_RANK={rank} must be a number below trainer.num_nodes={machines}; set one of them.")
+    if machines == 1:
+        return
     needed = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if machines > 1 and needed:
+    if needed:
         raise UserError(
             f"trainer.num_nodes={machines} needs {' and '.join(needed)} in the environment: the number of this "
             "machine, from 0, and the address and a free port of machine 0."
         )
-    if machines > 1 and force:
+    if not rank.isdecimal() or int(rank) >= machines:
+        raise UserError(f"NODE_RANK={rank} must be a whole number from 0, below trainer.num_nodes={machines}.")
+    if force:
         raise UserError(f"force=true with trainer.num_nodes={machines}: remove the run's folder instead.")

@@ -80,15 +80,18 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
 
 def take_back(folder: Path) -> None:
     """Undo what this command has written, if none of its jobs has begun."""
-    begun = any(path.stat().st_mtime >= COMMAND.started for path in (folder / JOBS).glob("*.json"))
-    if begun or plan(folder).get("begun") != COMMAND.started:
-        return
-    if COMMAND.before:
-        runs.write_json(folder / SWEEP, COMMAND.before)
-        return
-    runs.remove(folder, SWEEP, SWEEP_LOCK, "multirun.yaml")
+    with FileLock(folder / SWEEP_LOCK):
+        begun = any(path.stat().st_mtime >= COMMAND.started for path in (folder / JOBS).glob("*.json"))
+        if begun or plan(folder).get("begun") != COMMAND.started:
+            return
+        if COMMAND.before:
+            runs.write_json(folder / SWEEP, COMMAND.before)
+            return
+        runs.remove(folder, SWEEP, "multirun.yaml")
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        if [path.name for path in folder.iterdir()] == [SWEEP_LOCK]:
+            runs.remove(folder, SWEEP_LOCK)
+            folder.rmdir()
 
 
 def plan(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from speechformer import console
 from speechformer.corpora.files import read_yaml
@@ -51,7 +52,7 @@ def run_to_the_end(launch: Callable[[], object], command: Sequence[str]) -> None
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     try:
         launch_until_done(launch, command)
-    except HydraException:  # raised for a misspelt choice after the jobs are written
+    except (HydraException, OmegaConfBaseException):  # of a misspelt choice, after the jobs are written
         if COMMAND.folder is not None:
             take_back(COMMAND.folder)
         raise

@@ -39,7 +39,7 @@ class Classify(Task):
         architecture: the arguments of `EncoderClassifier`.
         recipe: the config group.
         classes: the name of each class.
-        naive_bayes: the arguments of `NaiveBayes`, whose log-probabilities are added outside training; or None.
+        naive_bayes: the arguments of `NaiveBayes`, which evaluation and prediction add; None for none.
     """
 
     name, metric, mode = "classify", "accuracy", "max"

@@ -20,7 +20,7 @@ from speechformer.errors import UserError, one_sentence, pick
 from speechformer.models.stack import count_parameters
 from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.folder import RunFolder
-from speechformer.runs.rank import local_rank
+from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler
@@ -31,6 +31,13 @@ from speechformer.training.trackers import TRACKERS
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
+
+
+class Environment(LightningEnvironment):
+    """Lightning's, but that NODE_RANK counts only in a run on several machines."""
+
+    def node_rank(self) -> int:
+        return node_rank()
 
 
 def build_data(config: dict[str, Any], corpus: Corpus | Pairs | Documents | GeneratedRows) -> Any:
@@ -107,7 +114,7 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
         return pl.Trainer(
             default_root_dir=folder,
             # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
-            plugins=[AtomicCheckpointIO(), LightningEnvironment()],
+            plugins=[AtomicCheckpointIO(), Environment()],
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,

@@ -19,7 +19,7 @@ from speechformer import console
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
-from speechformer.runs.folder import HISTORY, RunFolder, own
+from speechformer.runs.folder import HISTORY, RunFolder, check_is_ours, check_kinds, own
 from speechformer.runs.rank import check_machines, is_first, node_rank
 from speechformer.training import devices, runtime
 
@@ -63,7 +63,8 @@ def execute(
     with owned if is_first() else share(RunFolder(directory, fingerprint, overrides)) as folder:
         folder.logger = logger
         if folder.has_ended:
-            folder.clean_up()  # the process may have been killed before it did
+            if folder.writes:
+                folder.clean_up()  # the process may have been killed before it did
             result: Any = folder.result
         else:
             folder.begin(config, devices.share_of_threads())
@@ -76,7 +77,9 @@ def execute(
 @contextlib.contextmanager
 def share(folder: RunFolder) -> Iterator[RunFolder]:
     """Yield a folder that another process of the run owns."""
-    if node_rank():  # this machine must not wait for the first, if that has ended the run
+    if node_rank():  # this machine must not wait for the first, which trains nothing in these cases
+        check_is_ours(folder.path)
+        check_kinds(folder.path)
         folder.read()
     yield folder
 
