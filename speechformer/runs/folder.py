@@ -292,6 +292,8 @@ class RunFolder:
 
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
+        if not self.writes:
+            return
         remove_matching(self.path / WEIGHTS, f"{STEP}|{STEP_PARTIAL}")
         remove(self.path, PREVIOUS)
 

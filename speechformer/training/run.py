@@ -63,8 +63,7 @@ def execute(
     with owned if is_first() else share(RunFolder(directory, fingerprint, overrides)) as folder:
         folder.logger = logger
         if folder.has_ended:
-            if folder.writes:
-                folder.clean_up()  # the process may have been killed before it did
+            folder.clean_up()  # the process may have been killed before it did
             result: Any = folder.result
         else:
             folder.begin(config, devices.share_of_threads())
