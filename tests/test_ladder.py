@@ -9,7 +9,15 @@ import pytest
 from test_report import put, result, tables_of
 
 from speechformer.errors import UserError
-from speechformer.report.ladder import against_table, ladder_figure, rungs, step_in_words, steps_in_words, steps_table
+from speechformer.report.ladder import (
+    against_table,
+    ladder_figure,
+    ratios_in_words,
+    rungs,
+    step_in_words,
+    steps_in_words,
+    steps_table,
+)
 
 STEPS = ([], ["model=rope"], ["width=96"], ["dropout=0.3"])
 
@@ -96,7 +104,14 @@ def test_ratios_to_a_baseline(tmp_path: Path) -> None:
         "seed": None,
     }
     baseline["metrics"] |= {"test_known_perplexity_mean": 100.0}
-    (table,) = tables_of(put(tmp_path / "more", baseline, *(run.result for row in table.rows for run in row.runs)))
+    results = [run.result for row in table.rows for run in row.runs]
+    for own in results:
+        own["metrics"]["test_known_perplexity_mean"] = 200.0
+    (table,) = tables_of(put(tmp_path / "more", baseline, *results))
+    alone, mixed = (f"{value / 250:.3f}" for value in (341.5, 301.5))
+    assert ratios_in_words(table, "kneser_ney_5") == (
+        f"{alone} (model alone; over known words 2.000) and {mixed} (with counts; over known words 2.000)"
+    )
     cells = against_table(table, ["kneser_ney_5"]).cells  # type: ignore[attr-defined]
     assert [row[0] for row in cells[1:]] == [
         *("model alone, all words", "model alone, known words", "with counts, all words", "with counts, known words")

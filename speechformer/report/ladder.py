@@ -121,13 +121,32 @@ def way_up(table: Table, deepest: Sequence[Rung]) -> list[Rung]:
     return way
 
 
-def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
-    """Return what the top rung, and the last one that is a model alone, have less than baselines, on each text."""
+def highest(table: Table) -> dict[str, Rung]:
+    """Return the last rung that is a model alone and, if it is another, the top rung, mixed with counts."""
     ladder = [rung for rung in rungs(table) if rung.on_top]
     alone = [rung for rung in ladder if not rung.row.values("test_mixture_perplexity_mean")]
     shown = {"model alone": alone[-1], "with counts": ladder[-1]}
     if ladder[-1] is alone[-1]:
         del shown["with counts"]
+    return shown
+
+
+def ratios_in_words(table: Table, baseline: str) -> str:
+    """Return the perplexities of `highest` as ratios to that of a baseline, over all words and over known ones."""
+    (run,) = (run for run in table.baselines if run.baseline == baseline)
+    parts = []
+    for kind, rung in highest(table).items():
+        ratios = [
+            Summary(rung.values(name).values()).mean / run.metrics[name]  # type: ignore[operator]
+            for name in ("test_perplexity_mean", "test_known_perplexity_mean")
+        ]
+        parts.append(f"{ratios[0]:.3f} ({kind}; over known words {ratios[1]:.3f})")
+    return " and ".join(parts)
+
+
+def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
+    """Return what the rungs of `highest` have less than baselines, on each text."""
+    shown = highest(table)
     by_name = {run.baseline: run for run in table.baselines}
     texts = [name.removeprefix("test_perplexity_") for name in table.columns if name.startswith("test_perplexity_")]
     rows: list[list[str]] = []

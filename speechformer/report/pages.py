@@ -27,7 +27,15 @@ from speechformer.errors import UserError, pick
 from speechformer.report import by_sentence, findings, probe_claims, probe_map, published
 from speechformer.report.claims import Judgement, find_rows
 from speechformer.report.costs import costs_table
-from speechformer.report.ladder import Rung, against_table, rungs, step_in_words, steps_in_words, steps_table
+from speechformer.report.ladder import (
+    Rung,
+    against_table,
+    ratios_in_words,
+    rungs,
+    step_in_words,
+    steps_in_words,
+    steps_table,
+)
 from speechformer.report.markdown import Markdown
 from speechformer.report.probe_map import Cell
 from speechformer.report.results import Row, Run, Table
@@ -291,7 +299,17 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
             return f"{own.row.finished[0].result['parameters']['total']:,}"
         return number(metric, Summary(own.values(metric).values()).mean)
 
-    return {"ladder": ladder, "steps": steps, "step_of": step_of, "on_top": on_top}
+    def ratios(study: str, baseline: str) -> str:
+        """Return the perplexity at the top of a ladder as a ratio to that of a baseline, in words."""
+        return ratios_in_words(table_of(study), baseline)
+
+    def beside(study: str, baseline: str, metric: str) -> str:
+        """Return a metric of a baseline in the table of a study."""
+        (run,) = by_sentence.named(table_of(study), [baseline])
+        return number(metric, run.metrics.get(metric))
+
+    functions = [ladder, steps, step_of, on_top, ratios, beside]
+    return {function.__name__: function for function in functions}
 
 
 def study_functions(tables: Sequence[Table]) -> dict[str, Any]:
