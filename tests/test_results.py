@@ -29,6 +29,8 @@ DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines 
     [
         (REFERENCE, (ROOT / "README.md", REFERENCE / "README.md")),
         (REFERENCE / "contexts", (REFERENCE / "contexts" / "README.md",)),
+        (REFERENCE / "ladder", (REFERENCE / "ladder" / "README.md",)),
+        (REFERENCE / "ladder_classify", (REFERENCE / "ladder_classify" / "README.md",)),
         (REFERENCE / "bottleneck", (REFERENCE / "translation" / "README.md",)),
     ],
 )
@@ -39,7 +41,8 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
     with tarfile.open(folder / "runs.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
     copies = {page: tmp_path / page.relative_to(ROOT) for page in pages}
-    for page in (*pages, REFERENCE / "probes" / "README.md"):  # of which another page repeats results
+    repeated = (REFERENCE / name / "README.md" for name in ("probes", "ladder", "ladder_classify"))
+    for page in (*pages, *repeated):  # whose results another page repeats
         copy = tmp_path / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, copy)
