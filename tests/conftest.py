@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +72,15 @@ def composed_group(kind: str, name: str) -> dict:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(compose(f"{kind}={name}"), resolve=True)[kind]  # type: ignore[index]
+
+
+def processor_seconds(*arguments: str | Path) -> float:
+    """What `python ARGUMENTS` takes of the processor: what else runs counts less than by the clock."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(scope="session")
