@@ -265,6 +265,29 @@ def test_a_page_repeats_a_result_of_another(tmp_path: Path) -> None:
             update(page, {})
 
 
+def test_a_page_shows_a_line_of_a_committed_table(tmp_path: Path) -> None:
+    """Oracle: the file's values; a page never shows one of several lines as if it were the only one."""
+    (tmp_path / "runs.csv").write_text("table,row,seed,bleu\nted,rope,0,21.75\nted,rope,1,20\nted,nope,0,3\n")
+    page = tmp_path / "page.md"
+
+    def shown(where: str) -> str:
+        page.write_text(f'<!--= {{{{ line("runs.csv", {where}).bleu }}}} -->\n<!--/-->\n', encoding="utf-8")
+        update(page, {})
+        return page.read_text(encoding="utf-8").split("\n")[1]
+
+    assert shown('table="ted", row="rope", seed=0') == "21.75" and shown('row="nope"') == "3.0"
+    for where, message in (
+        ('row="rope"', "runs.csv has 2 lines with {'row': 'rope'}; line() needs one."),
+        ('row="alibi"', "runs.csv has 0 lines with {'row': 'alibi'}"),
+        ('raw="rope"', "the columns of"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            shown(where)
+    page.write_text('<!--= {{ line("none.csv", row="a") }} -->\n<!--/-->\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"line 1: .*none.csv: No such file"):
+        update(page, {})
+
+
 def test_the_command_renders_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

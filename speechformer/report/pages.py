@@ -6,9 +6,9 @@ A page holds templates (Jinja) in comments, each followed by the text that it gi
     RoPE has perplexity 375.1 ± 4.9.
     <!--/-->
 
-The functions of a template are the methods of `Context`, those of `run_functions`, `probe_functions` and
-`study_functions`, and `block(PAGE, HEADING)`, which repeats a result of another page. Rows have the names of
-`published.yaml` and `claims.yaml`.
+The functions of a template are the methods of `Context` and those of `run_functions`, `probe_functions` and
+`study_functions`. `block(PAGE, HEADING)` repeats a result of another page, and `line(FILE, row=...)` is a line of a
+committed table of runs. Rows have the names of `published.yaml` and `claims.yaml`.
 """
 
 from __future__ import annotations
@@ -387,6 +387,25 @@ def block_of(page: Path, heading: str) -> str:
     return content
 
 
+def line_of(path: Path, /, **where: Any) -> dict[str, Any]:
+    """Return the only line of a CSV file with these values, such as `row="model=rope"`, as a value for each column.
+
+    Raises:
+        UserError: there is no such file or column, or not exactly one such line.
+    """
+    import pandas as pd
+
+    try:
+        lines = pd.read_csv(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.") from None
+    for name, value in where.items():
+        lines = lines[lines[pick({column: column for column in lines}, name, f"the columns of {path}")] == value]
+    if len(lines) != 1:
+        raise UserError(f"{path} has {len(lines)} lines with {where}; line() needs one.")
+    return dict(lines.iloc[0])
+
+
 def update(page: Path, functions: Mapping[str, Any]) -> bool:
     """Render a page in place; return whether it changed.
 
@@ -395,7 +414,11 @@ def update(page: Path, functions: Mapping[str, Any]) -> bool:
     """
     try:
         text = page.read_text(encoding="utf-8")
-        rendered = render(text, {"block": lambda path, heading: block_of(page.parent / path, heading), **functions})
+        files = {
+            "block": lambda path, heading: block_of(page.parent / path, heading),
+            "line": lambda path, /, **where: line_of(page.parent / path, **where),
+        }
+        rendered = render(text, {**files, **functions})
     except OSError as error:
         raise UserError(f"{page}: {error.strerror}.") from None
     except UserError as error:
