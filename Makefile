@@ -81,8 +81,8 @@ define PUBLISH
 endef
 pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
-	$(call PUBLISH,ladder,ladder,From the reports' language model to one that beats counting)
-	$(call PUBLISH,ladder_classify,ladder_classify,From the reports' classifier to a better one)
+	$(call PUBLISH,ladder,ladder,The reports' language model with one setting after another)
+	$(call PUBLISH,ladder_classify,ladder_classify,The reports' classifier with one setting after another)
 	$(call PUBLISH,contexts,contexts,Sparse patterns over long contexts,--label "pattern=by_layer=window 64 below full attention")
 	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive
@@ -192,7 +192,7 @@ reproduce-ladder: $(STAMP)
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages
 
-# From the reports' classifier to a better one. Another tenth is held out for each seed.
+# The reports' classifier with one setting after another. Another tenth is held out for each seed.
 CLASSIFIED := outputs/reproduce-ladder-classify
 STEP := -$(BIN)/python -m speechformer.train --multirun corpus=speeches hydra/launcher=joblib \
 	'hydra.sweep.dir=$(CLASSIFIED)/$${sweep_name:}'

@@ -308,7 +308,11 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
         (run,) = by_sentence.named(table_of(study), [baseline])
         return number(metric, run.metrics.get(metric))
 
-    functions = [ladder, steps, step_of, on_top, ratios, beside]
+    def counts_of(study: str) -> Mapping[str, Any]:
+        """Return the counts of the corpus of a study, as in `result.json`."""
+        return table_of(study).counts
+
+    functions = [ladder, steps, step_of, on_top, ratios, beside, counts_of]
     return {function.__name__: function for function in functions}
 
 
