@@ -81,8 +81,8 @@ define PUBLISH
 endef
 pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention)
-	$(call PUBLISH,ladder,ladder,The reports' language model with one setting after another)
-	$(call PUBLISH,ladder_classify,ladder_classify,The reports' classifier with one setting after another)
+	$(call PUBLISH,ladder,ladder,The ladder of the language model)
+	$(call PUBLISH,ladder_classify,ladder_classify,The ladder of the classifier)
 	$(call PUBLISH,contexts,contexts,Sparse patterns over long contexts,--label "pattern=by_layer=window 64 below full attention")
 	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive
@@ -145,7 +145,7 @@ reproduce-contexts: $(STAMP)
 		$$(cd $(IN_CONTEXTS) && find . -path '*patterns-context*/result.json' | sort)
 	$(MAKE) pages
 
-# From the reports' language model to one that is better than counts: each line adds its settings to those above it.
+# From the default language model up: each line adds its settings to those above it.
 LADDER := outputs/reproduce-ladder
 RUNG := -$(BIN)/python -m speechformer.train --multirun experiment=ladder_lm corpus=speeches study=ladder_lm \
 	hydra/launcher=joblib 'hydra.sweep.dir=$(LADDER)/$${sweep_name:}'
@@ -192,7 +192,7 @@ reproduce-ladder: $(STAMP)
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages
 
-# The reports' classifier with one setting after another. Another tenth is held out for each seed.
+# From the default classifier up. Another tenth is held out for each seed.
 CLASSIFIED := outputs/reproduce-ladder-classify
 STEP := -$(BIN)/python -m speechformer.train --multirun corpus=speeches hydra/launcher=joblib \
 	'hydra.sweep.dir=$(CLASSIFIED)/$${sweep_name:}'

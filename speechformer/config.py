@@ -405,7 +405,7 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
     if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
-        return f"{several[1]}: several values are a sweep, so put -m before the first setting."
+        return f"{several[1]}: several values are a sweep, so add -m."
     cause = error.__cause__
     if not_overridden := re.search(r"Could not override '([^']+)'", str(error)):
         if sentence := renamed(not_overridden[1]):

@@ -51,12 +51,12 @@ def places() -> dict[str, list[str]]:
     """Return every key of `conf/`, with the choices that have it, "pattern=window"; none if every config has it."""
     known: dict[str, list[str]] = {key: [] for _, key, _ in walk((CONF / "config.yaml").read_text("utf-8")) if key}
     known = {key: [] for key in known if key.split(".")[0] not in ("defaults", "hydra")}
-    for group in ("model", "pattern", "recipe", "protocol", "corpus", "logger", "probe", "task"):
+    for group in ("model", "pattern", "recipe", "protocol", "corpus", "machine", "logger", "probe", "task"):
         files = sorted((CONF / group).glob("*.yaml"))
         for file in files:
             if file.stem != "auto":
                 for key in read_keys(group, file.stem):
-                    if key.startswith(f"{group}."):
+                    if key.startswith(f"{group}.") or known.get(key, group == "machine"):
                         known.setdefault(key, []).append(f"{group}={file.stem}")
         known |= {key: [] for key, choices in known.items() if choices == [f"{group}={file.stem}" for file in files]}
     return known
@@ -66,7 +66,7 @@ def suggest(key: str) -> str:
     """Return a sentence on the key that a user may have meant by one that the config does not have, or ""."""
     known = places()
     if choices := known.get(key):
-        return f"{key} needs {' or '.join(choices)}; add it to the command."
+        return f"{key} needs {' or '.join(choices)} in the command."
     name = key.rpartition(".")[2].lower()
     names = [*known, *(own.rpartition(".")[2] for own in known)]
     initials = "".join(word[:1] for word in name.split("_")) if "_" in name else name  # learning_rate: lr

@@ -44,7 +44,8 @@ def play(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     runs = [load_run(folder, arguments.checkpoint) for folder in (arguments.run, *arguments.more)]
     text = None if arguments.text is None else read_sentences([arguments.text])[0]
-    path = arguments.output or Path("outputs/play") / f"{runs[0].directory.resolve().name}.html"
+    names = "_and_".join(run.directory.resolve().name for run in runs)
+    path = arguments.output or Path("outputs/play") / f"{names[:240]}.html"
     console.say("\n".join(write_page(runs, path, text, alone=arguments.checkpoint is not None)))
     console.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if not arguments.no_open and can_open():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -71,6 +72,8 @@ def run(cfg: DictConfig) -> float | None:
     started = time.time()
     if not hydra_config.run.dir.strip():
         fail("hydra.run.dir is empty; name a folder, or omit it.")
+    if is_first() and (swept := hydra_config.sweeper.get("params")):
+        console.say(f"This is one run of an experiment that sweeps {', '.join(swept)}; -m makes all of them.")
     try:
         check_overrides(overrides)
         with explained():
@@ -92,6 +95,9 @@ def main() -> None:
     if "--version" in sys.argv[1:]:  # Hydra would print its own
         console.write(f"speechformer {speechformer.__version__}")
         return
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # Hydra wants it first
+    if unknown := get_args_parser().parse_known_args()[1]:
+        fail(f"{unknown[0]} is not an option; a setting is KEY=VALUE, such as width=64.")
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:
         # threads that wait for each other spin, by default for so long that beside a busy process a run crawls

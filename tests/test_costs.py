@@ -63,6 +63,19 @@ def test_runs_of_one_context_have_no_costs(tmp_path: Path) -> None:
         costs_table(own)
 
 
+def test_a_run_without_a_step_has_no_costs(tmp_path: Path) -> None:
+    """On a logarithmic axis there is no place for it."""
+    runs = []
+    for context, seconds in ((32, 0.0), (64, 40.0), (128, 80.0)):
+        overrides = ("study=costs", f"block_size={context}", f"batch_size={1024 // context}")
+        own = result("experiment=ladder_lm", *overrides, value=400.0)
+        own["seconds_by_phase"], own["machine"] = {"training": seconds}, {"peak_bytes": 1e9}
+        runs.append(own)
+    (own,) = tables_of(put(tmp_path, *runs))
+    assert [cells[1] for cells in costs_table(own).cells[1:]] == ["64", "128"]  # type: ignore[attr-defined]
+    assert costs_figure(own)
+
+
 def test_the_frontier_has_what_nothing_cheaper_equals() -> None:
     """Oracle: every point that no other is as cheap and as good as."""
     rng = random.Random(0)

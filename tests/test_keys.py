@@ -59,11 +59,11 @@ def test_help_has_the_words_of_the_chosen_file(
         ("max_steps=3", "Did you mean trainer.max_steps?"),
         ("epochs=3", "Did you mean trainer.max_epochs?"),
         ("recipe.width=3", "Did you mean width?"),
-        ("corpus.classes=[a,b]", "corpus.classes needs corpus=sample or corpus=speeches; add it to the command."),
-        ("task.beam=2", "task.beam needs task=translate; add it to the command."),
-        ("model.scale=2", "model.scale needs model=alibi; add it to the command."),
-        ("pattern.stride=2", "pattern.stride needs pattern=strided; add it to the command."),
-        ("corpus.clean.words=3", "corpus.clean needs corpus=digits or corpus=sample or corpus=ted; add it"),
+        ("corpus.classes=[a,b]", "corpus.classes needs corpus=sample or corpus=speeches in the command."),
+        ("task.beam=2", "task.beam needs task=translate in the command."),
+        ("model.scale=2", "model.scale needs model=alibi in the command."),
+        ("pattern.stride=2", "pattern.stride needs pattern=strided in the command."),
+        ("corpus.clean.words=3", "corpus.clean needs corpus=digits or corpus=sample or corpus=ted in the"),
     ],
 )
 def test_a_key_in_the_wrong_place_is_answered_with_the_right_one(override: str, answer: str) -> None:

@@ -11,6 +11,7 @@ from test_report import put, result, tables_of
 from speechformer.errors import UserError
 from speechformer.report.ladder import (
     against_table,
+    highest,
     ladder_figure,
     ratios_in_words,
     rungs,
@@ -78,7 +79,7 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     cells = steps_table(table, ["test_perplexity_mean"]).cells  # type: ignore[attr-defined]
     assert [row[0] for row in cells[1:]] == [
         *(
-            "the reports' model",
+            "the defaults",
             "model=rope",
             *("beside: layers=2", "beside: layers=2\nheads=4"),
             "width=96",
@@ -95,8 +96,33 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     assert all(math.isfinite(width) for width in widths)
 
 
+def test_of_two_mixtures_the_better_one_on_the_held_out_part_is_shown(tmp_path: Path) -> None:
+    """Also where it stands beside the ladder, and the last rung is the better one on test."""
+    base, runs = ["experiment=ladder_lm", "study=ladder", "protocol=clean"], []
+    rows = {(): (400.0, 0), ("task.ngram_targets=0.5",): (390.0, 0), ("task.ngram_mixture=fixed",): (300.0, 299.0)}
+    rows |= {("task.ngram_targets=0.5", "task.ngram_mixture=fixed"): (310.0, 280.0)}
+    for step, (held_out, test) in rows.items():
+        for seed in range(3):
+            own = result(*base, *step, f"seed={seed}", value=held_out + seed)
+            own["metrics"]["validation_perplexity"] = held_out + seed
+            own["report"] = {"columns": ["test_perplexity_mean", "validation_perplexity"]}
+            if test:
+                own["metrics"] |= {"validation_mixture_perplexity": held_out, "test_mixture_perplexity_mean": test}
+            runs.append(own)
+    (table,) = tables_of(put(tmp_path, *runs))
+    shown = highest(table)
+    assert {kind: rung.step for kind, rung in shown.items()} == {
+        "model alone": ("task.ngram_targets=0.5",),
+        "with counts": ("task.ngram_mixture=fixed",),
+    }
+    assert not shown["with counts"].on_top
+
+
 def test_ratios_to_a_baseline(tmp_path: Path) -> None:
-    """Oracle: the mean of the top model, 341.5, and of the mixture, 301.5, over a baseline of 250."""
+    """Oracle: the mean of the top model, 341.5, and of the mixture, 301.5, over a baseline of 250.
+
+    A better baseline over known words alone, 80 of 300, takes part over these alone.
+    """
     (table,) = ladder(tmp_path)
     baseline = {
         **result("task=lm", "protocol=clean", value=250.0),
@@ -109,8 +135,16 @@ def test_ratios_to_a_baseline(tmp_path: Path) -> None:
         own["metrics"]["test_known_perplexity_mean"] = 200.0
     (table,) = tables_of(put(tmp_path / "more", baseline, *results))
     alone, mixed = (f"{value / 250:.3f}" for value in (341.5, 301.5))
-    assert ratios_in_words(table, "kneser_ney_5") == (
+    assert ratios_in_words(table, ["kneser_ney_5"]) == (
         f"{alone} (model alone; over known words 2.000) and {mixed} (with counts; over known words 2.000)"
+    )
+    with pytest.raises(UserError, match="study=ladder has no baseline unigram"):
+        ratios_in_words(table, ["kneser_ney_5", "unigram"])
+    other = {**baseline, "baseline": {"name": "kneser_ney_3"}, "metrics": {**baseline["metrics"]}}
+    other["metrics"] |= {"test_perplexity_mean": 300.0, "test_known_perplexity_mean": 80.0}
+    (table,) = tables_of(put(tmp_path / "two", baseline, other, *results))
+    assert ratios_in_words(table, ["kneser_ney_5", "kneser_ney_3"]) == (
+        f"{alone} (model alone; over known words 2.500) and {mixed} (with counts; over known words 2.500)"
     )
     cells = against_table(table, ["kneser_ney_5"]).cells  # type: ignore[attr-defined]
     assert [row[0] for row in cells[1:]] == [

@@ -273,7 +273,7 @@ class PairData(TaskData):
             f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
             f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}"
             f"{f' (left out: test {removed})' if removed else ''}, tests on {counts['test']}, of whose sources "
-            f"{counts['test_in_train']} appear in the training set{f'; cut at block_size: {cut}' if cut else ''}. "
+            f"{counts['test_in_train']} appear in the training set{f'; block_size cuts {cut}' if cut else ''}. "
             f"Vocabulary {counts['vocabulary']}; padding: {padding}."
         )
 

@@ -129,7 +129,7 @@ class SpeechData(TaskData):
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
             f"{counts['test']}, of which {leaked} ({100 * leaked / counts['test']:.1f} %) appear verbatim in the "
-            f"training set and {counts['test_nearly_in_train']} nearly{f'; cut at block_size: {cut}' if cut else ''}."
+            f"training set and {counts['test_nearly_in_train']} nearly{f'; block_size cuts {cut}' if cut else ''}."
         )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from speechformer.errors import UserError
+from speechformer.report.ladder import by_name
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
 from speechformer.report.results import Row, Run, Table
@@ -35,27 +36,18 @@ def right_answers(runs: Sequence[Run]) -> np.ndarray:
     return np.array([own[0] for own in predictions if own is not None])
 
 
-def named(table: Table, names: Sequence[str]) -> list[Run]:
-    """Return baselines of a table by name.
-
-    Raises:
-        UserError: the table has not all of them.
-    """
-    known = {run.baseline: run for run in table.baselines}
-    if missing := [name for name in names if name not in known]:
-        raise UserError(f"study={table.study} has no baseline {missing[0]}.")
-    return [known[name] for name in names]
+def less(row: Row, baseline: Run) -> Effect:
+    """Return the accuracy of a row less that of a baseline, over both seeds and sentences."""
+    own = right_answers(row.finished)
+    effect = over_seeds_and_items([(1, own), (-1, right_answers([baseline]))])
+    return effect if len(own) > 1 else Effect(effect.n, effect.mean)  # one seed says nothing about others
 
 
 def against_baselines(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     """Return the accuracy of a row and of baselines, and what the row has more, over both seeds and sentences."""
-    own = right_answers(row.finished)
     rows = [["the model", mean_and_sd(METRIC, Summary(row.values(METRIC).values())), NONE]]
-    for run in named(table, names):
-        other = right_answers([run])
-        effect = over_seeds_and_items([(1, own), (-1, other)])
-        if len(own) == 1:  # which says nothing about other seeds
-            effect = Effect(effect.n, effect.mean)
+    for run in by_name(table, names):
+        effect = less(row, run)
         rows.append([baseline_name(run), number(METRIC, run.metrics[METRIC]), " ".join(estimate(METRIC, effect))])
     return markdown_table(["", "test accuracy, %", "the model less the baseline, points"], rows)
 
@@ -65,7 +57,7 @@ def difficulty(table: Table, row: Row, names: Sequence[str]) -> Markdown:
     import numpy as np
 
     model = right_answers(row.finished).mean(axis=0) > 0.5
-    right_RN = np.stack([model, *right_answers(named(table, names))])
+    right_RN = np.stack([model, *right_answers(by_name(table, names))])
     shares = {
         "all are right": right_RN.all(axis=0),
         "at least one is right": right_RN.any(axis=0),
@@ -82,11 +74,11 @@ def learning_curve(tables: Sequence[Table], names: Sequence[str]) -> Markdown:
     rows = []
     for table in sorted(tables, key=sentences_in_train):
         row = next(row for row in table.rows if row.finished)
-        baselines = [number(METRIC, run.metrics[METRIC]) for run in named(table, names)]
+        baselines = [number(METRIC, run.metrics[METRIC]) for run in by_name(table, names)]
         rows.append(
             [str(sentences_in_train(table)), mean_and_sd(METRIC, Summary(row.values(METRIC).values())), *baselines]
         )
-    heads = [baseline_name(run) for run in named(tables[0], names)]
+    heads = [baseline_name(run) for run in by_name(tables[0], names)]
     return markdown_table(["sentences in train", "the model", *heads], rows)
 
 

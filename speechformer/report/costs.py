@@ -20,9 +20,16 @@ COSTS = {"training_seconds": "training, seconds", "peak_megabytes": "peak of mem
 
 
 def measured(table: Table) -> list[Row]:
-    """Return the rows with costs by the length of their context; none if all rows have the same."""
-    wanted = (table.metric, *COSTS)
-    rows = [row for row in table.rows if row.finished and all(row.summary(name) for name in wanted)]
+    """Return the rows with costs by the length of their context; none if all rows have the same.
+
+    A run without a step took no time, so it has no cost.
+    """
+
+    def has_costs(row: Row) -> bool:
+        costs = [row.summary(name) for name in COSTS]
+        return row.summary(table.metric) is not None and all(own is not None and own.mean > 0 for own in costs)
+
+    rows = [row for row in table.rows if row.finished and has_costs(row)]
     several = len({row.settings.get("block_size") for row in rows}) > 1
     return sorted(rows, key=lambda row: row.settings["block_size"]) if several else []
 

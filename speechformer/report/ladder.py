@@ -107,51 +107,66 @@ def with_branches(rung: Rung, others: Sequence[Rung]) -> Iterator[Rung]:
 
 def way_up(table: Table, deepest: Sequence[Rung]) -> list[Rung]:
     """Return the rungs of the ladder, the highest first; it is the one of these with the best held-out score."""
-    metric, sign = table.held_out or table.metric, -1 if table.report["higher_is_better"] else 1
-    metric = metric.replace("validation_accuracy", "validation_balanced_accuracy")
-
-    def score(rung: Rung) -> float:
-        values = rung.values(metric)
-        return sign * Summary(values.values()).mean if values else math.inf
-
-    way, at = list[Rung](), min(deepest, key=score, default=None)
+    way, at = list[Rung](), min(deepest, key=lambda rung: held_out_loss(table, rung), default=None)
     while at is not None:
         way.append(at)
         at = at.below
     return way
 
 
+def held_out_loss(table: Table, rung: Rung) -> float:
+    """Return the mean of what chooses between rungs, lower is better: the held-out score, or else that on test."""
+    metric, sign = table.held_out or table.metric, -1 if table.report["higher_is_better"] else 1
+    values = rung.values(metric.replace("validation_accuracy", "validation_balanced_accuracy"))
+    return sign * Summary(values.values()).mean if values else math.inf
+
+
 def highest(table: Table) -> dict[str, Rung]:
-    """Return the last rung that is a model alone and, if it is another, the top rung, mixed with counts."""
-    ladder = [rung for rung in rungs(table) if rung.on_top]
-    alone = [rung for rung in ladder if not rung.row.values("test_mixture_perplexity_mean")]
-    shown = {"model alone": alone[-1], "with counts": ladder[-1]}
-    if ladder[-1] is alone[-1]:
-        del shown["with counts"]
-    return shown
+    """Return the last rung that is a model alone, and the best one on the held-out part that is mixed with counts.
+
+    A mixture counts if it has as many seeds as the rung.
+    """
+    ladder = rungs(table)
+    is_mixed = {id(rung): bool(rung.row.values("test_mixture_perplexity_mean")) for rung in ladder}
+    alone = [rung for rung in ladder if rung.on_top and not is_mixed[id(rung)]][-1]
+    mixed = [rung for rung in ladder if is_mixed[id(rung)] and len(rung.row.finished) == len(alone.row.finished)]
+    best = min(mixed, key=lambda rung: held_out_loss(table, rung), default=None)
+    return {"model alone": alone} | ({} if best is None else {"with counts": best})
 
 
-def ratios_in_words(table: Table, baseline: str) -> str:
-    """Return the perplexities of `highest` as ratios to that of a baseline, over all words and over known ones."""
-    (run,) = (run for run in table.baselines if run.baseline == baseline)
-    parts = []
+def ratios_in_words(table: Table, baselines: Sequence[str]) -> str:
+    """Return the perplexities of `highest` as ratios to that of the best of some baselines.
+
+    Over all words, and over known ones, where the best baseline may be another.
+    """
+    runs, parts = by_name(table, baselines), []
     for kind, rung in highest(table).items():
         ratios = [
-            Summary(rung.values(name).values()).mean / run.metrics[name]  # type: ignore[operator]
+            Summary(rung.values(name).values()).mean / min(run.metrics[name] for run in runs)  # type: ignore[type-var, operator]
             for name in ("test_perplexity_mean", "test_known_perplexity_mean")
         ]
         parts.append(f"{ratios[0]:.3f} ({kind}; over known words {ratios[1]:.3f})")
     return " and ".join(parts)
 
 
+def by_name(table: Table, names: Sequence[str]) -> list[Run]:
+    """Return baselines of a table by name.
+
+    Raises:
+        UserError: the table has not all of them.
+    """
+    known = {run.baseline: run for run in table.baselines}
+    if missing := [name for name in names if name not in known]:
+        raise UserError(f"study={table.study} has no baseline {missing[0]}.")
+    return [known[name] for name in names]
+
+
 def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
     """Return what the rungs of `highest` have less than baselines, on each text."""
     shown = highest(table)
-    by_name = {run.baseline: run for run in table.baselines}
     texts = [name.removeprefix("test_perplexity_") for name in table.columns if name.startswith("test_perplexity_")]
     rows: list[list[str]] = []
-    for (kind, rung), name in itertools.product(shown.items(), baselines):
-        run = by_name[name]
+    for (kind, rung), run in itertools.product(shown.items(), by_name(table, baselines)):
         for part, words in (("test_perplexity", "all words"), ("test_known_perplexity", "known words")):
             cells = []
             for metric in (f"{part}_{text}" for text in texts):
@@ -164,16 +179,17 @@ def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
     return markdown_table(["", "beside", *texts], rows)
 
 
-def steps_table(table: Table, metrics: Sequence[str], first: str = "the reports' model") -> Markdown:
+def steps_table(table: Table, metrics: Sequence[str], first: str = "the defaults") -> Markdown:
     """Return the rungs with their metrics and the difference of each to the rung below, then the baselines.
 
     Args:
         first: what the lowest rung is called.
     """
     rows: list[list[str]] = []
+    is_ladder = sum(rung.on_top for rung in rungs(table)) > 1  # else all rows stand beside one
     for rung in rungs(table):
         step = lines([code(word) for word in rung.path]) if rung.step else Markdown.escape(first)
-        cells: list[str] = [step if rung.on_top else Markdown("*beside:* {}").format(step)]
+        cells: list[str] = [step if rung.on_top or not is_ladder else Markdown("*beside:* {}").format(step)]
         for metric in metrics:
             of_seeds, effect = rung.values(metric), rung.difference(metric)
             mean = number(metric, Summary(of_seeds.values()).mean) if of_seeds else NONE
@@ -248,7 +264,7 @@ def ladder_figure(table: Table) -> tuple[Any, str] | None:
         return None
     metrics = [name for name in (table.metric, "test_known_perplexity_mean") if table.has(name)]
     names = [
-        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the reports' model")
+        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the defaults")
         for rung in ladder
     ]
     figure, axes = panels(len(metrics), 4.4 if len(metrics) > 1 else 6.5, 0.32 * len(names) + 1.3, sharey=True)

@@ -30,6 +30,7 @@ from speechformer.report.costs import costs_table
 from speechformer.report.ladder import (
     Rung,
     against_table,
+    by_name,
     ratios_in_words,
     rungs,
     step_in_words,
@@ -181,11 +182,12 @@ def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
     trained = [run for run in runs if not run.baseline]
 
     def origin() -> str:
-        """Return the commits of the runs, and of how many the code would compute other numbers today."""
+        """Return the commits of the runs, and for how many the code has other numbers today."""
         commits = Counter(run.result.get("commit") for run in trained)
         parts = " and ".join(f"{short_commit(commit)} ({number})" for commit, number in commits.most_common())
         old = sum(run.is_outdated for run in trained)
-        return f"The runs are of commit {parts}. Today's code computes other numbers for {old or 'none'} of them"
+        today = f"other numbers for {old}" if old else "the same numbers for all"
+        return f"The runs are of commit {parts}. Today's code gives {today} of them"
 
     def hours() -> str:
         """Return the hours that all runs took, each on its cores; those of an ensemble share them."""
@@ -299,20 +301,25 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
             return f"{own.row.finished[0].result['parameters']['total']:,}"
         return number(metric, Summary(own.values(metric).values()).mean)
 
-    def ratios(study: str, baseline: str) -> str:
-        """Return the perplexity at the top of a ladder as a ratio to that of a baseline, in words."""
-        return ratios_in_words(table_of(study), baseline)
+    def ratios(study: str, *baselines: str) -> str:
+        """Return the perplexity at the top of a ladder as a ratio to that of the best baseline, in words."""
+        return ratios_in_words(table_of(study), baselines)
 
     def beside(study: str, baseline: str, metric: str) -> str:
         """Return a metric of a baseline in the table of a study."""
-        (run,) = by_sentence.named(table_of(study), [baseline])
+        (run,) = by_name(table_of(study), [baseline])
         return number(metric, run.metrics.get(metric))
+
+    def less(study: str, baseline: str) -> str:
+        """Return the accuracy at the top of a study less that of a baseline, over seeds and sentences."""
+        table = table_of(study)
+        return in_one_cell("test_accuracy", by_sentence.less(top_of(table).row, *by_name(table, [baseline])))
 
     def counts_of(study: str) -> Mapping[str, Any]:
         """Return the counts of the corpus of a study, as in `result.json`."""
         return table_of(study).counts
 
-    functions = [ladder, steps, step_of, on_top, ratios, beside, counts_of]
+    functions = [ladder, steps, step_of, on_top, ratios, beside, less, counts_of]
     return {function.__name__: function for function in functions}
 
 

@@ -70,8 +70,9 @@ class SweepCallback(Callback):
         check_subdir(config.hydra.sweep)
         try:
             check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
+            jobs = expand(config)
             folder.mkdir(parents=True, exist_ok=True)
-            write_jobs(folder, sys.argv[1:], expand(config), config.hydra.runtime.choices["hydra/launcher"])
+            write_jobs(folder, sys.argv[1:], jobs, config.hydra.runtime.choices["hydra/launcher"])
         except UserError as error:  # Hydra would turn errors into warnings
             fail(str(error))
         except OSError as error:
@@ -112,6 +113,9 @@ def expand(config: DictConfig) -> list[list[str]] | None:
     swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     overrides = parser.parse_overrides([*swept, *config.hydra.overrides.task])
+    for own in overrides:
+        if own.is_sweep_override() and not list(own.sweep_string_iterator()):
+            raise UserError(f"{own.input_line} has no values, so the sweep has no runs.")
     return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 

@@ -122,7 +122,8 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
             **arguments,
         )
     except Exception as error:  # a bad value raises almost any
-        raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}") from error
+        remedy = " Omit machine=gpu, or install a torch that sees the GPU." * ("gpu backend" in str(error))
+        raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
 
 
 def check_processes(arguments: dict[str, Any]) -> None:
