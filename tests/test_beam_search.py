@@ -104,7 +104,7 @@ def test_a_wider_beam_scores_no_worse_on_the_whole_and_its_score_is_that_of_its_
         totals.append(sum(score for _, score in translations))
         for row, (translation, score) in zip(ids, translations):
             log = model(row[row != PAD][None], torch.tensor([[BEGIN, *translation]]))[0].log_softmax(dim=-1)
-            total = sum(float(log[t, token]) for t, token in enumerate([*translation, END]))
+            total = sum(log[t, token].item() for t, token in enumerate([*translation, END]))
             assert score == pytest.approx(total / length_penalty(len(translation) + 1, 0.6), abs=1e-4)
     assert totals == sorted(totals) and totals[0] < totals[-1]
 

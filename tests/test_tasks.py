@@ -383,7 +383,7 @@ def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> 
     total, tokens = 0.0, 0
     for row, (s, t) in enumerate(((4, 5), (2, 3))):
         log = task.model(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
-        total -= float(log[torch.arange(t - 1), target[row, 1:t]].sum())
+        total -= log[torch.arange(t - 1), target[row, 1:t]].sum().item()
         tokens += t - 1
     task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore
     loss = task.training_step({"source": source, "target": target}, 0)
