@@ -19,9 +19,14 @@ from speechformer.report.pages import BLOCK
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
 REFERENCE = ROOT / "outputs" / "reference"
 WORDS = ("supported", "contradicted", "inconclusive", "holds\\b(?! `)", "significant")
+WORDS += ("better", "worse", "faster", "halves", "doubles", "outperforms?", "overfits", "beats?")
 LABELS = {"contexts": Options(labels=["pattern=by_layer=window 64 below full attention"])}  # as in the Makefile
 VERDICT = re.compile(rf"\b({'|'.join(WORDS)})", re.IGNORECASE)
 DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines that say what the words mean
+UNITS = "BLEU|points|times|ms|seconds|minutes|hours|tokens/s"
+FIGURE = re.compile(rf"\d ?±|\d(\.\d+)? ({UNITS})\b|(?<!\b95)(?<!\b80)(?<! 5) %")
+PUBLISHED = ('- Kulkarni lets sinusoidal positions peak at 86.00 % "around epoch 70".',)  # what the reports say
+CODE = re.compile(r"```.*?```", re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +113,11 @@ def test_no_verdict_is_typed(page: Path) -> None:
     assert page in PAGES
     typed = [line.strip() for line in BLOCK.sub("", page.read_text()).splitlines() if VERDICT.search(line)]
     assert not [line for line in typed if not line.startswith(DEFINED)]
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE.rglob("README.md")), ids=name_of)
+def test_no_figure_is_typed(page: Path) -> None:
+    """Oracle: numbers with ± or the unit of a result stand only in what a template gives; levels are settings."""
+    lines = CODE.sub("", BLOCK.sub("", page.read_text())).splitlines()
+    typed = [line.strip() for line in lines if FIGURE.search(line)]
+    assert not [line for line in typed if not line.startswith(PUBLISHED)]
