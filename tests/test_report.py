@@ -763,9 +763,8 @@ def test_the_committed_report_is_of_every_study() -> None:
     reference = CONF.parent / "outputs" / "reference"
     if not reference.is_dir():
         pytest.skip("not a checkout")
-    reports = {
-        folder: (folder / "report.md") for folder in (reference, reference / "translation", reference / "contexts")
-    }
+    folders = (reference, *(reference / name for name in ("translation", "bottleneck", "contexts")))
+    reports = {folder: folder / "report.md" for folder in folders}
     texts = {folder: file.read_text(encoding="utf-8") for folder, file in reports.items() if file.is_file()}
     for name, study in published.content()["studies"].items():
         assert any(f"## {study['title']}" in text for text in texts.values()), name
