@@ -234,7 +234,7 @@ RISES_3 := $(RISES_2) recipe.schedule=cosine
 reproduce-ladder-translate: $(STAMP)
 	-for step in "" "$(RISES_1)" "$(RISES_2)" "$(RISES_3)" \
 		"$(RISES_3) task.bpe_dropout=0.1" "$(RISES_3) dropout=0.1" "$(RISES_3) task.average_checkpoints=3"; do \
-	for seed in 0 1 2; do echo "seed=$$seed $$step"; done; done \
+	for seed in 0 1 2; do echo seed=$$seed $$step; done; done \
 	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=ladder_translate study=ladder_translate threads=1 \
 		'hydra.run.dir=$(TRANSLATES)/$${run_name:}'
 	mkdir -p $(REFERENCE)/ladder_translate
