@@ -84,6 +84,7 @@ pages: $(STAMP)
 	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention; a transformer with Muon)
 	$(call PUBLISH,ladder,ladder,The ladder of the language model)
 	$(call PUBLISH,ladder_classify,ladder_classify,The ladder of the classifier)
+	$(call PUBLISH,ladder_translate,ladder_translate,The ladder of translation)
 	$(call PUBLISH,contexts,contexts,Sparse patterns over long contexts,--label "pattern=by_layer=window 64 below full attention")
 	$(call PUBLISH,probes,probes,Encodings and patterns on ten probes)
 	rm -rf $(REPRODUCED)/archive

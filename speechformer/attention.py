@@ -109,6 +109,8 @@ def attention(arguments: argparse.Namespace) -> None:
     texts = read_sentences(arguments.text)
     if len(texts) != 1:
         raise UserError(f"Give one sentence, not {len(texts)}; put it in quotes.")
+    default = Path("outputs/attention") / runs[0].directory.resolve().name / folder_name(texts[0])
+    output = OutputFolder(arguments.output or default)
     examined = []
     for run in runs:
         try:
@@ -124,8 +126,6 @@ def attention(arguments: argparse.Namespace) -> None:
         f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
         for label, run in zip(models, runs)
     ]
-    default = Path("outputs/attention") / runs[0].directory.resolve().name / folder_name(texts[0])
-    output = OutputFolder(arguments.output or default)
     page = output.file("attention.html")
     if arguments.output and page.exists():
         console.say(f"The maps that were in {arguments.output} are replaced.")
