@@ -242,6 +242,16 @@ def test_each_sentence_has_a_folder_and_a_named_one_says_what_it_replaces(
     assert "The maps that were in own are replaced." in capsys.readouterr().out
 
 
+def test_an_output_that_is_a_file_is_an_error_before_anything_is_computed(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "page.html").touch()
+    monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path / "page.html")])
+    with pytest.raises(SystemExit, match=r"page.html is a file; name a folder\."):
+        main()
+    assert not capsys.readouterr().out
+
+
 def test_a_masked_cell_of_the_static_page_says_so(browser: Any, a_language_model: Path, tmp_path: Path) -> None:
     maps = load(a_language_model).attention(SENTENCE)
     (tmp_path / "page.html").write_text(render_page(SENTENCE, [("one", maps, [])]), encoding="utf-8")
