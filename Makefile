@@ -176,6 +176,7 @@ reproduce-ladder: $(STAMP)
 	$(foreach k,1 2 3 4 5 6 7 8 9 10 11,$(RUNG) $(RUNGS_$(k)) 'seed=range(10)'$(NEWLINE)	)
 	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
+	$(RUNG) $(RUNGS_10) embedding_dropout=0.4 trainer.max_steps=800 task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
 	$(RUNG) $(RUNGS_9) task.unknown_rate=0.2,0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'
