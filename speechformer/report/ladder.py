@@ -7,12 +7,15 @@ several the one to the best held-out score; the other rows are branches beside i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown, code, lines
@@ -67,7 +70,16 @@ class Rung:
 def overrides_of(run: Run) -> tuple[str, ...]:
     """Return the overrides of a run that are steps of a ladder."""
     words = run.result.get("overrides") or []
-    return tuple(word for word in words if not word.startswith(NOT_A_STEP))
+    return tuple(normalised(word) for word in words if not word.startswith(NOT_A_STEP))
+
+
+@functools.cache
+def normalised(override: str) -> str:
+    """Return an override as a sweep writes it, `recipe.lr=0.003` for `recipe.lr=3e-3`."""
+    parsed = OverridesParser.create().parse_override(override)
+    return (
+        override if parsed.value_type is None else f"{parsed.get_key_element()}={parsed.get_value_element_as_str()}"
+    )
 
 
 def rungs(table: Table) -> list[Rung]:
@@ -223,7 +235,7 @@ def step_in_words(table: Table, metric: str, step: str) -> Markdown:
     own = []
     for rung, effect, verdict in judged(table, rungs(table), metric):
         low, high = effect.interval
-        if rung.step == tuple(step.split()):
+        if rung.step == tuple(map(normalised, step.split())):
             corrected = " after correction" * (verdict == "Inconclusive" and low * high > 0)
             own.append(
                 Markdown("{}, {}").format(verdict.lower() + corrected, Markdown(" ").join(estimate(metric, effect)))
