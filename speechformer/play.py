@@ -7,6 +7,7 @@ switch heads off. It is one HTML file that works from disk and loads nothing.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,12 +45,19 @@ def play(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     runs = [load_run(folder, arguments.checkpoint) for folder in (arguments.run, *arguments.more)]
     text = None if arguments.text is None else read_sentences([arguments.text])[0]
-    names = "_and_".join(run.directory.resolve().name for run in runs)
-    path = arguments.output or Path("outputs/play") / f"{names[:240]}.html"
+    default = Path("outputs/play") / page_name([run.directory.resolve().name for run in runs])
+    path = arguments.output or default
     console.say("\n".join(write_page(runs, path, text, alone=arguments.checkpoint is not None)))
     console.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if not arguments.no_open and can_open():
         webbrowser.open(path.resolve().as_uri())
+
+
+def page_name(names: Sequence[str]) -> str:
+    """Return the name of the page of runs; of one that is too long, its beginning and digits of its sha256."""
+    joined = "_and_".join(names)
+    digits = hashlib.sha256(joined.encode()).hexdigest()[:6]
+    return f"{joined if len(joined.encode()) <= 240 else f'{joined[:58]}_{digits}'}.html"
 
 
 def can_open() -> bool:
@@ -67,7 +75,7 @@ def main() -> None:
     parser = run_parser("play", about)
     parser.add_argument("more", type=Path, nargs="*", metavar="RUN", help="more runs, to compare with")
     parser.add_argument("--text", help="the sentence that the page opens with (default: an example)")
-    default = "outputs/play/NAME_OF_RUN.html"
+    default = "outputs/play/NAMES_OF_RUNS.html"
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"file to write (default: {default})")
     parser.add_argument("--no-open", action="store_true", help="only write the page")
     arguments = parser.parse_intermixed_args()

@@ -97,6 +97,8 @@ def main() -> None:
         return
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))  # Hydra wants it first
     if unknown := get_args_parser().parse_known_args()[1]:
+        if not unknown[0].startswith("-"):  # an option stands between the settings
+            fail(f"Write {unknown[0]} beside the other settings, before or after all options.")
         fail(f"{unknown[0]} is not an option; a setting is KEY=VALUE, such as width=64.")
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:

@@ -44,7 +44,7 @@ from speechformer.generation.sampling import sampling_probabilities
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
-from speechformer.play import main
+from speechformer.play import main, page_name
 from speechformer.tasks.registry import load_task, read_checkpoint
 from speechformer.training.run import execute
 
@@ -920,6 +920,12 @@ def test_the_command_writes_one_file(
     assert len(opened_pages) == 1
     text = path.read_text(encoding="utf-8")
     assert str(tmp_path) not in text and not re.search(r"https?://", text) and str(a_classifier.parent) not in text
+
+
+def test_the_page_of_many_runs_has_a_name_of_its_own_that_a_file_can_have() -> None:
+    assert page_name(["a", "b"]) == "a_and_b.html"
+    pages = [page_name([f"{'語' * 80}{end}", "b"]) for end in "xy"]
+    assert len({*pages}) == 2 and all(len(page.encode()) <= 255 for page in pages)
 
 
 @pytest.mark.parametrize(

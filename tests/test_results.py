@@ -61,11 +61,12 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
         assert copy.read_text() == page.read_text(), f"{page}: run make pages"
 
 
-def test_the_page_of_the_benchmark_is_what_its_timings_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [REFERENCE / "bench", REFERENCE / "bench" / "long"], ids=lambda path: path.name)
+def test_the_page_of_a_benchmark_is_what_its_timings_give(folder: Path, tmp_path: Path) -> None:
     """Oracle: `speechformer.bench.pages` from the committed timings."""
-    page, copy = REFERENCE / "bench" / "README.md", tmp_path / "page.md"
+    page, copy = folder / "README.md", tmp_path / "page.md"
     shutil.copy(page, copy)
-    fill(REFERENCE / "bench" / "bench.json", [copy])
+    fill(folder / "bench.json", [copy])
     assert copy.read_text() == page.read_text(), f"run python -m speechformer.bench.pages for {page}"
 
 

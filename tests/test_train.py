@@ -288,6 +288,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["trainer.accelerator=tpu"], "trainer: "),
         (["trainer.num_nodes=2"], "trainer.num_nodes needs machine=ddp in the command."),
         (["--width", "16"], "--width is not an option; a setting is KEY=VALUE"),
+        (["width=16", "--info", "defaults", "seed=1"], "Write seed=1 beside the other settings"),
         (["model=nope", "-m", "seed=range(0)"], "seed=range(0) has no values, so the sweep has no runs."),
         (["-m", "pattern=glob(zz*)"], "pattern=glob(zz*) has no values, so the sweep has no runs."),
         (["+trainer.enable_progress_bar=true"], "trainer.enable_progress_bar cannot be set"),

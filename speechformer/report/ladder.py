@@ -276,7 +276,7 @@ def ladder_figure(table: Table) -> tuple[Any, str] | None:
         return None
     metrics = [name for name in (table.metric, "test_known_perplexity_mean") if table.has(name)]
     names = [
-        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the defaults")
+        ("beside: " if not rung.on_top else "") + (", ".join(map(short, rung.path)) or "the first rung")
         for rung in ladder
     ]
     figure, axes = panels(len(metrics), 4.4 if len(metrics) > 1 else 6.5, 0.32 * len(names) + 1.3, sharey=True)

@@ -187,7 +187,7 @@ def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
         parts = " and ".join(f"{short_commit(commit)} ({number})" for commit, number in commits.most_common())
         old = sum(run.is_outdated for run in trained)
         today = f"other numbers for {old}" if old else "the same numbers for all"
-        return f"The runs are of commit {parts}. Today's code gives {today} of them"
+        return f"The runs are of commit {parts}. By their fingerprints, today's code gives {today} of them"
 
     def hours() -> str:
         """Return the hours that all runs took, each on its cores; those of an ensemble share them."""
@@ -410,6 +410,8 @@ def line_of(path: Path, /, **where: Any) -> dict[str, Any]:
         lines = pd.read_csv(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}.") from None
+    except ValueError as error:  # pandas' own are of this class
+        raise UserError(f"{path} is no table: {error}") from None
     for name, value in where.items():
         lines = lines[lines[pick({column: column for column in lines}, name, f"the columns of {path}")] == value]
     if len(lines) != 1:
