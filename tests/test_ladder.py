@@ -93,7 +93,7 @@ def test_the_table_and_the_figure_have_every_rung(tmp_path: Path) -> None:
     cells = steps_table(table, ["test_perplexity_mean"]).cells  # type: ignore[attr-defined]
     assert [row[0] for row in cells[1:]] == [
         *(
-            "the first rung",
+            "the defaults",
             "model=rope",
             *("beside: layers=2", "beside: layers=2\nheads=4"),
             "width=96",
