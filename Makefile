@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder reproduce-ladder-classify \
-	reproduce-ladder-translate clean
+.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder \
+	reproduce-ladder-classify reproduce-ladder-translate clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
 OVERRIDES := $(filter-out ARGS=% PYTHON=%,$(MAKEOVERRIDES)) $(ARGS)
@@ -228,7 +228,7 @@ reproduce-ladder-classify: $(STAMP)
 		$$(cd $(CLASSIFIED) && find . -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
-# From a small transformer up, on the TED pairs, which it needs: an hour on two cores.
+# From a small transformer up, on the TED pairs, which it needs: more than an hour on two cores.
 TRANSLATES := outputs/reproduce-ladder-translate
 RISES_1 := model=rope
 RISES_2 := $(RISES_1) recipe.optimizer=muon recipe.matrix_lr=1e-2

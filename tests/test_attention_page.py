@@ -245,10 +245,9 @@ def test_each_sentence_has_a_folder_and_a_named_one_says_what_it_replaces(
 def test_an_output_that_is_a_file_is_an_error_before_anything_is_computed(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "page.html").touch()
-    monkeypatch.setattr(
-        sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path / "page.html")]
-    )
+    page = tmp_path / "page.html"
+    page.touch()
+    monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(page)])
     with pytest.raises(SystemExit, match=r"page.html is a file; name a folder\."):
         main()
     assert not capsys.readouterr().out

@@ -56,10 +56,9 @@ def test_rungs_stand_on_each_other_whatever_the_order_of_the_runs(tmp_path: Path
 
 
 def test_a_step_is_the_same_as_a_sweep_and_as_a_person_write_it(tmp_path: Path) -> None:
-    base, runs = (
-        ["experiment=ladder_lm", "study=ladder"],
-        [result("experiment=ladder_lm", "study=ladder", value=400.0)],
-    )
+    """And a word in a template that is no override is the usual error."""
+    base = ["experiment=ladder_lm", "study=ladder"]
+    runs = [result(*base, value=400.0)]
     runs += [result(*base, "recipe.lr=0.003", f"seed={seed}", value=390.0) for seed in range(2)]
     raw = ("recipe.lr=3e-3", "architecture.tied_output=true")
     runs += [result(*base, *raw, f"seed={seed}", value=380.0 + seed) for seed in range(2)]
@@ -67,6 +66,8 @@ def test_a_step_is_the_same_as_a_sweep_and_as_a_person_write_it(tmp_path: Path) 
     assert [rung.step for rung in rungs(table)] == [(), ("recipe.lr=0.003",), ("architecture.tied_output=True",)]
     said = step_in_words(table, "test_perplexity_mean", "architecture.tied_output=true")
     assert said == step_in_words(table, "test_perplexity_mean", "architecture.tied_output=True")
+    with pytest.raises(UserError, match="study=ladder has no step 'width'"):
+        step_in_words(table, "test_perplexity_mean", "width")
 
 
 def test_steps_in_words(tmp_path: Path) -> None:

@@ -47,9 +47,7 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
     with tarfile.open(folder / "runs.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
     copies = {page: tmp_path / page.relative_to(ROOT) for page in pages}
-    repeated = [
-        REFERENCE / name / "README.md" for name in ("probes", "ladder", "ladder_classify", "ladder_translate")
-    ]
+    repeated = [REFERENCE / "probes" / "README.md", *REFERENCE.glob("ladder*/README.md")]
     older = REFERENCE / "translation" / "tables" / "runs.csv"  # of runs that are too long for `make pages`
     for page in (*pages, *repeated, older):
         copy = tmp_path / page.relative_to(ROOT)

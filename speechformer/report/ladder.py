@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown, code, lines
@@ -75,11 +76,13 @@ def overrides_of(run: Run) -> tuple[str, ...]:
 
 @functools.cache
 def normalised(override: str) -> str:
-    """Return an override as a sweep writes it, `recipe.lr=0.003` for `recipe.lr=3e-3`."""
-    parsed = OverridesParser.create().parse_override(override)
-    return (
-        override if parsed.value_type is None else f"{parsed.get_key_element()}={parsed.get_value_element_as_str()}"
-    )
+    """Return an override as a sweep writes it, `recipe.lr=0.003` for `recipe.lr=3e-3`; other words as they are."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return override
+    key, removes = parsed.get_key_element(), parsed.value_type is None
+    return override if removes else f"{key}={parsed.get_value_element_as_str()}"
 
 
 def rungs(table: Table) -> list[Rung]:

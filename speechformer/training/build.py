@@ -122,9 +122,8 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
             **arguments,
         )
     except Exception as error:  # a bad value raises almost any
-        remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU." * (
-            "gpu backend" in str(error)
-        )
+        remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU."
+        remedy *= "gpu backend" in str(error)
         raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
 
 
