@@ -427,11 +427,14 @@ def test_the_loss_in_chunks_is_that_of_all_logits(smoothing: float) -> None:
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch is older than 2.13")
-@pytest.mark.parametrize(("R", "with_bias", "scale"), [(300, True, 1.0), (128, False, 1.0), (1, True, 0.3)])
-def test_the_loss_in_chunks_has_the_bits_of_torchs(R: int, with_bias: bool, scale: float) -> None:
-    weight, bias, hidden = (torch.randn(*shape, requires_grad=True) for shape in ((400, 8), (400,), (R, 8)))
+@pytest.mark.parametrize(
+    ("R", "D", "with_bias", "scale"),
+    [(300, 8, True, 1.0), (300, 160, True, 1.0), (128, 8, False, 1.0), (1, 8, True, 0.3)],
+)
+def test_the_loss_in_chunks_has_the_bits_of_torchs(R: int, D: int, with_bias: bool, scale: float) -> None:
+    weight, bias, hidden = (torch.randn(*shape, requires_grad=True) for shape in ((400, D), (400,), (R, D)))
     targets, inputs = torch.randint(400, (R,)), (weight, hidden, *([bias] if with_bias else []))
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=128, chunking_method=None)
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=max(128, D), chunking_method=None)
     used = bias if with_bias else None
     results = []
     for loss in (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
+from speechformer.kernels.loss import rows_at_once
 from speechformer.layers.positions import sinusoid
 
 Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
@@ -34,8 +35,9 @@ def cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Te
 
 
 def linear_cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Tensor:
-    """Compute the same in chunks of 128 rows, which is faster than the number that torch chooses."""
-    chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=128, chunking_method=None)
+    """Compute the same in chunks of as many rows as our loss, which is faster than the number that torch chooses."""
+    rows = rows_at_once(hidden_RD.shape[1])
+    chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
     return F.linear_cross_entropy(hidden_RD, output.weight, targets_R, linear_bias=output.bias, options=chunks)
 
 

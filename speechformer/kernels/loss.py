@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPU_ROWS, CPU_PART = 128, 64  # rows of logits in a product; rows of these that fit into a CPU's cache
+CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these that fit into a CPU's cache
+
+
+def rows_at_once(width: int) -> int:
+    """Return the rows of logits in a product; with more, a wide gradient of the weights is added to less often."""
+    return max(CPU_ROWS, width)
 
 
 def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -34,12 +39,12 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
-        R, V = len(hidden_RD), len(weight_VD)
+        (R, D), V = hidden_RD.shape, len(weight_VD)
         loss, share_R = hidden_RD.new_zeros(()), hidden_RD.new_full((R,), -1.0 / max(R, 1))
         grad_hidden, grad_weight = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD)
         grad_bias = None if bias_V is None else torch.zeros_like(bias_V)
-        buffer = hidden_RD.new_empty(min(R, CPU_ROWS), V)
-        chunks = (tensor.split(CPU_ROWS) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
+        buffer = hidden_RD.new_empty(min(R, rows_at_once(D)), V)
+        chunks = (tensor.split(rows_at_once(D)) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
         for hidden, grad, targets, share in zip(*chunks):
             logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
             of_targets, sums = [], []
@@ -66,8 +71,9 @@ class ChunkedLoss(torch.autograd.Function):
 
 def inference_loss(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
     """Return the loss of `ChunkedLoss` without gradients."""
-    loss, buffer = hidden_RD.new_zeros(()), hidden_RD.new_empty(min(len(hidden_RD), CPU_ROWS), len(weight_VD))
-    for hidden, targets in zip(hidden_RD.split(CPU_ROWS), targets_R.split(CPU_ROWS)):
+    rows = rows_at_once(hidden_RD.shape[1])
+    loss, buffer = hidden_RD.new_zeros(()), hidden_RD.new_empty(min(len(hidden_RD), rows), len(weight_VD))
+    for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
         logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
         for _, of_target, total in exponentiate(logits, bias_V, targets):
             loss.add_(total.log_().sub_(of_target).sum())
