@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
 KINDS = ("words", "bpe", "bytes")
 MERGES, ALL_WORDS = 4000, 1 << 22
+REMEMBERED = 1 << 22  # characters of the words whose ids are remembered
 SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctuation, with the space before it
 
 
@@ -36,6 +37,7 @@ class Subwords:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.ids_of: dict[str, list[int]] = {}  # of words that `encode_pieces` has met, without the space before them
         self.tokenizer.encode_special_tokens = True  # "<eos>" in a text is text
 
     @classmethod
@@ -82,8 +84,7 @@ class Subwords:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts, faster than one by one."""
-        encodings = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in self.encoded([f" {text}" for text in texts])]
 
     def encode_pieces(self, texts: Sequence[str], firsts: Sequence[bool]) -> list[np.ndarray]:
         """Encode documents that may be cut into pieces before white space.
@@ -96,8 +97,20 @@ class Subwords:
         spaced = [f" {text}" if first else text for text, first in zip(texts, firsts)]
         if self.byte_ids is not None:
             return [self.byte_ids[np.frombuffer(text.encode(), np.uint8)] for text in spaced]
-        encodings = self.tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        words_of = [text.split(" ") for text in spaced]  # a space begins a token, so words can be encoded one by one
+        starts = [words[0] for words in words_of]
+        new = set[str]().union(*(words[1:] for words in words_of)).difference(self.ids_of)
+        ids = [own.ids for own in self.encoded([*starts, *(f" {word}" for word in new)])]
+        self.ids_of.update(zip(new, ids[len(starts) :]))
+        look_up = self.ids_of.__getitem__
+        rows = [itertools.chain(start, *map(look_up, words[1:])) for start, words in zip(ids, words_of)]
+        if sum(map(len, self.ids_of)) > REMEMBERED:
+            self.ids_of.clear()
+        return [np.fromiter(row, np.int64) for row in rows]
+
+    def encoded(self, texts: Sequence[str]) -> Any:
+        """Encode texts as they are."""
+        return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     @functools.cached_property
     def byte_ids(self) -> np.ndarray | None:
