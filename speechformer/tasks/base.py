@@ -6,11 +6,13 @@ constructor's arguments as plain data, so `load_task(path)` rebuilds a task from
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -31,6 +33,11 @@ CHOICES: dict[str, Any] = {  # checked, even if unused
     **{"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS},
     "output_bias": dict.fromkeys(("init", "unigram")),
 }
+
+
+def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
+    """Return the log of the mean of some probabilities from their logs, element by element."""
+    return torch.stack([*logs]).logsumexp(dim=0) - math.log(len(logs))
 
 
 class EvaluableModule(TrainableModule):
@@ -149,6 +156,14 @@ class Task(EvaluableModule):
         `model` is their stacked network; `batch` has their batches concatenated along the first dimension.
         """
         raise NotImplementedError
+
+    def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
+        """Add an evaluation batch to `measured`, where the mean of the probabilities of some tasks decides.
+
+        Override this if `forward_batch` does not return logits.
+        """
+        logs = [own.forward_batch(own.model, batch).float().log_softmax(dim=-1) for own in members]
+        self.update_metrics(log_of_mean(logs), batch)
 
     def read(self, text: str, tokenizer: Any, max_tokens: int) -> TextInputs:
         """Return a text as inputs of the network, of at most `max_tokens` tokens per side."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
@@ -18,7 +19,7 @@ from speechformer.data.speeches import TextSize
 from speechformer.kernels.loss import next_token_loss
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
-from speechformer.tasks.base import Task
+from speechformer.tasks.base import Task, log_of_mean
 from speechformer.tasks.mixture import MixturePerplexities
 
 HIDDEN = (
@@ -69,8 +70,7 @@ class PerplexityTask(Task):
         loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
         self.measured[f"{split}_{metric}"].update(loss, tokens)
         if self.mixture_metric is not None and "places" in batch:
-            logs = F.linear(hidden, weight, bias).float().log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
-            self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
+            self.mixture_metric.update(batch["part"], self.logs(hidden, targets), batch["places"][scored])
         if split not in ("validation", "test"):
             return
         is_unknown = targets == UNKNOWN
@@ -79,6 +79,25 @@ class PerplexityTask(Task):
             loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
         if tokens:
             self.measured[f"{split}_known_{metric}"].update(loss, tokens)
+
+    def logs(self, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
+        """Return log p of targets, in nats, [R]."""
+        output = self.model.output
+        logits_RV = F.linear(hidden_RD, output.weight, output.bias).float()
+        return logits_RV.log_softmax(dim=1).gather(1, targets_R[:, None])[:, 0]
+
+    def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
+        (split, name), scored = batch["part"], batch["targets"] != IGNORE
+        targets, metric = batch["targets"][scored], "_".join(filter(None, ("perplexity", name)))
+        logs = log_of_mean([own.logs(own.forward_batch(own.model, batch)[scored], targets) for own in members])
+        if self.mixture_metric is not None and "places" in batch:
+            self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
+        chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
+        if split in ("validation", "test"):
+            chosen["known_"] = targets != UNKNOWN
+        for prefix, own in chosen.items():
+            if number := int(own.sum()):
+                self.measured[f"{split}_{prefix}{metric}"].update(-logs[own].mean(), number)
 
     def compute_metrics(self) -> dict[str, float]:
         metrics = super().compute_metrics()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from speechformer.metrics.bleu import bleu, score_test, signatures
 from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
-from speechformer.tasks.base import Task
+from speechformer.tasks.base import Task, log_of_mean
 from speechformer.tasks.text import TextInputs
 
 SHOWN = 5  # validation sentences in TensorBoard
@@ -88,6 +89,16 @@ class Translate(Task):
         targets, output = batch["target"][:, 1:].flatten()[scored], self.model.output
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
+    def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
+        targets = batch["target"][:, 1:]
+        inputs, scored = (batch["source"], batch["target"][:, :-1]), targets != PAD
+        logs = [
+            own.model(*inputs).float().log_softmax(dim=-1).gather(2, targets[..., None])[..., 0] for own in members
+        ]
+        self.measured[f"{batch['part']}_perplexity"].update(-log_of_mean(logs)[scored].mean(), int(scored.sum()))
+        if self.tokenizer is not None:
+            self.translate_batch(batch, self.tokenizer, [own.model for own in members])
+
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
         self.translations, self.scores = {}, None
@@ -102,19 +113,23 @@ class Translate(Task):
             if self.tokenizer is not None:
                 self.translate_batch(batch, self.tokenizer)
 
-    def translate_batch(self, batch: Batch, tokenizer: Subwords) -> None:
-        """Add the translations of an evaluation batch to `translations`."""
+    def translate_batch(self, batch: Batch, tokenizer: Subwords, models: Sequence[Translator] | None = None) -> None:
+        """Add the translations of an evaluation batch to `translations`, by the model or by an ensemble."""
         part = batch["part"]
         sources = [ids[ids != PAD].tolist() for ids in batch["source"]]
-        written = self.translate_ids(sources, beam=None if part == "test" else 1)
+        written = self.translate_ids(sources, None if part == "test" else 1, models)
         texts = self.translations.setdefault(part, [""] * len(self.texts[part]))
         for row, ids in zip(batch["rows"], written):
             texts[row] = tokenizer.decode(ids)
 
-    def translate_ids(self, sources: list[list[int]], beam: int | None = None) -> list[list[int]]:
-        """Translate ids that end with <eos>, with this beam or that of the test."""
-        options = {"alpha": self.decoding["length_penalty"], "max_length": self.model.max_length}
-        return translate_ids(self.model, sources, beam=self.decoding["beam"] if beam is None else beam, **options)
+    def translate_ids(
+        self, sources: list[list[int]], beam: int | None = None, models: Sequence[Translator] | None = None
+    ) -> list[list[int]]:
+        """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
+        own = [self.model] if models is None else models
+        longest = min((model.max_length for model in own if model.max_length is not None), default=None)
+        options = {"alpha": self.decoding["length_penalty"], "max_length": longest}
+        return translate_ids(own, sources, beam=self.decoding["beam"] if beam is None else beam, **options)
 
     def compute_metrics(self) -> dict[str, float]:
         if self.scores is None:
