@@ -165,6 +165,9 @@ RUNGS_8 := $(RUNGS_7) embedding_dropout=0.2
 RUNGS_9 := $(RUNGS_8) width=96
 RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
+MIXED := $(RUNGS_10) embedding_dropout=0.4 trainer.max_steps=800 task.ngram_mixture=context
+# Five ensembles of four runs each:
+MEMBERS := outputs/reproduce-ladder-members
 EXTRA := $(subst study=strong_lm,study=extra_lm,$(STRONG)) task.extra_text=true
 # experiment=strong_lm is the last rung. Each of its settings is taken back, one at a time:
 WITHOUT := model=sinusoidal pattern.window=32 architecture.tied_output=false recipe.init=torch architecture.output_bias=init \
@@ -176,7 +179,7 @@ reproduce-ladder: $(STAMP)
 	$(foreach k,1 2 3 4 5 6 7 8 9 10 11,$(RUNG) $(RUNGS_$(k)) 'seed=range(10)'$(NEWLINE)	)
 	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
-	$(RUNG) $(RUNGS_10) embedding_dropout=0.4 trainer.max_steps=800 task.ngram_mixture=context 'seed=range(10)'
+	$(RUNG) $(MIXED) 'seed=range(10)'
 	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
 	$(RUNG) $(RUNGS_9) task.unknown_rate=0.2,0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'
@@ -192,6 +195,11 @@ reproduce-ladder: $(STAMP)
 		--output $(LADDER)/baselines/extra_text
 	$(EXTRA) 'seed=range(10)'
 	$(EXTRA) task.ngram_mixture=context task.ngram_targets=0 'seed=range(10)'
+	-for seed in $$(seq 0 19); do echo seed=$$seed hydra.run.dir=$(MEMBERS)/$$seed; done \
+	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=ladder_lm corpus=speeches study=ladder_lm $(MIXED) \
+		threads=1
+	-for k in 0 4 8 12 16; do $(BIN)/python -m speechformer.evaluate --study ensemble_lm \
+		$$(seq -f "$(MEMBERS)/%g" $$k $$((k + 3))) --output $(LADDER)/ensembles/$$k; done
 	tar --sort=name --mtime=2000-01-01 --owner=0 --group=0 -C $(LADDER) -cJf $(REFERENCE)/ladder/runs.tar.xz \
 		$$(cd $(LADDER) && find . -name result.json | sort)
 	$(MAKE) pages

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("more", type=Path, nargs="*", metavar="RUN", help="more runs, for an ensemble")
     default = "outputs/evaluate/FIRST_RUN_and_NUMBER_more"
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"folder to write (default: {default})")
+    parser.add_argument("--study", help="study in which the report shows it (default: that of the first run)")
     arguments = parser.parse_intermixed_args()
 
     def command() -> None:
@@ -27,6 +28,8 @@ def main() -> None:
         more = f"_and_{len(runs) - 1}_more" if len(runs) > 1 else ""
         folder = arguments.output or Path("outputs/evaluate") / f"{runs[0].directory.resolve().name}{more}"
         result = evaluate(runs)
+        if arguments.study is not None:
+            result["config"]["study"] = arguments.study
         console.say(console.table(result["summary"]))
         console.write(str(write(result, runs[0], folder)))
 

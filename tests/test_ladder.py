@@ -133,6 +133,23 @@ def test_of_two_mixtures_the_better_one_on_the_held_out_part_is_shown(tmp_path: 
     assert not shown["with counts"].on_top
 
 
+def test_a_study_of_mixtures_shows_the_model_within(tmp_path: Path) -> None:
+    """Oracle: perplexities 340 of the model and 300 of its mixture, over a baseline of 250."""
+    runs = []
+    for seed in range(3):
+        own = result("experiment=ladder_lm", "study=mixed", f"seed={seed}", value=340.0)
+        own["metrics"] |= {"test_mixture_perplexity_mean": 300.0, "test_known_perplexity_mean": 200.0}
+        own["metrics"] |= {"test_mixture_known_perplexity_mean": 100.0}
+        runs.append(own)
+    baseline = result("task=lm", "protocol=clean", value=250.0)
+    baseline |= {"baseline": {"name": "kneser_ney_5"}, "seed": None}
+    baseline["metrics"] |= {"test_known_perplexity_mean": 250.0}
+    (table,) = tables_of(put(tmp_path, baseline, *runs))
+    assert ratios_in_words(table, ["kneser_ney_5"]) == (
+        "1.360 (model alone; over known words 0.800) and 1.200 (with counts; over known words 0.400)"
+    )
+
+
 def test_ratios_to_a_baseline(tmp_path: Path) -> None:
     """Oracle: the mean of the top model, 341.5, and of the mixture, 301.5, over a baseline of 250.
 

@@ -58,7 +58,11 @@ def evaluate(runs: Sequence[TrainedRun]) -> dict[str, Any]:
         "report": task.report(metrics),
         "config": config | ensemble,
         "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in ensemble.items())],
-        "members": [{"folder": str(run.directory), "checkpoint": run.checkpoint} for run in runs],
+        "members": [
+            {"folder": str(run.directory), "checkpoint": run.checkpoint}
+            | {name: own.get(name) for name in ("seed", "identity", "commit")}
+            for run, own in zip(runs, results)
+        ],
         "parameters": {"total": sum(sum(own["parameters"].values()) for own in results)},
         "curve": [],
         "seconds": seconds,

@@ -28,6 +28,7 @@ from speechformer.report.tables import NONE, baseline_name, estimate, heading, n
 
 ON_TOP, BRANCH = "#3b7dd8", "#8b98a5"
 STRONGEST = ("kneser_ney_5", "kneser_ney_5_unknown", "naive_bayes", "tfidf_logistic")  # baselines in the figure
+ALONE = "model alone"
 NOT_A_STEP = ("seed=", "study=", "experiment=", "corpus=", "hydra", "threads=")
 
 
@@ -51,9 +52,10 @@ class Rung:
         longer = self.below is not None and not self.on_top and not self.below.on_top
         return (*(self.below.path if longer and self.below else ()), *self.step)
 
-    def values(self, metric: str) -> dict[int | None, float]:
-        """Return a metric by seed, on a rung that mixes its model with counts that of the mixture."""
-        return self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.row.values(metric)
+    def values(self, metric: str, alone: bool = False) -> dict[int | None, float]:
+        """Return a metric by seed; on a rung that mixes its model with counts that of the mixture, unless `alone`."""
+        mixed = {} if alone else self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric))
+        return mixed or self.row.values(metric)
 
     def difference(self, metric: str) -> Effect | None:
         """Return the metric of this rung less that of the rung below, over seeds; None without one of them."""
@@ -139,14 +141,15 @@ def held_out_loss(table: Table, rung: Rung) -> float:
 def highest(table: Table) -> dict[str, Rung]:
     """Return the last rung that is a model alone, and the best one on the held-out part that is mixed with counts.
 
-    A mixture counts if it has as many seeds as the rung.
+    In a study of mixtures the first is the model within the best one. A mixture counts if it has as many seeds.
     """
     ladder = rungs(table)
     is_mixed = {id(rung): bool(rung.row.values("test_mixture_perplexity_mean")) for rung in ladder}
-    alone = [rung for rung in ladder if rung.on_top and not is_mixed[id(rung)]][-1]
+    on_top = [rung for rung in ladder if rung.on_top]
+    alone = ([rung for rung in on_top if not is_mixed[id(rung)]] or on_top)[-1]
     mixed = [rung for rung in ladder if is_mixed[id(rung)] and len(rung.row.finished) == len(alone.row.finished)]
     best = min(mixed, key=lambda rung: held_out_loss(table, rung), default=None)
-    return {"model alone": alone} | ({} if best is None else {"with counts": best})
+    return {ALONE: alone} | ({} if best is None else {"with counts": best})
 
 
 def ratios_in_words(table: Table, baselines: Sequence[str]) -> str:
@@ -157,7 +160,7 @@ def ratios_in_words(table: Table, baselines: Sequence[str]) -> str:
     runs, parts = by_name(table, baselines), []
     for kind, rung in highest(table).items():
         ratios = [
-            Summary(rung.values(name).values()).mean / min(run.metrics[name] for run in runs)  # type: ignore[type-var, operator]
+            Summary(rung.values(name, alone=kind == ALONE).values()).mean / min(run.metrics[name] for run in runs)  # type: ignore[type-var, operator]
             for name in ("test_perplexity_mean", "test_known_perplexity_mean")
         ]
         parts.append(f"{ratios[0]:.3f} ({kind}; over known words {ratios[1]:.3f})")
@@ -186,7 +189,8 @@ def against_table(table: Table, baselines: Sequence[str]) -> Markdown:
             cells = []
             for metric in (f"{part}_{text}" for text in texts):
                 counted, cell = run.metrics.get(metric), NONE
-                effect = None if counted is None else contrast([(1, rung.values(metric))], constant=-counted)
+                values = rung.values(metric, alone=kind == ALONE)
+                effect = None if counted is None else contrast([(1, values)], constant=-counted)
                 if counted is not None and effect is not None:
                     cell = lines([f"{1 + effect.mean / counted:.3f}", " ".join(estimate(metric, effect))])
                 cells.append(cell)

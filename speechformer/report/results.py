@@ -152,7 +152,10 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that repeats the run, without seed and folder."""
+        """The command that repeats the run, without seed and folder; of an ensemble with its members."""
+        if "members" in self.result:
+            folders = [member["folder"] for member in self.result["members"]]
+            return shlex.join(["python", "-m", "speechformer.evaluate", *folders])
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         module = "baselines" if self.baseline else "train"

@@ -1,0 +1,160 @@
+"""Oracles: the result of the run itself, and probabilities that are averaged by hand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_in
+
+from speechformer.analysis.evaluation import data_of, evaluate
+from speechformer.analysis.load import TrainedRun, load
+from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
+from speechformer.errors import UserError
+from speechformer.evaluate import main
+from speechformer.metrics.bleu import bleu
+from speechformer.report.results import read_run
+
+
+@pytest.fixture(scope="module")
+def a_mixture(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of task=lm that is mixed with counts and whose output bias begins with others."""
+    own = [
+        "task=lm",
+        "protocol=clean",
+        "task.ngram_mixture=context",
+        "task.ngram=2",
+        "task.unknown_rate=0.5",
+        "architecture.output_bias=unigram",
+    ]
+    corpus = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[ann,bob,cy]"]
+    return run_in(
+        tmp_path_factory.mktemp("mixture"), *corpus, *own, "trainer.max_steps=120", "width=16", "recipe.lr=1e-2"
+    )
+
+
+@pytest.fixture(scope="module")
+def a_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of task=probe."""
+    return run_in(tmp_path_factory.mktemp("probe"), "task=probe", "probe=copy", "trainer.max_steps=60")
+
+
+def noisy(folder: Path) -> TrainedRun:
+    """A run whose weights differ a little from those in the folder."""
+    run = load(folder)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
+    return run
+
+
+@pytest.mark.parametrize("name", ["a_classifier", "a_language_model", "a_mixture", "a_translator", "a_probe"])
+def test_a_run_that_is_tested_again_has_the_metrics_of_its_result(name: str, request: pytest.FixtureRequest) -> None:
+    run = load(request.getfixturevalue(name))
+    assert run.result is not None
+    metrics, expected = evaluate([run])["metrics"], run.result["metrics"]
+    assert set(metrics) == set(expected)
+    for key, value in expected.items():
+        assert metrics[key] == (None if value is None else pytest.approx(value, rel=1e-4)), key
+
+
+def test_the_mean_probability_of_a_class_decides(a_classifier: Path) -> None:
+    runs = [load(a_classifier), noisy(a_classifier)]
+    assert runs[0].result is not None
+    tested = data_of(runs[0], runs[0].result["config"]).tested["test", ""]
+    predicted = []
+    for ids in tested["ids"]:
+        each = [run.logits(ids[ids != PAD].long()).softmax(dim=-1) for run in runs]
+        predicted.append(int((each[0] + each[1]).argmax()))
+    right = (torch.tensor(predicted) == tested["labels"]).double().mean().item()
+    metrics = evaluate(runs)["metrics"]
+    assert metrics["test_accuracy"] == pytest.approx(right)
+    assert metrics["test_accuracy"] != evaluate([load(a_classifier)])["metrics"]["test_accuracy"]
+
+
+@pytest.mark.parametrize("name", ["a_language_model", "a_mixture"])
+def test_perplexity_is_that_of_the_mean_probability(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    runs = [load(folder), noisy(folder), load(folder)]
+    assert runs[0].result is not None
+    rows = data_of(runs[0], runs[0].result["config"]).tested["test", "vance"]
+    logs, known = [], []
+    for ids, targets in zip(rows["ids"].long(), rows["targets"].long()):
+        each = torch.stack([run.logits(ids).softmax(dim=-1) for run in runs]).mean(dim=0)
+        scored = targets != IGNORE
+        logs.append(each[scored].gather(1, targets[scored][:, None])[:, 0].log())
+        known.append(targets[scored] != UNKNOWN)
+    metrics, all_logs = evaluate(runs)["metrics"], torch.cat(logs)
+    assert metrics["test_perplexity_vance"] == pytest.approx((-all_logs.mean()).exp().item(), rel=1e-4)
+    of_known = all_logs[torch.cat(known)]
+    assert metrics["test_known_perplexity_vance"] == pytest.approx((-of_known.mean()).exp().item(), rel=1e-4)
+    if name == "a_mixture":  # whose weights are fitted to the ensemble
+        alone = runs[0].result["metrics"]
+        assert metrics["test_mixture_perplexity_vance"] < metrics["test_perplexity_vance"]
+        assert metrics["test_mixture_perplexity_vance"] != pytest.approx(
+            alone["test_mixture_perplexity_vance"], rel=1e-3
+        )
+
+
+def test_an_ensemble_translates_as_the_command_does(a_translator: Path) -> None:
+    """Oracle: `TrainedRun.translate` with `others`, which has tests of its own."""
+    runs = [load(a_translator), noisy(a_translator)]
+    assert runs[0].result is not None
+    pairs = data_of(runs[0], runs[0].result["config"]).texts["test"]
+    written = runs[0].translate([source for source, _ in pairs], others=runs[1:])
+    metrics = evaluate(runs)["metrics"]
+    assert metrics["test_bleu"] == pytest.approx(bleu(written, [reference for _, reference in pairs]))
+    assert runs[0].task.translations["test"] == written  # type: ignore[attr-defined]
+
+
+def test_the_result_is_one_for_the_report(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--output", str(tmp_path / "e"), "--study", "both"]
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(a_classifier), str(a_classifier), *options])
+    main()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("accuracy") and said[-1] == str(tmp_path / "e" / "result.json")
+    run, member = read_run(tmp_path / "e"), read_run(a_classifier)
+    assert run.metrics == member.metrics and run.study == "both"
+    assert run.settings == member.settings | {"ensemble": 2}
+    assert run.command == f"python -m speechformer.evaluate {a_classifier} {a_classifier}"
+    own, expected = run.predictions(), member.predictions()
+    assert own is not None and expected is not None and (own[0] == expected[0]).all()
+
+
+def test_what_is_no_ensemble(
+    a_classifier: Path, a_language_model: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="has another task than .*; an ensemble needs runs of the same task, corpus"):
+        evaluate([load(a_classifier), load(a_language_model)])
+    own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[ann,bob,cy]", "protocol=clean"]
+    run_in(tmp_path / "clean", *own, "trainer.max_steps=1")
+    with pytest.raises(UserError, match="has another protocol than"):
+        evaluate([load(a_classifier), load(tmp_path / "clean")])
+    unfinished = load(tmp_path / "clean")
+    unfinished.result = None
+    with pytest.raises(UserError, match="has not finished; repeat its command"):
+        evaluate([unfinished])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "result.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(a_classifier), "--output", str(tmp_path / "mine")])
+    with pytest.raises(SystemExit):
+        main()
+    assert (tmp_path / "mine" / "result.json").read_text() == "{}"
+
+
+def test_a_corpus_that_has_changed(tmp_path: Path, little: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for path in little.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    own = [f"corpus.root={folder}", "corpus=speeches", "corpus.classes=[ann,bob,cy]", "trainer.max_steps=1"]
+    run_in(tmp_path / "run", *own)
+    with open(folder / "train_CLS.tsv", "a") as file:
+        file.write("0\tOne more sentence.\n")
+    with pytest.raises(UserError, match="sha256 differ. Restore it, or train again"):
+        evaluate([load(tmp_path / "run")])
