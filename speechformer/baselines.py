@@ -178,7 +178,7 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
     from speechformer.corpora.documents import Documents
     from speechformer.corpora.load import load
-    from speechformer.training.build import build_data
+    from speechformer.tasks.registry import build_data
 
     corpus = load(config)
     if isinstance(corpus, Documents):

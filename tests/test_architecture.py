@@ -25,8 +25,8 @@ LEVELS = (
     "analysis report",
     "training",
     "sweeps",
-    "train bench predict generate translate attention play positions export toy status download audit baselines"
-    " __main__",
+    "train bench predict generate translate evaluate attention play positions export toy status download audit"
+    " baselines __main__",
 )
 LEVEL_OF = {name: k for k, names in enumerate(LEVELS) for name in names.split()}
 FILES = sorted(PACKAGE.rglob("*.py"))

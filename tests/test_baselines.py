@@ -21,7 +21,7 @@ from speechformer.data.speeches import StreamData
 from speechformer.errors import UserError
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.runs.folder import read_result
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import build_data
 
 
 def test_on_the_speeches_as_measured_elsewhere(speeches: Corpus) -> None:

@@ -37,7 +37,7 @@ from speechformer.data.token_cache import TokenCache
 from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import build_data
 
 TEXT = {
     "train_LM.txt": "One fish.\nTwo fish.\n\nRed  fish ünd blue.\n\n\nLast one",

@@ -17,7 +17,7 @@ from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.models.mixture import Counted, CountsMixture
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import build_data
 from speechformer.training.run import execute
 
 TRAIN, TEST = stream(600, 12, 0), stream(300, 12, 5)

@@ -20,7 +20,7 @@ from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import PAD
 from speechformer.models.naive_bayes import SMOOTHING, NaiveBayes
 from speechformer.runs.folder import PREDICTIONS
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import build_data
 from speechformer.training.run import execute
 
 CLASSES = 3

@@ -27,8 +27,7 @@ from speechformer.probes.addition import Addition
 from speechformer.probes.base import GOLDEN, PARTS, Draws, Probe, Rows, mix
 from speechformer.probes.registry import PROBES, load_probe
 from speechformer.runs.folder import result_or_none
-from speechformer.tasks.registry import TASKS
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training.run import execute
 
 NAMES = list(PROBES)

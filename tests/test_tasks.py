@@ -30,9 +30,8 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify, cross_entropy
 from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.optim import MuonAdamW
-from speechformer.tasks.registry import TASKS, load_task
+from speechformer.tasks.registry import DATA_KEYS, TASKS, load_task
 from speechformer.tasks.translate import Translate
-from speechformer.training.build import DATA_KEYS
 from speechformer.training.checkpoints import average
 
 ADAM = group("recipe", "adam")

@@ -20,7 +20,7 @@ from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import build_data
 from speechformer.training.run import execute
 from speechformer.training.tensorboard import TensorBoardCallback
 

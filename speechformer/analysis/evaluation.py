@@ -17,6 +17,7 @@ from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
+from speechformer.tasks.registry import build_data
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -35,22 +36,10 @@ def evaluate(runs: Sequence[TrainedRun]) -> dict[str, Any]:
     Raises:
         UserError: a run has no result, runs do not fit together, or the corpus has changed since.
     """
-    start, first = time.perf_counter(), runs[0]
-    results = [result_of(run) for run in runs]
+    start, results = time.perf_counter(), [result_of(run) for run in runs]
     check_alike(runs, results)
-    config = with_defaults(results[0]["config"])
-    task, data = first.task, data_of(first, config)
-    weights = {name: weight.clone() for name, weight in task.state_dict().items()}
-    data.limit_length(min((run.max_length for run in runs if run.max_length is not None), default=None))
-    task.attach(data)
-    task.load_state_dict(weights)  # `attach` may set initial ones
-    task.on_validation_epoch_start()
-    with torch.no_grad():
-        for batch in data.test_dataloader():
-            on_device = {name: x.to(task.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-            task.evaluate_members([run.task for run in runs], on_device)
-    metrics = data.reference_metrics() | task.compute_metrics()
-    seconds = time.perf_counter() - start
+    task, config = runs[0].task, with_defaults(results[0]["config"])
+    metrics = measure(runs, data_of(runs[0], config))
     ensemble = {"ensemble": len(runs)} if len(runs) > 1 else {}
     result = {
         **{name: results[0][name] for name in ("status", "task", "seed", "corpus", "steps", "numerics")},
@@ -58,18 +47,35 @@ def evaluate(runs: Sequence[TrainedRun]) -> dict[str, Any]:
         "report": task.report(metrics),
         "config": config | ensemble,
         "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in ensemble.items())],
-        "members": [
-            {"folder": str(run.directory), "checkpoint": run.checkpoint}
-            | {name: own.get(name) for name in ("seed", "identity", "commit")}
-            for run, own in zip(runs, results)
-        ],
-        "parameters": {"total": sum(sum(own["parameters"].values()) for own in results)},
+        "members": [member_of(run, own) for run, own in zip(runs, results)],
+        "parameters": {"total": sum(own["parameters"]["total"] for own in results)},
         "curve": [],
-        "seconds": seconds,
+        "seconds": time.perf_counter() - start,
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
     return result | {"summary": [list(row) for row in task.summary(result)]}
+
+
+@torch.no_grad()
+def measure(runs: Sequence[TrainedRun], data: Any) -> dict[str, float | None]:
+    """Return the metrics of an ensemble on everything that is evaluated at the end of a run."""
+    task = runs[0].task
+    data.limit_length(min((run.max_length for run in runs if run.max_length is not None), default=None))
+    weights = {name: weight.clone() for name, weight in task.state_dict().items()}
+    task.attach(data)
+    task.load_state_dict(weights)  # `attach` may set initial ones
+    task.on_validation_epoch_start()
+    for batch in data.test_dataloader():
+        on_device = {name: x.to(task.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        task.evaluate_members([run.task for run in runs], on_device)
+    return data.reference_metrics() | task.compute_metrics()
+
+
+def member_of(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what the result of an ensemble says of a member."""
+    about = {name: result.get(name) for name in ("seed", "identity", "commit")}
+    return {"folder": str(run.directory), "checkpoint": run.checkpoint, **about}
 
 
 def result_of(run: TrainedRun) -> dict[str, Any]:
@@ -113,8 +119,6 @@ def data_of(run: TrainedRun, config: dict[str, Any]) -> Any:
     Raises:
         UserError: the corpus is another one now, or was not found.
     """
-    from speechformer.training.build import build_data
-
     corpus, trained = load_corpus(config), result_of(run)["corpus"]
     if corpus.sha256 != trained["sha256"]:
         raise UserError(

@@ -21,8 +21,7 @@ from speechformer.bench.timing import Comparison, device, medians, synchronize
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.runs.folder import read_result
-from speechformer.tasks.registry import TASKS
-from speechformer.training.build import build_data
+from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training.devices import all_threads
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute

@@ -84,7 +84,8 @@ class Subwords:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts, faster than one by one."""
-        return [encoding.ids for encoding in self.encoded([f" {text}" for text in texts])]
+        encodings = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def encode_pieces(self, texts: Sequence[str], firsts: Sequence[bool]) -> list[np.ndarray]:
         """Encode documents that may be cut into pieces before white space.
@@ -97,20 +98,7 @@ class Subwords:
         spaced = [f" {text}" if first else text for text, first in zip(texts, firsts)]
         if self.byte_ids is not None:
             return [self.byte_ids[np.frombuffer(text.encode(), np.uint8)] for text in spaced]
-        words_of = [text.split(" ") for text in spaced]  # a space begins a token, so words can be encoded one by one
-        starts = [words[0] for words in words_of]
-        new = set[str]().union(*(words[1:] for words in words_of)).difference(self.ids_of)
-        ids = [own.ids for own in self.encoded([*starts, *(f" {word}" for word in new)])]
-        self.ids_of.update(zip(new, ids[len(starts) :]))
-        look_up = self.ids_of.__getitem__
-        rows = [itertools.chain(start, *map(look_up, words[1:])) for start, words in zip(ids, words_of)]
-        if sum(map(len, self.ids_of)) > REMEMBERED:
-            self.ids_of.clear()
-        return [np.fromiter(row, np.int64) for row in rows]
-
-    def encoded(self, texts: Sequence[str]) -> Any:
-        """Encode texts as they are."""
-        return self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.fromiter(ids, np.int64) for ids in word_by_word(self, spaced)]
 
     @functools.cached_property
     def byte_ids(self) -> np.ndarray | None:
@@ -173,6 +161,21 @@ class Subwords:
             return cls(Tokenizer.from_str(read_file(path).decode()))
         except Exception as error:  # tokenizers raises bare exceptions
             raise UserError(f"{path} is not a tokenizer of speechformer ({type(error).__name__}).") from None
+
+
+def word_by_word(subwords: Subwords, texts: Sequence[str]) -> Sequence[Iterator[int]]:
+    """Encode texts by words that a space begins, where a token begins, too; words that were met before are known."""
+    words_of = [text.split(" ") for text in texts]
+    starts = [words[0] for words in words_of]
+    new = set[str]().union(*(words[1:] for words in words_of)).difference(subwords.ids_of)
+    different = [*starts, *(f" {word}" for word in new)]
+    ids = [own.ids for own in subwords.tokenizer.encode_batch_fast(different, add_special_tokens=False)]
+    subwords.ids_of.update(zip(new, ids[len(starts) :]))
+    look_up = subwords.ids_of.__getitem__
+    rows = [itertools.chain(start, *map(look_up, words[1:])) for start, words in zip(ids, words_of)]
+    if sum(map(len, subwords.ids_of)) > REMEMBERED:
+        subwords.ids_of.clear()
+    return rows
 
 
 def on_one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The tasks by name, `task=` in the config, and the trained task of a checkpoint."""
+"""The tasks by name, `task=` in the config, the data of one, and the trained task of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 
+from speechformer.corpora.documents import Documents
+from speechformer.corpora.pairs import Pairs
+from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
+from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
 from speechformer.tasks.classify import Classify
@@ -22,6 +26,13 @@ TASKS: dict[str, type[Task]] = {
     "probe": ProbeTask,
     "translate": Translate,
 }
+DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
+
+
+def build_data(config: dict[str, Any], corpus: Corpus | Pairs | Documents | GeneratedRows) -> Any:
+    """Return the LightningDataModule of a config's task."""
+    data_class = TASKS[config["task"]["name"]].data_class(corpus)
+    return data_class(corpus, **{key: config[key] for key in DATA_KEYS})
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -13,12 +13,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.config import count_devices, value_of
-from speechformer.corpora.documents import Documents
-from speechformer.corpora.pairs import Pairs
-from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence, pick
 from speechformer.models.stack import count_parameters
-from speechformer.probes.registry import GeneratedRows
 from speechformer.runs.folder import RunFolder
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.registry import TASKS
@@ -30,7 +26,6 @@ from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
 from speechformer.training.trackers import TRACKERS
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
-DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
 class Environment(LightningEnvironment):
@@ -38,12 +33,6 @@ class Environment(LightningEnvironment):
 
     def node_rank(self) -> int:
         return node_rank()
-
-
-def build_data(config: dict[str, Any], corpus: Corpus | Pairs | Documents | GeneratedRows) -> Any:
-    """Return the LightningDataModule of a config's task."""
-    data_class = TASKS[config["task"]["name"]].data_class(corpus)
-    return data_class(corpus, **{key: config[key] for key in DATA_KEYS})
 
 
 def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

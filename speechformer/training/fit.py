@@ -24,8 +24,9 @@ from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
+from speechformer.tasks.registry import build_data
 from speechformer.training import runtime
-from speechformer.training.build import Run, build_data, build_trainer, lease_devices
+from speechformer.training.build import Run, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS, peak_bytes, reset_peak

@@ -27,8 +27,9 @@ from speechformer.runs.folder import (
     read_json,
     result_or_none,
 )
+from speechformer.tasks.registry import build_data
 from speechformer.training import devices, runtime
-from speechformer.training.build import Run, build_data, build_trainer, lease_devices
+from speechformer.training.build import Run, build_trainer, lease_devices
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
 from speechformer.training.ensemble import CallMemberCallbacks, Ensemble, EnsembleProgress
