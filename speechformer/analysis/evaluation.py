@@ -18,6 +18,7 @@ from speechformer.errors import UserError
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
 from speechformer.tasks.registry import build_data
+from speechformer.tasks.translate import TRANSLATIONS
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -135,7 +136,7 @@ def write(result: dict[str, Any], run: TrainedRun, folder: Path) -> Path:
         UserError: the folder has files that no command of ours has written.
     """
     output = OutputFolder(folder)
-    for name in (runs_folder.PREDICTIONS, "translations.tsv"):
+    for name in (runs_folder.PREDICTIONS, TRANSLATIONS):
         output.file(name)
     result = result | run.task.write_artifacts(folder)
     path = output.file(runs_folder.RESULT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,8 @@ from speechformer.tasks.base import Task, log_of_mean
 from speechformer.tasks.text import TextInputs
 
 SHOWN = 5  # validation sentences in TensorBoard
+TRANSLATIONS = "translations.tsv"
+Models = Sequence[Translator] | None  # of an ensemble
 
 
 class Translate(Task):
@@ -90,14 +92,11 @@ class Translate(Task):
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
-        targets = batch["target"][:, 1:]
-        inputs, scored = (batch["source"], batch["target"][:, :-1]), targets != PAD
-        logs = [
-            own.model(*inputs).float().log_softmax(dim=-1).gather(2, targets[..., None])[..., 0] for own in members
-        ]
-        self.measured[f"{batch['part']}_perplexity"].update(-log_of_mean(logs)[scored].mean(), int(scored.sum()))
+        models = [own.model for own in members]
+        logs_R = log_of_mean([target_logs(model, batch) for model in models])
+        self.measured[f"{batch['part']}_perplexity"].update(-logs_R.mean(), len(logs_R))
         if self.tokenizer is not None:
-            self.translate_batch(batch, self.tokenizer, [own.model for own in members])
+            self.translate_batch(batch, self.tokenizer, models)
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -113,7 +112,7 @@ class Translate(Task):
             if self.tokenizer is not None:
                 self.translate_batch(batch, self.tokenizer)
 
-    def translate_batch(self, batch: Batch, tokenizer: Subwords, models: Sequence[Translator] | None = None) -> None:
+    def translate_batch(self, batch: Batch, tokenizer: Subwords, models: Models = None) -> None:
         """Add the translations of an evaluation batch to `translations`, by the model or by an ensemble."""
         part = batch["part"]
         sources = [ids[ids != PAD].tolist() for ids in batch["source"]]
@@ -123,7 +122,7 @@ class Translate(Task):
             texts[row] = tokenizer.decode(ids)
 
     def translate_ids(
-        self, sources: list[list[int]], beam: int | None = None, models: Sequence[Translator] | None = None
+        self, sources: list[list[int]], beam: int | None = None, models: Models = None
     ) -> list[list[int]]:
         """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
         own = [self.model] if models is None else models
@@ -144,12 +143,9 @@ class Translate(Task):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        logger, written = self.trainer.logger, self.translations.get("validation", [])
-        shown = min(SHOWN, len(written)) if logger is not None else 0
-        for k in (place * len(written) // shown for place in range(shown)):
-            source, reference = self.texts["validation"][k]
-            text = f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
-            logger.log_text(f"translations/{k + 1}", text, self.global_step)  # type: ignore[union-attr]
+        if self.trainer.logger is not None:
+            for name, text in shown(self.texts["validation"], self.translations.get("validation", [])):
+                self.trainer.logger.log_text(name, text, self.global_step)  # type: ignore[attr-defined]
 
     def read(self, text: str, tokenizer: Subwords, max_tokens: int) -> TextInputs:
         """Return a source and its translation as inputs of the network."""
@@ -165,11 +161,30 @@ class Translate(Task):
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
-            rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
-            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
-            with atomic_write(directory / "translations.tsv") as file:
-                file.write(("\n".join(lines) + "\n").encode())
+            write_table(directory / TRANSLATIONS, [(*pair, own) for pair, own in zip(self.texts["test"], written)])
         return {"scoring": signatures()}
+
+
+def shown(pairs: Sequence[tuple[str, str]], written: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what TensorBoard shows of translations, evenly spaced, with its name."""
+    number = min(SHOWN, len(written))
+    for k in (place * len(written) // number for place in range(number)):
+        source, reference = pairs[k]
+        yield f"translations/{k + 1}", f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
+
+
+def target_logs(model: Translator, batch: Batch) -> Tensor:
+    """Return log p of the R targets of a batch, in nats, [R]."""
+    targets = batch["target"][:, 1:]
+    logs_BTV = model(batch["source"], batch["target"][:, :-1]).float().log_softmax(dim=-1)
+    return logs_BTV.gather(2, targets[..., None])[..., 0][targets != PAD]
+
+
+def write_table(path: Path, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Write sources, references and translations."""
+    lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
+    with atomic_write(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
 
 
 def read_pair(task: Translate, text: str, tokenizer: Subwords, limit: int) -> TextInputs:
