@@ -92,11 +92,10 @@ class Translate(Task):
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
-        models = [own.model for own in members]
-        logs_R = log_of_mean([target_logs(model, batch) for model in models])
+        logs_R = log_of_mean([target_logs(own.model, batch) for own in members])
         self.measured[f"{batch['part']}_perplexity"].update(-logs_R.mean(), len(logs_R))
         if self.tokenizer is not None:
-            self.translate_batch(batch, self.tokenizer, models)
+            self.translate_batch(batch, self.tokenizer, [own.model for own in members])
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -125,10 +124,9 @@ class Translate(Task):
         self, sources: list[list[int]], beam: int | None = None, models: Models = None
     ) -> list[list[int]]:
         """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
-        own = [self.model] if models is None else models
+        own, alpha = [self.model] if models is None else models, self.decoding["length_penalty"]
         longest = min((model.max_length for model in own if model.max_length is not None), default=None)
-        options = {"alpha": self.decoding["length_penalty"], "max_length": longest}
-        return translate_ids(own, sources, beam=self.decoding["beam"] if beam is None else beam, **options)
+        return translate_ids(own, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
 
     def compute_metrics(self) -> dict[str, float]:
         if self.scores is None:
