@@ -121,7 +121,7 @@ def test_the_result_is_one_for_the_report(
     run, member = read_run(tmp_path / "e"), read_run(a_classifier)
     assert run.metrics == member.metrics and run.study == "both"
     assert run.settings == member.settings | {"ensemble": 2}
-    assert run.command == f"python -m speechformer.evaluate {a_classifier} {a_classifier}"
+    assert run.command == f"python -m speechformer.evaluate {a_classifier} {a_classifier} --study both"
     own, expected = run.predictions(), member.predictions()
     assert own is not None and expected is not None and (own[0] == expected[0]).all()
 

@@ -155,7 +155,8 @@ class Run:
         """The command that repeats the run, without seed and folder; of an ensemble with its members."""
         if "members" in self.result:
             folders = [member["folder"] for member in self.result["members"]]
-            return shlex.join(["python", "-m", "speechformer.evaluate", *folders])
+            study = ["--study", self.study] if self.study else []
+            return shlex.join(["python", "-m", "speechformer.evaluate", *folders, *study])
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         module = "baselines" if self.baseline else "train"
