@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,9 +42,10 @@ def a_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_in(tmp_path_factory.mktemp("probe"), "task=probe", "probe=copy", "trainer.max_steps=60")
 
 
-def noisy(folder: Path) -> TrainedRun:
-    """A run whose weights differ a little from those in the folder."""
-    run = load(folder)
+def noisy(folder: Path, copy: Path) -> TrainedRun:
+    """A copy of a run whose weights differ a little."""
+    shutil.copytree(folder, copy)
+    run = load(copy)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in run.model.parameters():
@@ -61,8 +63,8 @@ def test_a_run_that_is_tested_again_has_the_metrics_of_its_result(name: str, req
         assert metrics[key] == (None if value is None else pytest.approx(value, rel=1e-4)), key
 
 
-def test_the_mean_probability_of_a_class_decides(a_classifier: Path) -> None:
-    runs = [load(a_classifier), noisy(a_classifier)]
+def test_the_mean_probability_of_a_class_decides(a_classifier: Path, tmp_path: Path) -> None:
+    runs = [load(a_classifier), noisy(a_classifier, tmp_path / "noisy")]
     assert runs[0].result is not None
     tested = data_of(runs[0], runs[0].result["config"]).tested["test", ""]
     predicted = []
@@ -76,9 +78,11 @@ def test_the_mean_probability_of_a_class_decides(a_classifier: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a_language_model", "a_mixture"])
-def test_perplexity_is_that_of_the_mean_probability(name: str, request: pytest.FixtureRequest) -> None:
+def test_perplexity_is_that_of_the_mean_probability(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     folder = request.getfixturevalue(name)
-    runs = [load(folder), noisy(folder), load(folder)]
+    runs = [load(folder), noisy(folder, tmp_path / "noisy")]
     assert runs[0].result is not None
     rows = data_of(runs[0], runs[0].result["config"]).tested["test", "vance"]
     logs, known = [], []
@@ -99,9 +103,9 @@ def test_perplexity_is_that_of_the_mean_probability(name: str, request: pytest.F
         )
 
 
-def test_an_ensemble_translates_as_the_command_does(a_translator: Path) -> None:
+def test_an_ensemble_translates_as_the_command_does(a_translator: Path, tmp_path: Path) -> None:
     """Oracle: `TrainedRun.translate` with `others`, which has tests of its own."""
-    runs = [load(a_translator), noisy(a_translator)]
+    runs = [load(a_translator), noisy(a_translator, tmp_path / "noisy")]
     assert runs[0].result is not None
     pairs = data_of(runs[0], runs[0].result["config"]).texts["test"]
     written = runs[0].translate([source for source, _ in pairs], others=runs[1:])
@@ -113,15 +117,16 @@ def test_an_ensemble_translates_as_the_command_does(a_translator: Path) -> None:
 def test_the_result_is_one_for_the_report(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    options = ["--output", str(tmp_path / "e"), "--study", "both"]
-    monkeypatch.setattr(sys, "argv", ["evaluate", str(a_classifier), str(a_classifier), *options])
+    options, copy = ["--output", str(tmp_path / "e"), "--study", "both"], tmp_path / "copy"
+    shutil.copytree(a_classifier, copy)
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(a_classifier), str(copy), *options])
     main()
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("accuracy") and said[-1] == str(tmp_path / "e" / "result.json")
     run, member = read_run(tmp_path / "e"), read_run(a_classifier)
     assert run.metrics == member.metrics and run.study == "both"
     assert run.settings == member.settings | {"ensemble": 2}
-    assert run.command == f"python -m speechformer.evaluate {a_classifier} {a_classifier} --study both"
+    assert run.command == f"python -m speechformer.evaluate {a_classifier} {copy} --study both"
     own, expected = run.predictions(), member.predictions()
     assert own is not None and expected is not None and (own[0] == expected[0]).all()
 
@@ -129,6 +134,8 @@ def test_the_result_is_one_for_the_report(
 def test_what_is_no_ensemble(
     a_classifier: Path, a_language_model: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UserError, match="is there twice; an ensemble needs different runs"):
+        evaluate([load(a_classifier), load(a_classifier)])
     with pytest.raises(UserError, match="has another task than .*; an ensemble needs runs of the same task, corpus"):
         evaluate([load(a_classifier), load(a_language_model)])
     own = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[ann,bob,cy]", "protocol=clean"]

@@ -87,7 +87,10 @@ def result_of(run: TrainedRun) -> dict[str, Any]:
 
 
 def check_alike(runs: Sequence[TrainedRun], results: Sequence[dict[str, Any]]) -> None:
-    """Require that runs have the same task, corpus, protocol and vocabulary."""
+    """Require different runs of the same task, corpus, protocol and vocabulary."""
+    folders = [run.directory.resolve() for run in runs]
+    if twice := [run.directory for run, own in zip(runs, folders) if folders.count(own) > 1]:
+        raise UserError(f"{twice[0]} is there twice; an ensemble needs different runs.")
     about = [
         {
             "task": result["task"],
