@@ -70,6 +70,20 @@ def test_a_step_is_the_same_as_a_sweep_and_as_a_person_write_it(tmp_path: Path) 
         step_in_words(table, "test_perplexity_mean", "width")
 
 
+def test_a_lower_perplexity_is_better_where_a_higher_score_is(tmp_path: Path) -> None:
+    """Oracle: accuracies and perplexities that both fall by far."""
+    runs = []
+    for step, value in (((), 0.9), (("model=rope",), 0.5)):
+        for seed in range(4):
+            value += value * seed / 100  # so that differences differ
+            own = result("task=classify", "study=ladder", *step, f"seed={seed}", value=value)
+            own["metrics"]["validation_perplexity"] = 100 * value
+            runs.append(own)
+    (table,) = tables_of(put(tmp_path, *runs))
+    assert steps_in_words(table, table.metric).startswith("- **Worse**: `model=rope`")
+    assert steps_in_words(table, "validation_perplexity").startswith("- **Better**: `model=rope`")
+
+
 def test_steps_in_words(tmp_path: Path) -> None:
     """Oracle: means far apart over seeds of a small spread, and one step that changes less than the spread."""
     base = ["experiment=ladder_lm", "study=ladder"]

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from speechformer.errors import UserError
 from speechformer.report.markdown import Markdown, code, lines
 from speechformer.report.markdown import table as markdown_table
-from speechformer.report.results import Row, Run, Table
+from speechformer.report.results import Row, Run, Table, is_better_higher
 from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.style import INK, axis_label, legend_below, panels, wrapped
 from speechformer.report.tables import NONE, baseline_name, estimate, heading, number, scale
@@ -220,12 +220,12 @@ def steps_table(table: Table, metrics: Sequence[str], first: str = "the defaults
     return markdown_table(["step", *map(heading, metrics), "seeds"], rows)
 
 
-def judged(table: Table, ladder: Sequence[Rung], metric: str) -> Iterator[tuple[Rung, Effect, str]]:
+def judged(ladder: Sequence[Rung], metric: str) -> Iterator[tuple[Rung, Effect, str]]:
     """Yield each rung of a ladder that stands on another with the effect of its step, and the verdict after Holm's
     correction: "Better", "Worse" or "Inconclusive".
     """
     measured = [(rung, effect) for rung in ladder if (effect := rung.difference(metric))]
-    sign = 1 if table.report["higher_is_better"] else -1
+    sign = 1 if is_better_higher(metric) else -1
     for (rung, effect), p in zip(measured, holm([effect.p for _, effect in measured])):
         yield rung, effect, "Inconclusive" if not p < 0.05 else "Better" if sign * effect.mean > 0 else "Worse"
 
@@ -240,7 +240,7 @@ def step_in_words(table: Table, metric: str, step: str) -> Markdown:
         UserError: there is no such step.
     """
     own = []
-    for rung, effect, verdict in judged(table, rungs(table), metric):
+    for rung, effect, verdict in judged(rungs(table), metric):
         low, high = effect.interval
         if rung.step == tuple(map(normalised, step.split())):
             corrected = " after correction" * (verdict == "Inconclusive" and low * high > 0)
@@ -256,7 +256,7 @@ def steps_in_words(table: Table, metric: str) -> Markdown:
     """Return as a list which steps change a metric for better or worse after Holm's correction, and which may not."""
     ladder = rungs(table)
     groups: dict[str, list[Markdown]] = {"Better": [], "Worse": [], "Inconclusive": []}
-    for rung, effect, verdict in judged(table, ladder, metric):
+    for rung, effect, verdict in judged(ladder, metric):
         step = spaced(rung.step)
         if rung.below and not rung.on_top:
             again = [own for own in ladder if own.step == rung.step and not own.on_top]

@@ -50,6 +50,11 @@ NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # rows are sorted b
 TABLE = ["study", "task", "protocol", "corpus_key"]  # attributes that the runs of a table have in common
 
 
+def is_better_higher(metric: str) -> bool:
+    """Return whether a higher value of a metric is better; of perplexities and losses a lower one is."""
+    return "perplexity" not in metric and "loss" not in metric
+
+
 class Run:
     """One `result.json`.
 
@@ -231,7 +236,7 @@ class Row:
 
     def best_values(self, metric: str) -> dict[int | None, float]:
         """Return the best value of a metric during each run by seed; for a mean over tests, the mean of the bests."""
-        best = min if "perplexity" in metric or "loss" in metric else max
+        best = max if is_better_higher(metric) else min
         values = {}
         for run in self.finished:
             parts = [metric]
