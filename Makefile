@@ -166,7 +166,7 @@ RUNGS_9 := $(RUNGS_8) width=96
 RUNGS_10 := $(RUNGS_9) task.unknown_rate=0.5
 RUNGS_11 := $(RUNGS_10) task.ngram_targets=0.5
 MIXED := $(RUNGS_10) embedding_dropout=0.4 trainer.max_steps=800 task.ngram_mixture=context
-# Five ensembles of four runs each:
+# Members of five ensembles of four, which are not in the archive:
 MEMBERS := outputs/reproduce-ladder-members
 EXTRA := $(subst study=strong_lm,study=extra_lm,$(STRONG)) task.extra_text=true
 # experiment=strong_lm is the last rung. Each of its settings is taken back, one at a time:
