@@ -87,6 +87,8 @@ class Part:
     def to_places(self, x_BNTH: Tensor) -> Tensor:
         """Return the tokens in the order of this part, then padding, [B, N, P, H]."""
         B, N, T, H = x_BNTH.shape
+        if self.in_order and len(self.place) == T:
+            return x_BNTH.contiguous()
         if self.in_order:
             return torch.nn.functional.pad(x_BNTH, (0, 0, 0, len(self.place) - T)).contiguous()
         rows = flat(self.place.clamp(max=T - 1), B * N, T)
@@ -94,9 +96,9 @@ class Part:
 
     def from_places(self, x_BNPH: Tensor, T: int) -> Tensor:
         """Return the tokens in their own order, without padding, [B, N, T, H]."""
-        if self.in_order:
-            return x_BNPH[:, :, :T]
         B, N, P, H = x_BNPH.shape
+        if self.in_order:
+            return x_BNPH if P == T else x_BNPH[:, :, :T]
         return x_BNPH.reshape(-1, H).index_select(0, flat(self.place.argsort()[:T], B * N, P)).view(B, N, T, H)
 
 
@@ -350,7 +352,8 @@ def sparse_attention(
         qkv = [q_BNTH.to(single) / math.sqrt(H), k_BNTH.to(single), v_BNTH.to(single)]
         for part, own in zip(layout, biases):
             placed = [part.to_places(x) for x in qkv]
-            blocks = q_BNTH.new_zeros(B, N, len(part.place) // part.block, part.block, H, dtype=single)
+            zero = q_BNTH.new_zeros((), dtype=single)
+            blocks = zero.expand(B, N, len(part.place) // part.block, part.block, H)
             sums = blocks.new_full(blocks.shape[:-1], -math.inf)
             for group, bias in zip(part.groups, own):
                 shape = (B, N, *group.mask.shape)
