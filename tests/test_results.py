@@ -109,6 +109,88 @@ def test_experiments_of_the_reports_say_what_their_results_are() -> None:
         assert f"Expect {text}" in " ".join(re.sub("^# ", "", header, flags=re.M).split()), (experiment, text)
 
 
+# Of sweeps and ladders: what the header says; then archive, table, metric, factor, digits; then how the rows begin
+EXPECTED_OF_OTHERS = {
+    "positions_lm": (
+        "rope {}, relative {}, alibi {}, nope {}, sinusoidal {}, learned {}.",
+        *("", "positions_lm_paper", "test_perplexity_mean", 1, 0),
+        ["RoPE", "relative", "ALiBi", "no positions", "sinusoidal", "learned"],
+    ),
+    "patterns_lm": (
+        "global {}, window {}, bigbird {}, full, block and strided {}, dilated {}.",
+        *("", "patterns_lm_paper", "test_perplexity_mean", 1, 0),
+        ["global", "window", "BigBird", "full", "dilated"],
+    ),
+    "slopes_lm": (
+        "{} with slopes times 0.25, {} unchanged, {} times 4.",
+        *("", "slopes_lm_paper", "test_perplexity_mean", 1, 0),
+        [f"geometric slopes, slopes × {scale}" for scale in ("0.25", "1", "4")],
+    ),
+    "kulkarni_part3_scales": (
+        "{} ± 1.7, {} ± 1.8, {} ± 1.7.",
+        *("", "kulkarni_part3_paper", "test_accuracy", 100, 1),
+        ["ALiBi × 0.5", "ALiBi × 1", "ALiBi × 2"],
+    ),
+    "ladder_lm": (
+        "{}, mean test perplexity (10 seeds).",
+        *("ladder", "ladder_lm_clean", "test_perplexity_mean", 1, 0),
+        ["sinusoidal positions, full attention, width 64, ff 100, relu"],
+    ),
+    "strong_lm": (
+        "{}, mean test perplexity, and",
+        *("ladder", "strong_lm_clean", "test_perplexity_mean", 1, 0),
+        ["the usual settings"],
+    ),
+    "ladder_classify": (
+        "{} % on the test (10 seeds).",
+        *("ladder_classify", "ladder_classify_clean", "test_accuracy", 100, 1),
+        ["layers 4, max epochs 15, adam"],
+    ),
+    "strong_classify": (
+        "{} % on the test, as",
+        *("ladder_classify", "strong_classify_clean", "test_accuracy", 100, 1),
+        ["sinusoidal positions, full attention"],
+    ),
+    "ladder_translate": (
+        "{} BLEU on test (4 seeds).",
+        *("ladder_translate", "ladder_translate_clean", "test_bleu", 1, 1),
+        ["sinusoidal positions, adam"],
+    ),
+    "ted": ("{} BLEU on test with a beam of 5", "translation", "ted_clean", "test_bleu", 1, 1, ["model=sinusoidal"]),
+    "ted_muon": ("{} BLEU on test with a beam of 5", "bottleneck", "ted_muon_clean", "test_bleu", 1, 1, ["RoPE"]),
+    "sharma_translate": (
+        "{} ± 0.4 BLEU on test",
+        *("translation", "sharma_paper", "test_bleu", 1, 1),
+        ["model=sinusoidal"],
+    ),
+    "positions_translate": (
+        "with one seed: rope {}, sinusoidal {}, alibi {}, learned {}, nope {} BLEU on test.",
+        *("translation", "positions_translate_clean", "test_bleu", 1, 1),
+        [f"model={name}" for name in ("rope", "sinusoidal", "alibi", "learned", "nope")],
+    ),
+    "bottleneck": (
+        "{}, {} and {} BLEU on test.",
+        *("bottleneck", "bottleneck_clean", "test_bleu", 1, 1),
+        ["RNN, width", "RNN with attention", "sinusoidal positions"],
+    ),
+}
+
+
+@pytest.mark.parametrize("experiment", EXPECTED_OF_OTHERS)
+def test_other_experiments_say_what_their_results_are(experiment: str) -> None:
+    """Oracle: the table of rows of the report of their archive."""
+    template, archive, table, metric, factor, digits, starts = EXPECTED_OF_OTHERS[experiment]
+    with (REFERENCE / archive / "tables" / "rows.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["table"].startswith(table) and row["metric"] == metric]
+    means = []
+    for start in starts:
+        exact = [row for row in rows if row["row"] == start] or [row for row in rows if row["row"].startswith(start)]
+        (row,) = exact
+        means.append(f"{factor * float(row['mean']):.{digits}f}")
+    header = (ROOT / "conf" / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    assert template.format(*means) in " ".join(re.sub("^# ", "", header, flags=re.M).split()), means
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(REFERENCE.rglob("README.md"))], ids=name_of)
 def test_no_verdict_is_typed(page: Path) -> None:
     """Oracle: the words of verdicts stand only in what a template gives, and where the page defines them."""
