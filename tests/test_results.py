@@ -23,7 +23,7 @@ WORDS += ("better", "worse", "faster", "halves", "doubles", "outperforms?", "ove
 LABELS = {"contexts": Options(labels=["pattern=by_layer=window 64 below full attention"])}  # as in the Makefile
 VERDICT = re.compile(rf"\b({'|'.join(WORDS)})", re.IGNORECASE)
 DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines that say what the words mean
-UNITS = "BLEU|points|times|ms|seconds|minutes|hours|tokens/s"
+UNITS = "BLEU|GB|MB|MiB|per cent|points|times|ms|seconds|minutes|hours|tokens/s"
 FIGURE = re.compile(rf"\d ?±|\d(\.\d+)? ({UNITS})\b|(?<!\b95)(?<!\b80)(?<! 5) %")
 PUBLISHED = ('- Kulkarni lets sinusoidal positions peak at 86.00 % "around epoch 70".',)  # what the reports say
 CODE = re.compile(r"```.*?```", re.DOTALL)
