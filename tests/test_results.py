@@ -154,7 +154,7 @@ EXPECTED_OF_OTHERS = {
     "ladder_translate": (
         "{} BLEU on test (4 seeds).",
         *("ladder_translate", "ladder_translate_clean", "test_bleu", 1, 1),
-        ["sinusoidal positions, adam"],
+        ["sinusoidal positions, dropout 0.2, adam"],
     ),
     "ted": ("{} BLEU on test with a beam of 5", "translation", "ted_clean", "test_bleu", 1, 1, ["model=sinusoidal"]),
     "ted_muon": ("{} BLEU on test with a beam of 5", "bottleneck", "ted_muon_clean", "test_bleu", 1, 1, ["RoPE"]),
