@@ -405,7 +405,9 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
     if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
-        return f"{several[1]}: several values are a sweep, so add -m."
+        key, _, values = several[1].partition("=")
+        brackets = f" A list needs brackets: '{key}=[{values}]'." if "." in key else ""
+        return f"{several[1]}: several values are a sweep, so add -m.{brackets}"
     cause = error.__cause__
     if not_overridden := re.search(r"Could not override '([^']+)'", str(error)):
         if sentence := renamed(not_overridden[1]):

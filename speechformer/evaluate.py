@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from speechformer import console
-from speechformer.analysis.command_line import load_run, run_parser
-from speechformer.analysis.evaluation import evaluate, write
+from speechformer.analysis.command_line import run_parser
+from speechformer.analysis.evaluation import default_folder, evaluate, prepare, results_of, write
+from speechformer.analysis.load import load
 from speechformer.errors import run_command
 
 
@@ -14,24 +15,24 @@ def main() -> None:
     """Run the command line."""
     about = (
         "Test a trained run again. Of several, test their ensemble: the mean of their probabilities decides. The "
-        "result is one for `report`."
+        "first run decides block_size, lengths, beam and mixture with counts. The result is one for `report`."
     )
-    parser = run_parser("evaluate", about, "folder of a finished run")
-    parser.add_argument("more", type=Path, nargs="*", metavar="RUN", help="more runs, for an ensemble")
-    default = "outputs/evaluate/FIRST_RUN_and_NUMBER_more"
+    parser = run_parser("evaluate", about, "folder of a finished run; of several, an ensemble", nargs="+")
+    default = "outputs/evaluate/FIRST_RUN[_and_NUMBER_more]_HASH"
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"folder to write (default: {default})")
+    parser.add_argument("--root", metavar="FOLDER", help="folder of the corpus (default: where the first run had it)")
     parser.add_argument("--study", help="study in which the report shows it (default: that of the first run)")
     arguments = parser.parse_intermixed_args()
 
     def command() -> None:
-        runs = [load_run(folder, arguments.checkpoint) for folder in (arguments.run, *arguments.more)]
-        more = f"_and_{len(runs) - 1}_more" if len(runs) > 1 else ""
-        folder = arguments.output or Path("outputs/evaluate") / f"{runs[0].directory.resolve().name}{more}"
-        result = evaluate(runs)
+        runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
+        results_of(runs)
+        output = prepare(arguments.output or default_folder(runs))
+        result = evaluate(runs, arguments.root)
         if arguments.study is not None:
             result["config"]["study"] = arguments.study
         console.say(console.table(result["summary"]))
-        console.write(str(write(result, runs[0], folder)))
+        console.write(str(write(result, runs[0], output)))
 
     run_command(command)
 

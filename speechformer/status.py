@@ -36,7 +36,7 @@ def overview(folder: Path, watched: set[str] | None = None) -> tuple[str, bool]:
         raise UserError(f"{folder}: no such folder.")
     groups: list[tuple[str, list[sweeps.Job]]] = []
     single: list[sweeps.Job] = []
-    warnings: list[str] = []
+    warnings, others = list[str](), 0
     for place, below, files in os.walk(folder):
         here, files = Path(place), [*files, *below]
         below.sort()
@@ -48,17 +48,23 @@ def overview(folder: Path, watched: set[str] | None = None) -> tuple[str, bool]:
                 warnings.append(str(error))
         elif runs.OWNER in files or runs.RESULT in files:
             below.clear()
-            single.append(sweeps.Job(len(single), here.name, [], here, runs.state(here)))
+            state = runs.state(here)
+            if {"baseline", "members"} & (state.result or {}).keys():  # of `baselines` and `evaluate`
+                others += 1
+            else:
+                single.append(sweeps.Job(len(single), here.name, [], here, state))
     if single:
         groups.append((f"{folder}, runs outside sweeps", single))
+    if groups and others:
+        warnings.append(f"{others} more under {folder} {'is' if others == 1 else 'are'} of baselines or evaluations.")
     if not groups:
         raise UserError(" ".join([f"{folder} contains no sweep and no run.", *warnings]))
     running = [title for title, jobs in groups if any(job.state.status == "running" for job in jobs)]
     if watched is not None:
         watched |= {*running}
     shown = [(title, jobs) for title, jobs in groups if not watched or title in watched]
-    if others := len(groups) - len(shown):
-        warnings.append(f"{others} more under {folder}, where nothing runs.")
+    if quiet := len(groups) - len(shown):
+        warnings.append(f"{quiet} more under {folder}, where nothing runs.")
     return "\n\n".join([*warnings, *(f"{title}\n{describe(jobs)}" for title, jobs in shown)]), bool(running)
 
 

@@ -61,6 +61,17 @@ OmegaConf.register_new_resolver("run_name", run_name, replace=True)
 OmegaConf.register_new_resolver("sweep_name", launcher.sweep_name, replace=True)
 
 
+def warn_of_sample(cfg: DictConfig, experiment: str) -> None:
+    """Say that an experiment's results are those of the speeches, if it falls back to the sample."""
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with contextlib.suppress(Exception):  # the run will raise it
+        if config["corpus"]["name"] == "auto" and load(config).name == "sample":
+            console.warn(
+                f"The results that experiment={experiment} names are those of the speeches, and this run uses the "
+                "generated sample. To get the speeches: python -m speechformer.download speeches"
+            )
+
+
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def run(cfg: DictConfig) -> float | None:
     """Run one of Hydra's jobs, and return the metric that a sweeper may optimize."""
@@ -74,6 +85,8 @@ def run(cfg: DictConfig) -> float | None:
         fail("hydra.run.dir is empty; name a folder, or omit it.")
     if is_first() and (swept := hydra_config.sweeper.get("params")):
         console.say(f"This is one run of an experiment that sweeps {', '.join(swept)}; -m makes all of them.")
+    if is_first() and (experiment := hydra_config.runtime.choices.get("experiment")):
+        warn_of_sample(cfg, experiment)
     try:
         check_overrides(overrides)
         with explained():

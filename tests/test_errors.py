@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ def test_an_empty_path_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             parser.parse_args(["--output", text])
         assert "argument --output: is empty; name a file or folder." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "said"), [("KeyboardInterrupt", "Interrupted."), ("OSError(3)", "OSError: 3")])
+def test_ctrl_c_while_a_command_is_imported_is_one_word(error: str, said: str) -> None:
+    """Oracle: `sys.argv` as Python sets it for `python -m` until the module is found."""
+    code = f"import sys; sys.argv = ['-m']; import speechformer; raise {error}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert done.returncode != 0 and lines[-1] == said and (len(lines) == 1) == (said == "Interrupted.")
 
 
 def window(width: int, size: int = 3) -> tuple[int, int]:

@@ -38,6 +38,14 @@ def test_an_average_is_preferred_to_the_best(a_translator: Path, tmp_path: Path)
     assert load(run).checkpoint == "average.ckpt"
 
 
+def test_another_checkpoint_is_no_substitute_for_the_best(a_translator: Path, tmp_path: Path) -> None:
+    run = copy_of(a_translator, tmp_path / "run")
+    (run / "best.ckpt").unlink()
+    with pytest.raises(UserError, match="has no best.ckpt, which its metrics are of"):
+        load(run)
+    assert load(run, "last.ckpt").checkpoint == "last.ckpt"
+
+
 def test_the_names_of_the_classes_are_in_the_checkpoint(a_classifier: Path) -> None:
     assert load(a_classifier).task.hparams["classes"] == ["ann", "bob", "cy"]
 
@@ -124,6 +132,8 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
         load(Path("nowhere"))
     with pytest.raises(UserError, match="has no average.ckpt, best.ckpt, last.ckpt: it is not a run"):
         load(tmp_path)
+    with pytest.raises(UserError, match="holds several runs; name one of them"):
+        load(a_classifier.parent)
     with pytest.raises(
         UserError,
         match="task=classify, which classifies the speaker of a sentence; generate needs a run of task=lm",

@@ -28,11 +28,12 @@ from speechformer.config import CONF
 from speechformer.errors import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import main, write_report
-from speechformer.report.results import Row, Run, build_tables, flat, read_results, read_runs
+from speechformer.report.results import Row, Run, build_tables, read_results, read_runs
 from speechformer.report.statistics import Summary, contrast, detectable, holm, over_seeds_and_items
 from speechformer.report.style import styles
 from speechformer.runs import folder as runs_folder
 from speechformer.runs.folder import write_result
+from speechformer.runs.identity import flatten
 
 SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / "seeds"
 OF_A_REPORT = [name for name in EXPERIMENTS if name.startswith(("kulkarni", "singhal", "marsol"))]
@@ -89,7 +90,7 @@ def test_every_published_count_of_parameters_is_in_its_report() -> None:
 def settings_of(*overrides: str) -> dict[str, Any]:
     config: Any = OmegaConf.to_container(compose(*overrides), resolve=True)
     about = {"task": config["task"]["name"], "seed": config["seed"], "overrides": list(overrides)}
-    return Run(Path(), about, dict(flat(config))).settings
+    return Run(Path(), about, dict(flatten(config))).settings
 
 
 @pytest.mark.parametrize("experiment", OF_A_REPORT)
@@ -419,6 +420,13 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
         " repeats ",
     ):
         assert said in text, said
+
+
+def test_runs_that_failed_before_they_read_a_corpus_are_different_ones(tmp_path: Path) -> None:
+    """Oracle: three commands whose corpus differs, and one of them again."""
+    runs = [result("corpus=speeches", f"corpus.classes=[{own}]", status="failed") for own in ("a", "b", "c", "c")]
+    (table,), remarks = build_tables(read_runs([put(tmp_path, *runs)])[0])
+    assert [len(row.runs) for row in table.rows] == [3] and len(remarks) == 1
 
 
 def test_the_reference_of_a_study_comes_first(tmp_path: Path) -> None:

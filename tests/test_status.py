@@ -67,6 +67,9 @@ def test_the_command_shows_all_sweeps_and_single_runs_below(folder: Path, tmp_pa
         (tmp_path / "outer" / name).mkdir(parents=True)
     runs.write_result(tmp_path / "outer" / "runs" / "a", {"status": "finished", "seconds": 1.0})
     runs.write_json(tmp_path / "outer" / "sweeps" / "s" / "sweep.json", {"jobs": [["seed=0"], ["seed=1"]]})
+    for name, content in {"evaluate": {"members": []}, "baselines": {"baseline": {"name": "majority"}}}.items():
+        (tmp_path / "outer" / name).mkdir()
+        runs.write_result(tmp_path / "outer" / name, {"status": "finished", "seconds": 1.0, **content})
     done = subprocess.run(
         [sys.executable, "-m", "speechformer.status", str(tmp_path / "outer"), "--watch"],
         capture_output=True,
@@ -74,6 +77,7 @@ def test_the_command_shows_all_sweeps_and_single_runs_below(folder: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert "2 runs: 2 left" in done.stdout and "1 run: 1 finished" in done.stdout
+    assert f"2 more under {tmp_path / 'outer'} are of baselines or evaluations." in done.stdout
 
 
 def test_watching_shows_what_runs_and_counts_the_others(tmp_path: Path) -> None:

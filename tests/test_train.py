@@ -296,6 +296,7 @@ def test_help_is_quick_and_names_the_choices() -> None:
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
         (["experiment=null"], "For no experiment, leave experiment= out"),
         (["model=rope,nope"], "model=rope,nope: several values are a sweep, so add -m"),
+        (["corpus.classes=a,b"], "so add -m. A list needs brackets: 'corpus.classes=[a,b]'."),
         (["task=translate", "corpus.clean.words=abc"], "corpus.clean.words must be a number or null, not 'abc'"),
         (
             ["task=translate", "corpus.clean=3"],
@@ -475,6 +476,17 @@ def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
     result = execute(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")
     assert result["status"] == "finished"
     assert all(value is None or value >= 0 for value in result["metrics"].values())
+
+
+@pytest.mark.parametrize("arguments", [[], ["corpus=sample"]])
+def test_an_experiment_on_the_sample_is_said(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for name in ("SPEECHFORMER_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    train.warn_of_sample(compose("experiment=marsol_table1_alibi", *arguments), "marsol_table1_alibi")
+    said = capsys.readouterr().err
+    assert ("names are those of the speeches, and this run uses the generated sample" in said) == (not arguments)
 
 
 def test_a_warm_up_longer_than_the_run_is_said(

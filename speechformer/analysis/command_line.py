@@ -12,10 +12,12 @@ from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import ArgumentParser, UserError
 
 
-def run_parser(command: str, description: str, run: str = "folder of a run") -> ArgumentParser:
-    """Return a parser with the arguments RUN and --checkpoint; `run` is the help text of RUN."""
+def run_parser(
+    command: str, description: str, run: str = "folder of a run", nargs: str | None = None
+) -> ArgumentParser:
+    """Return a parser with the arguments RUN and --checkpoint; `run` is the help text of RUN, `nargs` how many."""
     parser = ArgumentParser(prog=f"python -m speechformer.{command}", description=description)
-    parser.add_argument("run", type=Path, metavar="RUN", help=run)
+    parser.add_argument("run", type=Path, metavar="RUN", help=run, nargs=nargs)
     checkpoint = "best.ckpt, last.ckpt or average.ckpt (default: the checkpoint behind the reported metrics)"
     parser.add_argument("--checkpoint", metavar="NAME", help=checkpoint)
     return parser

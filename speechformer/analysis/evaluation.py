@@ -5,6 +5,7 @@ Hansen and Salamon 1990, "Neural network ensembles". Weights are not averaged, s
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from speechformer.corpora.files import OutputFolder
+from speechformer.corpora.load import CORPORA
 from speechformer.corpora.load import load as load_corpus
+from speechformer.corpora.splits import number_of_folds
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
@@ -23,39 +26,58 @@ from speechformer.tasks.translate import TRANSLATIONS
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
 
+ARTIFACTS = (runs_folder.PREDICTIONS, TRANSLATIONS)
 
-def evaluate(runs: Sequence[TrainedRun]) -> dict[str, Any]:
+
+def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, Any]:
     """Evaluate the ensemble of some runs on the held-out part and the tests of the first one, in single precision.
+
+    The first run also decides the settings of evaluation: `block_size`, lengths, beam, and mixture with counts.
 
     Args:
         runs: finished ones of the same task, corpus, protocol and vocabulary.
+        root: the folder of the corpus; None: where the first run had it.
 
     Returns:
-        The content of a `result.json` for `report`: that of the first run with the metrics of the ensemble, and its
-        members. Its seed is that of the first.
+        The content of a `result.json` for `report`: that of the first run with the metrics of the ensemble, its
+        members, and their checkpoints as a setting. Its seed is that of the first.
 
     Raises:
         UserError: a run has no result, runs do not fit together, or the corpus has changed since.
     """
-    start, results = time.perf_counter(), [result_of(run) for run in runs]
-    check_alike(runs, results)
+    start, results = time.perf_counter(), results_of(runs)
     task, config = runs[0].task, with_defaults(results[0]["config"])
-    metrics = measure(runs, data_of(runs[0], config))
-    ensemble = {"ensemble": len(runs)} if len(runs) > 1 else {}
+    metrics = measure(runs, data_of(runs[0], config, root))
+    settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
+    if len(runs) > 1:
+        settings["ensemble"] = name_of(results)
     result = {
         **{name: results[0][name] for name in ("status", "task", "seed", "corpus", "steps", "numerics")},
         "metrics": metrics,
         "report": task.report(metrics),
-        "config": config | ensemble,
-        "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in ensemble.items())],
+        "config": config | settings,
+        "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in settings.items())],
         "members": [member_of(run, own) for run, own in zip(runs, results)],
         "parameters": {"total": sum(own["parameters"]["total"] for own in results)},
         "curve": [],
-        "seconds": time.perf_counter() - start,
+        "evaluation_seconds": time.perf_counter() - start,
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
     return result | {"summary": [list(row) for row in task.summary(result)]}
+
+
+def name_of(results: Sequence[dict[str, Any]]) -> int | str:
+    """Return the number of runs of an ensemble and, if their settings differ, those of each."""
+    configs = [{**own["config"], "seed": None, "study": None} for own in results]
+    each = [dict(identity.flatten(identity.identity_settings(config))) for config in configs]
+    for settings, own in zip(each, results):
+        if settings.get("pattern.seed") == own["seed"]:  # it follows the run's seed
+            del settings["pattern.seed"]
+    keys = dict.fromkeys(key for settings in each for key in settings)
+    differ = [key for key in keys if len({repr(settings.get(key)) for settings in each}) > 1]
+    members = [" ".join(f"{key.removesuffix('.name')}={own[key]}" for key in differ if key in own) for own in each]
+    return f"{len(results)} ({'; '.join(members)})" if differ else len(results)
 
 
 @torch.no_grad()
@@ -86,26 +108,47 @@ def result_of(run: TrainedRun) -> dict[str, Any]:
     return run.result
 
 
-def check_alike(runs: Sequence[TrainedRun], results: Sequence[dict[str, Any]]) -> None:
-    """Require different runs of the same task, corpus, protocol and vocabulary."""
-    folders = [run.directory.resolve() for run in runs]
-    if twice := [run.directory for run, own in zip(runs, folders) if folders.count(own) > 1]:
+def results_of(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
+    """Return the results of different runs that can be an ensemble.
+
+    Raises:
+        UserError: a run has no result, is there twice, has another task, corpus, protocol or vocabulary than the
+            first, or reads less than a block of it.
+    """
+    results = [result_of(run) for run in runs]
+    own = [result["identity"] or str(run.directory.resolve()) for run, result in zip(runs, results)]
+    if twice := [run.directory for run, name in zip(runs, own) if own.count(name) > 1]:
         raise UserError(f"{twice[0]} is there twice; an ensemble needs different runs.")
-    about = [
-        {
-            "task": result["task"],
-            "corpus": result["corpus"]["sha256"],
-            "protocol": result["config"]["protocol"],
-            "vocabulary": runs_folder.sha256(run.directory / runs_folder.TOKENIZER),
-        }
-        for run, result in zip(runs, results)
-    ]
-    for run, own in zip(runs, about):
-        if different := [name for name, value in about[0].items() if own[name] != value]:
+    about = [learned_from(run, result) for run, result in zip(runs, results)]
+    for run, described in zip(runs, about):
+        if different := [name for name, value in about[0].items() if described[name] != value]:
             raise UserError(
                 f"{run.directory} has another {different[0]} than {runs[0].directory}; an ensemble needs runs of the "
                 "same task, corpus, protocol and vocabulary."
             )
+        if run.max_length is not None and run.max_length < runs[0].block_size:
+            raise UserError(
+                f"{run.directory} reads at most {run.max_length} tokens, and {runs[0].directory} is evaluated on "
+                f"{runs[0].block_size}. Name the run with the shortest block_size first."
+            )
+    return results
+
+
+def learned_from(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what the runs of an ensemble must have in common, by name."""
+    config, corpus, protocol = result["config"], result["corpus"], dict(result["config"]["protocol"])
+    if protocol.get("fold") == "seed":
+        protocol["fold"] = config["seed"] % number_of_folds(protocol["validation"])
+    return {
+        "task": result["task"],
+        "corpus": [corpus["sha256"], (config.get("corpus") or {}).get("separator")],
+        "direction": corpus.get("languages"),
+        "list of classes": corpus.get("classes"),
+        "protocol": {name: value for name, value in protocol.items() if name != "fold"},
+        "held-out part (protocol.fold)": protocol.get("fold", 0),
+        "vocabulary": runs_folder.sha256(run.directory / runs_folder.TOKENIZER),
+        "vocab_size": run.task.hparams["architecture"]["vocab_size"],
+    }
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
@@ -117,31 +160,59 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def data_of(run: TrainedRun, config: dict[str, Any]) -> Any:
+def data_of(run: TrainedRun, config: dict[str, Any], root: str | None = None) -> Any:
     """Return the data of a run.
+
+    Args:
+        run: the run; config: its config.
+        root: the folder of its corpus; None: where it was.
 
     Raises:
         UserError: the corpus is another one now, or was not found.
     """
-    corpus, trained = load_corpus(config), result_of(run)["corpus"]
+    trained, place = result_of(run)["corpus"], dict(config.get("corpus") or {})
+    if place.get("name") == "auto" and trained["name"] in CORPORA[config["task"]["data"]]:
+        place["name"] = trained["name"]
+    if root is not None:
+        place["root"] = root
+    corpus = load_corpus(config | {"corpus": place})
     if corpus.sha256 != trained["sha256"]:
         raise UserError(
             f"{run.directory} trained on a corpus {trained['name']} that is not the one in {corpus.where}: their "
-            "sha256 differ. Restore it, or train again."
+            "sha256 differ. Restore it, name its folder with --root, or train again."
         )
-    return build_data(config, corpus)
+    return build_data(config | {"corpus": place}, corpus)
 
 
-def write(result: dict[str, Any], run: TrainedRun, folder: Path) -> Path:
-    """Write a result into a folder, with predictions or translations, and return the path of `result.json`.
+def default_folder(runs: Sequence[TrainedRun]) -> Path:
+    """Return the folder for the result of some runs and checkpoints, which no others have."""
+    more = f"_and_{len(runs) - 1}_more" if len(runs) > 1 else ""
+    members = "\n".join(f"{run.directory.resolve()} {run.checkpoint}" for run in runs)
+    name = f"{runs[0].directory.resolve().name}{more}_{hashlib.sha256(members.encode()).hexdigest()[:8]}"
+    return Path("outputs/evaluate") / name
+
+
+def prepare(folder: Path) -> OutputFolder:
+    """Return a folder for a result.
 
     Raises:
-        UserError: the folder has files that no command of ours has written.
+        UserError: it is that of a run, or has files that no command of ours has written.
     """
+    if (folder / runs_folder.OWNER).exists():
+        raise UserError(f"{folder} is the folder of a run; choose another for the evaluation.")
     output = OutputFolder(folder)
-    for name in (runs_folder.PREDICTIONS, TRANSLATIONS):
+    for name in (*ARTIFACTS, runs_folder.RESULT):
         output.file(name)
-    result = result | run.task.write_artifacts(folder)
+    return output
+
+
+def write(result: dict[str, Any], run: TrainedRun, output: OutputFolder) -> Path:
+    """Write a result with its predictions or translations, in place of an older one, and return its path."""
+    for name in ARTIFACTS:
+        (output.path / name).unlink(missing_ok=True)
+    result = result | run.task.write_artifacts(output.path)
+    output.written -= {name for name in ARTIFACTS if not (output.path / name).exists()}
+    output.remove_stale("*")
     path = output.file(runs_folder.RESULT)
     runs_folder.write_json(path, result)
     return path

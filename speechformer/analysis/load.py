@@ -210,11 +210,17 @@ def choose_checkpoint(directory: Path, result: dict[str, Any] | None, checkpoint
     if checkpoint is not None and checkpoint not in CHECKPOINTS:
         raise UserError(f"There is no checkpoint {checkpoint}; choose one of {', '.join(CHECKPOINTS)}.")
     chosen_on = ((result or {}).get("best") or {}).get("chosen_on")
-    order = CHECKPOINTS if chosen_on == "validation" else CHECKPOINTS[::-1]
+    order = CHECKPOINTS[:2] if chosen_on == "validation" else CHECKPOINTS[::-1]
     for name in [checkpoint] if checkpoint else order:
         if (directory / name).exists():
             return name
     if checkpoint and result:
         raise UserError(f"{directory} has no {checkpoint}. Leave out the checkpoint to load the run's own.")
+    if (directory / CHECKPOINTS[-1]).exists() and not checkpoint:
+        raise UserError(
+            f"{directory} has no best.ckpt, which its metrics are of. Restore it, or load last.ckpt instead."
+        )
+    if any(directory.glob(f"*/{runs.RESULT}")) or any(directory.glob(f"*/{runs.OWNER}")):
+        raise UserError(f"{directory} holds several runs; name one of them.")
     wanted = checkpoint or ", ".join(CHECKPOINTS)
-    raise UserError(f"{directory} has no {wanted}: it is not a run's folder, or training has just started.")
+    raise UserError(f"{directory} has no {wanted}: it is not a run's folder, or no step has been saved yet.")

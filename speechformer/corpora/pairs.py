@@ -107,7 +107,7 @@ def read_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
     files = [folder / f"{part}.{language}" for part in PARTS for language in (source, target)]
     for file in files:
         if kind_of(file) == "nothing":
-            others = ", ".join(sorted(path.name for path in folder.glob("*.*"))[:8]) or "nothing"
+            others = ", ".join(sorted(path.name for path in folder.glob("[!.]*.*"))[:8]) or "nothing"
             raise UserError(
                 f"{file}: there is no such file; a folder of pairs has train, dev and test with the endings "
                 f"corpus.source={source} and corpus.target={target}; this one has {others}."

@@ -56,9 +56,14 @@ def override(key: str, value: Any) -> str:
 
 
 def differing(rows: Sequence[Row], row: Row) -> list[str]:
-    """Return the keys in which a row differs; an option of a model or pattern counts among rows that have it."""
+    """Return the keys in which a row differs; an option of a model or pattern counts among rows that have it.
+
+    The size of an ensemble is always one.
+    """
 
     def differs(key: str) -> bool:
+        if key == "ensemble":
+            return True
         kind = f"{key.partition('.')[0]}.name"
         similar = [other for other in rows if key == kind or other.settings.get(kind) == row.settings.get(kind)]
         return any(other.settings.get(key, ABSENT) != row.settings[key] for other in similar)

@@ -145,8 +145,11 @@ def overview(tables: list[Table], runs: list[Run], remarks: list[str], exports: 
     baselines = sum(run.baseline is not None for run in runs)
     many = "s" if len(tables) > 1 else ""
     sentences = [f"{len(runs)} results, {baselines} of them baselines ({status}), in {len(tables)} table{many}."]
-    if repeated := len(runs) - len(findings.distinct(runs)):
-        sentences.append(f"{repeated} of them repeat a run of another study, bit by bit.")
+    groups = (own for table in tables for own in (table.baselines, *(row.runs for row in table.rows)))
+    shown = {id(run): run for own in groups for run in own}
+    if repeated := len(shown) - len(findings.distinct([*shown.values()])):
+        repeat = "repeats" if repeated == 1 else "repeat"
+        sentences.append(f"{repeated} of them {repeat} a run of another study, bit by bit.")
     known = [(name, run.result.get("versions", {}).get(name)) for run in runs for name in LIBRARIES]
     versions = sorted({f"{name} {version}" for name, version in known if version is not None})
     sentences.append(f"Made with {', '.join(versions) or 'unknown versions'}.")

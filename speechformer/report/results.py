@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from speechformer.runs.identity import (
     NUMERICS_VERSION,
     added_to,
     fingerprint,
+    flatten,
     numerics,
     plain_number,
 )
@@ -159,9 +160,7 @@ class Run:
     def command(self) -> str:
         """The command that repeats the run, without seed and folder; of an ensemble with its members."""
         if "members" in self.result:
-            folders = [member["folder"] for member in self.result["members"]]
-            study = ["--study", self.study] if self.study else []
-            return shlex.join(["python", "-m", "speechformer.evaluate", *folders, *study])
+            return evaluation_command(self)
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         module = "baselines" if self.baseline else "train"
@@ -185,6 +184,22 @@ class Run:
     @cached_property
     def row_key(self) -> str:
         return json.dumps(self.settings, sort_keys=True)
+
+
+def evaluation_command(run: Run) -> str:
+    """Return the command that repeats the evaluation of a run or an ensemble."""
+    members = run.result["members"]
+    checkpoints = {member["checkpoint"] for member in members}
+    checkpoint = ["--checkpoint", *checkpoints] if len(checkpoints) == 1 else []
+    study = ["--study", run.study] if run.study else []
+    folders = [member["folder"] for member in members]
+    return shlex.join(["python", "-m", "speechformer.evaluate", *folders, *checkpoint, *study])
+
+
+def members_of(run: Run) -> frozenset[str]:
+    """Return the runs of an ensemble; of a single run nothing."""
+    members = run.result.get("members", ())
+    return frozenset(own["identity"] or own["folder"] for own in members) if len(members) > 1 else frozenset()
 
 
 @dataclass
@@ -398,19 +413,10 @@ def file_name(*parts: str) -> str:
     return f"{words}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a config with dotted keys."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def read_run(folder: Path) -> Run:
     """Read the result of one run, of any version; raise a `DamagedError` if it is not a valid one."""
     result = read_result(folder, "reported")
-    return Run(folder, result, dict(flat(result["config"])))
+    return Run(folder, result, dict(flatten(result["config"])))
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -532,12 +538,18 @@ def index(runs: list[Run]) -> pd.DataFrame:
 
 
 def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep one run of each study, config, corpus and seed.
+    """Keep one run of each study, config, corpus and seed, and of ensembles of one config those that share no run.
 
     A finished run comes before one that is not, a run in the folder of a tuned study before others, and the last by
     folder before the rest. A run as by default may repeat a tuned one.
     """
+    frame["members"] = frame["run"].map(members_of)
     identity = [name for name in frame if name != "run"]
+    keys = [*frame[identity].itertuples(index=False, name=None)]
+    known = {key for key, run in zip(keys, frame["run"]) if run.corpus_key is not None}
+    # of runs that failed before they read a corpus
+    frame["corpus_settings"] = ["" if key in known else corpus_settings(run) for key, run in zip(keys, frame["run"])]
+    identity.append("corpus_settings")
 
     def rank(run: Run) -> int:
         return 2 * (run.status == "finished") + (run.folder.parent / TUNED).exists()
@@ -547,7 +559,27 @@ def drop_duplicates(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     unique = frame[~repeated].sort_index()
     pairs = frame[repeated].sort_index().merge(unique, on=identity, suffixes=("", "_unique"))
     remarks = [f"{a.folder} repeats {b.folder} and is left out." for a, b in zip(pairs["run"], pairs["run_unique"])]
-    return unique, remarks
+    return drop_overlapping(unique, remarks), remarks
+
+
+def corpus_settings(run: Run) -> str:
+    """Return the settings of a run's corpus as JSON."""
+    return json.dumps({key: value for key, value in run.config.items() if key.startswith("corpus.")}, sort_keys=True)
+
+
+def drop_overlapping(frame: pd.DataFrame, remarks: list[str]) -> pd.DataFrame:
+    """Keep of the ensembles of a row those that share no run with an earlier one; add a remark for each other."""
+    first: dict[tuple[object, ...], Run] = {}
+    independent = []
+    for run, *row in frame[["run", *TABLE, "row_key"]].itertuples(index=False):
+        members = [(*row, member) for member in members_of(run)]
+        others = sorted(first[member].folder for member in members if member in first)
+        if others:
+            remarks.append(f"{run.folder} shares a run with {others[0]}, another ensemble, and is left out.")
+        else:
+            first |= dict.fromkeys(members, run)
+        independent.append(not others)
+    return frame[independent]
 
 
 def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
@@ -559,11 +591,11 @@ def build_rows(runs: list[Run]) -> tuple[list[Row], str]:
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -1 if run.seed is None else run.seed):
         groups.setdefault(run.row_key, []).append(run)
-    known, seeds = published.content(), {run.seed for run in runs if run.seed is not None}
+    known, seeds = published.content(), {run.seed for run in runs if run.seed is not None and not members_of(run)}
     rows = [Row("", own[0].settings, own, published.row_of(own[0].settings)) for own in groups.values()]
     usual = name_rows(rows)
     for row in rows:
-        row.missing = sorted(seeds - {run.seed for run in row.runs})
+        row.missing = [] if members_of(row.runs[0]) else sorted(seeds - {run.seed for run in row.runs})
     reference = known["studies"].get(runs[0].study, {}).get("reference", {})
     order = list(known["rows"])
     rows.sort(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,15 @@ def numerics(config: Mapping[str, Any]) -> int:
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
     return NUMERICS_VERSION + clean_pairs + 2 * t5_start
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a config with dotted keys."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def fingerprint(

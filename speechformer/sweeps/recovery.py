@@ -194,7 +194,7 @@ def conclude(folder: Path) -> int:
         for name, page in pages.items():
             if page.exists():
                 console.say(f"{name}: {page}")
-        if (folder / CURVES).is_dir():
+        if (folder / CURVES).is_dir() and len(unfinished) < len(jobs):
             console.say(f"Curves: tensorboard --logdir {folder / CURVES}")
     except (UserError, OSError) as error:  # no run came to its end, or the disk is full
         console.say(f"There is no report: {one_sentence(error)}")
@@ -204,5 +204,5 @@ def conclude(folder: Path) -> int:
         place = job.folder / runs.RESULT if job.folder and job.state.result else job.folder
         console.warn(f"{job.state.status.capitalize()}: {job.name}: {job.error} ({place or folder})")
     if any(job.state.status != "diverged" for job in unfinished):
-        console.warn("Run the same command again to run only what is missing.")
+        console.warn("Run the same command again to run only what is missing, once you have corrected what failed.")
     return 1 if unfinished else 0

@@ -36,8 +36,8 @@ class WordNoise:
         """Raise a `UserError` if no word could become <unk>."""
         if self.unknown_rate and not (self.counts_V == 1).any():
             raise UserError(
-                "task.unknown_rate replaces words that occur once in train, and there are none, as in the sample: "
-                "set it to 0."
+                "task.unknown_rate replaces words that occur once in train, and there are none, as in the sample. "
+                "Set it to 0, or train on another text; for the speeches: python -m speechformer.download speeches"
             )
 
     def with_unknown(self, ids: Tensor, generator: torch.Generator) -> Tensor:
