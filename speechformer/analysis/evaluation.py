@@ -116,8 +116,8 @@ def results_of(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
             first, or reads less than a block of it.
     """
     results = [result_of(run) for run in runs]
-    own = [result["identity"] or str(run.directory.resolve()) for run, result in zip(runs, results)]
-    if twice := [run.directory for run, name in zip(runs, own) if own.count(name) > 1]:
+    folders = [run.directory.resolve() for run in runs]
+    if twice := [run.directory for run, own in zip(runs, folders) if folders.count(own) > 1]:
         raise UserError(f"{twice[0]} is there twice; an ensemble needs different runs.")
     about = [learned_from(run, result) for run, result in zip(runs, results)]
     for run, described in zip(runs, about):
