@@ -30,7 +30,7 @@ _MODULES = {
 def _say_interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Show Ctrl-C while a command still imports torch in one word; show other exceptions as Python does."""
     if issubclass(kind, KeyboardInterrupt):
-        print("Interrupted.", file=sys.stderr)
+        sys.stderr.write("Interrupted.\n")
     else:
         sys.__excepthook__(kind, error, trace)
 

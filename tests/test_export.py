@@ -159,7 +159,7 @@ def test_errors(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UserError, match=f"{name} is not an export of speechformer"):
             load_safetensors(tmp_path / name)
     monkeypatch.setattr(sys, "argv", ["export", str(tmp_path)])
-    with pytest.raises(SystemExit, match="it is not a run"):
+    with pytest.raises(SystemExit, match="holds several runs; name one"):
         main()
 
 
