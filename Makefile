@@ -236,7 +236,7 @@ reproduce-ladder-classify: $(STAMP)
 		$$(cd $(CLASSIFIED) && find . -name result.json -o -name predictions.tsv | sort)
 	$(MAKE) pages
 
-# From a small transformer up, on the TED pairs, which it needs: four hours on two cores. Three steps stand on the third.
+# From a small transformer up, on the TED pairs, which it needs: five hours on two cores. Three steps stand on the third.
 TRANSLATES := outputs/reproduce-ladder-translate
 RISES_1 := model=rope
 RISES_2 := $(RISES_1) recipe.optimizer=muon recipe.matrix_lr=1e-2

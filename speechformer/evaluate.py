@@ -26,7 +26,7 @@ def main() -> None:
 
     def command() -> None:
         runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
-        results_of(runs)
+        results_of(runs)  # which checks them, before a folder is made
         output = prepare(arguments.output or default_folder(runs))
         result = evaluate(runs, arguments.root)
         if arguments.study is not None:

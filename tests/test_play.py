@@ -518,8 +518,8 @@ def test_the_address_keeps_sentence_and_settings(browser: Any, classifier_page: 
     page.locator("#theme").click()
     page.wait_for_timeout(300)
     other, also_said = opened(browser, classifier_page)
+    other.goto("about:blank")  # from the page itself, its writing of the address may end what `goto` awaits
     other.goto(page.url)
-    other.reload()
     panel = "({ run, checkpoint, layer, head, change }) => ({ run, checkpoint, layer, head, change })"
     kept_state = f"({{ ...state, panels: state.panels.map({panel}) }})"
     assert page.url.count("#") == 1 and other.evaluate(kept_state) == page.evaluate(kept_state)
@@ -527,7 +527,7 @@ def test_the_address_keeps_sentence_and_settings(browser: Any, classifier_page: 
     assert other.locator("html").get_attribute("data-theme") == "dark"
     wrong = "#a.layer=99&a.heads=x_encoder.9.9&a.pattern=nothing&a.scale=x&query=-5&key=1e9&b.run=7"
     for fragment in (wrong, "#layer=2&head=2"):
-        other.goto("about:blank")  # from the page itself, its writing of the address may end what `goto` awaits
+        other.goto("about:blank")
         other.goto(classifier_page.as_uri() + fragment)
         assert other.locator("canvas.map").first.is_visible()
     assert other.evaluate("[state.panels[0].layer, state.panels[0].head]") == [1, 1]

@@ -70,7 +70,8 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
 def name_of(results: Sequence[dict[str, Any]]) -> int | str:
     """Return the number of runs of an ensemble and, if their settings differ, those of each."""
     configs = [{**own["config"], "seed": None, "study": None} for own in results]
-    each = [dict(identity.flatten(identity.identity_settings(config))) for config in configs]
+    added = identity.added_to(results[0]["task"])
+    each = [dict(identity.flatten(identity.identity_settings(config, added=added))) for config in configs]
     for settings, own in zip(each, results):
         if settings.get("pattern.seed") == own["seed"]:  # it follows the run's seed
             del settings["pattern.seed"]
