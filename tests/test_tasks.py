@@ -274,8 +274,9 @@ def test_orthogonalize_acts_on_singular_values(shape: tuple[int, int], monkeypat
 
 
 def test_muon_multiplies_in_what_the_cpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the capabilities that torch reports; bfloat16 is emulated, and slow, without them."""
-    for capabilities, dtype in (({"avx2": True}, torch.float32), ({"amx_bf16": True}, torch.bfloat16)):
+    """Oracle: the capabilities that torch reports; without AMX, bfloat16 is emulated or slower than float32."""
+    avx, amx = {"avx512_bf16": True}, {"avx512_bf16": True, "amx_bf16": True}
+    for capabilities, dtype in (({"avx2": True}, torch.float32), (avx, torch.float32), (amx, torch.bfloat16)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)  # noqa: B023
         assert optim.matrix_dtype(torch.device("cpu")) == dtype
     assert optim.matrix_dtype(torch.device("cuda")) == torch.bfloat16

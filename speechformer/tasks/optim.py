@@ -20,12 +20,14 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s
 
 
 def matrix_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where the hardware multiplies it, else float32, which is much faster there."""
+    """Return bfloat16 where it is multiplied faster than float32: on accelerators and on CPUs with AMX.
+
+    AVX-512 has instructions for bfloat16 (`avx512_bf16`), too, but with them products take longer than in float32.
+    """
     if device.type != "cpu":
         return torch.bfloat16
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
-    return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if capabilities.get("amx_bf16") else torch.float32
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
@@ -51,7 +53,7 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the weight matrices of blocks and torch's AdamW for all other parameters, as one optimizer.
 
-    Equal to `torch.optim.Muon` (torch 2.9), but for the data type on CPUs that do not multiply bfloat16.
+    Equal to `torch.optim.Muon` (torch 2.9), but for the data type on CPUs without AMX.
 
     Args:
         parameters: with their names; those of blocks contain "blocks.".
