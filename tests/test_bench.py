@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
+from speechformer.bench import long
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
@@ -138,10 +139,11 @@ def test_plots_and_table(tmp_path: Path) -> None:
         "ms",
         "1.50",
     ]
-    drawn = draw(rows, {"flops_float32": 1e11, "bytes_per_second": 1e10}, OutputFolder(tmp_path))
+    more["machine"] = {"flops_float32": 1e11, "bytes_per_second": 1e10}
+    drawn = draw(rows, OutputFolder(tmp_path))
     assert [path.name for path in drawn] == ["steps.png", "attention.png"]
     assert all(path.stat().st_size > 10_000 for path in drawn)
-    assert draw([], {}, OutputFolder(tmp_path)) == []
+    assert draw([], OutputFolder(tmp_path)) == []
 
 
 def test_tables_of_long_texts() -> None:
@@ -169,7 +171,7 @@ def test_tables_of_long_texts() -> None:
     ]
     more = {"cache_bytes": 5e6, "added_bytes": 1e5}
     stream = Comparison("a stream", "lm", "token", {"last 10,000": 0.002, "first 10,000": 0.001}, more)
-    results = Results({"machine": {}, "rows": [*rows, *map(asdict, steps), asdict(stream)]})
+    results = Results({"rows": [*rows, *map(asdict, steps), asdict(stream)]})
     ours, dense = 2048**1.1 / 1e6, 2048**2 / 1e7
     assert results.attention_table(2048).splitlines()[2] == (
         f"| window 64 | {1000 * ours:.3g} ms | 419 ms | {dense / ours:.1f} | 8 MiB | 4096 MiB | 2.0 |"
@@ -203,6 +205,15 @@ def test_the_training_step_and_the_stream_of_the_bench() -> None:
     assert peak_of_steps("full", 20, sizes) > 0
     stream = bench_stream(300, 100, {**sizes, "block_size": 8})
     assert stream.more["cache_bytes"] == 2 * 2 * (255 + 4) * 16 * 4 + 2 * 8 and len(stream.more["seconds"]) == 3
+
+
+def test_long_texts_warm_up_until_no_memory_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: numbers of new pages by hand; a round calls `page_faults` before and after."""
+    for new, rounds in (([0], 1), ([10**6, 10**5, 100, 10**6], 3), ([10**6] * 9, 8)):
+        counts = iter([number for k, own in enumerate(new) for number in (sum(new[:k]), sum(new[:k]) + own)])
+        monkeypatch.setattr(long, "page_faults", lambda: next(counts))  # noqa: B023
+        taken: list[int] = []
+        assert long.warm_up([lambda: taken.append(1) or 1.0, lambda: 1.0]) == rounds == len(taken)  # noqa: B023
 
 
 def test_the_peak_of_memory_grows_by_what_is_allocated() -> None:

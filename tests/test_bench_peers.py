@@ -270,8 +270,8 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     """Oracle: the tables written out; the limit is the greater of 2e9 / 1e12 s and 8e8 / 1e11 s."""
     more = {"flops": 2e9, "bytes": 8e8, "settings": {"ours": "default", "peer": "fast"}, "changed": {"peer": "a, b"}}
     more["processes"] = [{"ours": 0.01, "peer": 0.02}] * 2
+    more["machine"] = {"flops_float32": 1e12, "bytes_per_second": 1e11, "device": "A CPU", "torch": "2"}
     row = Comparison("steps, large", "lm, evaluation", "step", {"ours": 0.01, "peer": 0.02}, more)
-    machine = {"flops_float32": 1e12, "bytes_per_second": 1e11, "device": "A CPU", "torch": "2"}
     rows = [row, Comparison("attention", "nope, full", "pass", {"ours": 1.0})]
     for task in ("classify", "lm"):
         rows.append(Comparison("the Trainer's loop", task, "step", {"Trainer": 0.012, "bare loop": 0.01}))
@@ -281,7 +281,7 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     for what, own in (("lm, 1 busy", 0.03), ("lm, 1 busy, from the middle on", 0.09)):
         rows.append(Comparison("threads", what, "step", {"own choice": own, "threads=2": 0.04, "threads=1": 0.02}))
     path, page = tmp_path / "bench.json", tmp_path / "page.md"
-    write_json(path, {"machine": machine, "rows": [{**asdict(own), "commit": "1234567890"} for own in rows]})
+    write_json(path, {"rows": [{**asdict(own), "commit": "1234567890"} for own in rows]})
     results = Results(json.loads(path.read_text()))
     name = "language model, 512 wide, 1,024 tokens, evaluation"
     assert results.steps_table().splitlines() == [
@@ -308,16 +308,15 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     page.write_text('<!--= {{ ratio("report", "lm, evaluation") }} -->\n<!--/-->\n')
     with pytest.raises(UserError, match=r"page.md, line 1: bench.json has no result of steps, report"):
         fill(path, [page])
-    assert (results.machine(), results.commit("threads")) == ("A CPU, torch 2", "1234567")
+    assert (results.machine("steps"), results.commit("threads")) == ("A CPU, torch 2", "1234567")
     with pytest.raises(UserError, match="there is no"):
         fill(tmp_path / "missing.json", [page])
 
 
-def test_results_of_other_parts_stay_only_on_the_same_machine(tmp_path: Path) -> None:
+def test_results_of_other_parts_stay_if_they_name_their_machine(tmp_path: Path) -> None:
     """Oracle: the rows by hand."""
-    path, about = tmp_path / "bench.json", {"device": "A CPU", "torch": "2"}
-    assert earlier(path, about, ["loop"]) == []
-    rows = [{"part": part, "measured_by": part} for part in ("steps", "loop")]
-    write_json(path, {"machine": about, "rows": rows})
-    assert earlier(path, about, ["loop"]) == rows[:1]
-    assert earlier(path, {**about, "torch": "3"}, ["loop"]) == []
+    path = tmp_path / "bench.json"
+    assert earlier(path, ["loop"]) == []
+    rows = [{"measured_by": part, "more": {"machine": {"device": "A CPU"}}} for part in ("steps", "loop")]
+    write_json(path, {"rows": [*rows, {"measured_by": "whole", "more": {}}]})
+    assert earlier(path, ["loop"]) == rows[:1]

@@ -16,7 +16,7 @@
 Without PART, all but corpus and the last three. Where possible, the sides take turns in one process, so that other
 load on the machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as
 the fastest other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its
-fastest setting. In the folder --output, results of other parts from the same machine stay.
+fastest setting. In the folder --output, results of other parts stay; each names its machine.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
     chosen = parts or [part for part in PARTS if part not in LONG]
-    before = earlier(written.file("bench.json"), about, chosen) if written else []
+    before = earlier(written.file("bench.json"), chosen) if written else []
     for part in chosen:
         console.warn(f"Measuring: {part}")
         own: dict[str, Callable[[int], list[Comparison]]] = {
@@ -106,11 +106,13 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
             "steps": functools.partial(steps.bench_steps, processes=processes),
         }
         comparisons = {**PARTS, **own}[part](rounds)
+        for row in comparisons:
+            row.more["machine"] = about
         console.say(table(comparisons))
         rows += [{**asdict(row), **described(row), "measured_by": part} for row in comparisons]
         if written:  # after each part, so that an interruption loses no measurement
-            write_json(written.file("bench.json"), {"machine": about, "rows": before + rows})
-    for path in draw(Results({"machine": about, "rows": before + rows}).rows, about, written) if written else []:
+            write_json(written.file("bench.json"), {"rows": before + rows})
+    for path in draw(Results({"rows": before + rows}).rows, written) if written else []:
         console.say(str(path))
 
 
@@ -119,11 +121,11 @@ def described(row: Comparison) -> dict[str, Any]:
     return {"ratio": row.ratio, "interval": row.interval, "commit": identity.commit()}
 
 
-def earlier(path: Path, about: dict[str, Any], parts: list[str]) -> list[dict[str, Any]]:
-    """Return the rows in a bench.json of this machine, without those of parts that are measured again."""
-    content = read_json(path) or {}
-    same = all(content.get("machine", {}).get(name) == about[name] for name in ("device", "torch"))
-    return [row for row in content.get("rows", []) if same and row.get("measured_by") not in (None, *parts)]
+def earlier(path: Path, parts: list[str]) -> list[dict[str, Any]]:
+    """Return the rows in a bench.json, without those of parts that are measured again."""
+    rows = (read_json(path) or {}).get("rows", [])
+    # older versions did not say by which part, or on which machine
+    return [row for row in rows if row.get("measured_by") not in (None, *parts) and "machine" in row["more"]]
 
 
 if __name__ == "__main__":

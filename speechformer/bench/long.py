@@ -23,6 +23,7 @@ from speechformer.training.runtime import tune_memory
 
 SIZES = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "vocab_size": 5634}
 SMALL = {"width": 128, "heads": 4, "layers": 2, "ff": 256, "vocab_size": 5634, "block_size": 256}
+WARM_UPS, FEW_FAULTS = 8, 10_000  # most rounds to warm up; new pages of 4 KiB in a round that has nearly none
 TEXTS = (("window 256", 4096), ("window 256", 8192), ("window 256", 16_384), ("full", 4096), ("full", 8192))
 
 
@@ -55,15 +56,37 @@ def training_step(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> Callab
 
 
 def measure(rounds: int, texts: Sequence[tuple[str, int]] = TEXTS, sizes: dict[str, int] = SIZES) -> list[Comparison]:
-    """Measure a training step over each text in turns, after a round to warm up."""
+    """Measure a training step over each text in turns, after `warm_up`."""
     steps = [training_step(*text, sizes) for text in texts]
-    seconds = [[seconds_per_unit(step) for step in steps] for _ in range(rounds + 1)][1:]
+    warm_up(steps)
+    seconds = [[seconds_per_unit(step) for step in steps] for _ in range(rounds)]
     rows = []
     for (pattern, T), own in zip(texts, zip(*seconds)):
         what = f"lm, {sizes['width']} wide, {sizes['layers']} layers, {pattern}, {T:,} tokens"
         more = {"tokens": T, "rounds": own}
         rows.append(Comparison("a long text", what, "step", {"speechformer": statistics.median(own)}, more))
     return rows
+
+
+def warm_up(steps: Sequence[Callable[[], float]]) -> int:
+    """Take all steps in turns until the process has its memory; return the number of rounds, at most `WARM_UPS`.
+
+    The first write to a page of memory interrupts the process, and a long text finds new pages for several rounds.
+    """
+    for number in range(1, WARM_UPS + 1):
+        before = page_faults()
+        for step in steps:
+            step()
+        if page_faults() - before < FEW_FAULTS:
+            return number
+    return WARM_UPS
+
+
+def page_faults() -> int:
+    """Return how many pages of memory this process has been given so far."""
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def peak_of_steps(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> int:

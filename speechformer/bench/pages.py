@@ -45,7 +45,6 @@ class Rows:
     def __init__(self, content: Mapping[str, Any]) -> None:
         fields = ("part", "what", "unit", "seconds", "more")
         self.rows = [Comparison(*(row[name] for name in fields)) for row in content["rows"]]
-        self.about: dict[str, Any] = content["machine"]
         self.commits = {row.part: own.get("commit") for row, own in zip(self.rows, content["rows"])}
 
     def of(self, part: str, start: str = "") -> list[Comparison]:
@@ -55,9 +54,10 @@ class Rows:
             raise UserError(f"bench.json has no result of {part}{', ' * bool(start)}{start}.")
         return rows
 
-    def machine(self) -> str:
-        """Return the processor, and the version of torch."""
-        return f"{self.about['device']}, torch {self.about['torch']}"
+    def machine(self, part: str) -> str:
+        """Return the processor of a part, and the version of torch."""
+        about = self.of(part)[0].more["machine"]
+        return f"{about['device']}, torch {about['torch']}"
 
     def commit(self, part: str) -> str:
         """Return the commit of a part."""
@@ -192,7 +192,7 @@ class Results(LongTexts):
         lines = [["", *rows[0].seconds, "times as fast", "limit"]]
         for row in rows:
             times = [*map(format_seconds, row.seconds.values())]
-            lines.append([name_of(row), *times, row.formatted_ratio, format_seconds(row.limit(self.about) or 0)])
+            lines.append([name_of(row), *times, row.formatted_ratio, format_seconds(row.limit or 0)])
         return markdown(lines)
 
     def settings_table(self) -> str:

@@ -21,24 +21,24 @@ LIMIT = "#332288"
 STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
 
 
-def draw(rows: Sequence[Comparison], machine: dict[str, Any], output: OutputFolder) -> list[Path]:
+def draw(rows: Sequence[Comparison], output: OutputFolder) -> list[Path]:
     """Plot the parts that were measured; return the files."""
     paths = []
     with plt.rc_context(STYLE):
         steps = [row for row in rows if row.part.startswith("steps") and "training" in row.what]
         if steps:
-            paths.append(draw_steps(steps, machine, output.file("steps.png")))
+            paths.append(draw_steps(steps, output.file("steps.png")))
         attention = [row for row in rows if row.part.startswith("attention")]
         if len({row.more["tokens"] for row in attention}) > 1:
             paths.append(draw_attention(attention, output.file("attention.png")))
     return paths
 
 
-def draw_steps(rows: Sequence[Comparison], machine: dict[str, Any], path: Path) -> Path:
+def draw_steps(rows: Sequence[Comparison], path: Path) -> Path:
     """Plot the milliseconds per step as bars, with the machine's limit as a line."""
     figure, axes = plt.subplots(1, len(rows), figsize=(2.6 * len(rows), 3.4), layout="constrained", squeeze=False)
     for axis, row in zip(axes[0], rows):
-        limit = 1000 * (row.limit(machine) or 0.0)
+        limit = 1000 * (row.limit or 0.0)
         names, values = list(row.seconds), [1000 * value for value in row.seconds.values()]
         *texts, text = (f"{value:.3g}" if value < 100 else f"{value:,.0f}" for value in (*values, limit))
         bars = axis.bar(range(len(names)), values, color=COLOURS[: len(names)], width=0.7)

@@ -30,7 +30,8 @@ Side = Callable[[], float]  # does some work and returns its amount
 class Comparison:
     """Seconds per unit of work of each side, the first of which is ours; `more` holds figures beside the times.
 
-    After `over_processes`, `seconds` are medians, and `more["processes"]` has those of each process.
+    After `over_processes`, `seconds` are medians, and `more["processes"]` has those of each process. Rows of a
+    bench.json have `more["machine"]`, what `machine` said there.
     """
 
     part: str
@@ -68,10 +69,12 @@ class Comparison:
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
         return ratio if self.interval is None else "{} ({:.2f} to {:.2f})".format(ratio, *self.interval)
 
-    def limit(self, machine: dict[str, Any]) -> float | None:
-        """Return the seconds that no side can go below (roofline: Williams et al. 2009); None if unknown."""
+    @property
+    def limit(self) -> float | None:
+        """The seconds that no side can go below (roofline: Williams et al. 2009); None if unknown."""
         if "flops" not in self.more:
             return None
+        machine = self.more["machine"]
         return max(self.more["flops"] / machine["flops_float32"], self.more["bytes"] / machine["bytes_per_second"])
 
 
