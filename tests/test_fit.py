@@ -33,7 +33,7 @@ from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.probe import ProbeTask
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices, runtime
-from speechformer.training.build import hyperparameters
+from speechformer.training.build import hyperparameters, warn_of_slow_precision
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
 from speechformer.training.threads import ThreadTuner
@@ -785,3 +785,23 @@ def test_tensorboards_table_shows_what_a_command_line_sets() -> None:
         "recipe": "cosine",
         "trainer.benchmark": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "capabilities", "warns"),
+    [
+        ("bf16-mixed", "cpu", {"amx_bf16": False}, True),
+        ("bf16-true", "cpu", {"amx_bf16": False}, True),
+        ("bf16-mixed", "cpu", {"amx_bf16": True}, False),
+        ("bf16-mixed", "cpu", {}, False),  # not known, as on ARM
+        ("bf16-mixed", "cuda", {"amx_bf16": False}, False),
+        ("32-true", "cpu", {"amx_bf16": False}, False),
+    ],
+)
+def test_a_precision_that_slows_the_run_is_named(
+    precision: str, device: str, capabilities: dict, warns: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Oracle: the table; without AMX a CPU multiplies bfloat16 slower than float32."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    warn_of_slow_precision(precision, torch.device(device))
+    assert ("Add trainer.precision=32-true" in capsys.readouterr().err) == warns

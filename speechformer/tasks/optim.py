@@ -19,15 +19,18 @@ from speechformer.errors import UserError
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s^5, which takes singular values near 1
 
 
-def matrix_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where it is multiplied faster than float32: on accelerators and on CPUs with AMX.
+def has_amx() -> bool | None:
+    """Return whether the CPU has AMX, without which it multiplies bfloat16 slower than float32; None if unknown.
 
     AVX-512 has instructions for bfloat16 (`avx512_bf16`), too, but with them products take longer than in float32.
     """
-    if device.type != "cpu":
-        return torch.bfloat16
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return torch.bfloat16 if capabilities.get("amx_bf16") else torch.float32
+    return capabilities.get("amx_bf16")
+
+
+def matrix_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where it is multiplied faster than float32: on accelerators and on CPUs with AMX."""
+    return torch.bfloat16 if device.type != "cpu" or has_amx() else torch.float32
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:

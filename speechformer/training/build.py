@@ -12,11 +12,13 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
+from speechformer import console
 from speechformer.config import count_devices, value_of
 from speechformer.errors import UserError, one_sentence, pick
 from speechformer.models.stack import count_parameters
 from speechformer.runs.folder import RunFolder
 from speechformer.runs.rank import local_rank, node_rank
+from speechformer.tasks.optim import has_amx
 from speechformer.tasks.registry import TASKS
 from speechformer.training import devices
 from speechformer.training.callbacks import NoProfiler
@@ -114,6 +116,15 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
         remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU."
         remedy *= "gpu backend" in str(error)
         raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
+
+
+def warn_of_slow_precision(precision: str, device: torch.device) -> None:
+    """Warn if the run would be faster in single precision: with bfloat16 on a CPU that is known to have no AMX."""
+    if device.type == "cpu" and precision.startswith("bf16") and has_amx() is False:
+        console.warn(
+            f"trainer.precision={precision} is slower than 32-true on this CPU, because it has no AMX. "
+            "Add trainer.precision=32-true for a faster run."
+        )
 
 
 def check_processes(arguments: dict[str, Any]) -> None:

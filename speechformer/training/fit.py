@@ -26,7 +26,7 @@ from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.registry import build_data
 from speechformer.training import runtime
-from speechformer.training.build import Run, build_trainer, lease_devices
+from speechformer.training.build import Run, build_trainer, lease_devices, warn_of_slow_precision
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
@@ -75,6 +75,7 @@ def fit(
                 if not rank:
                     prepare_folder(run, threads, resumes=checkpoint is not None)
                     announce(run, resumes=checkpoint is not None)
+                    warn_of_slow_precision(str(config["trainer"]["precision"]), trainer.strategy.root_device)
                 train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
         result = make_result(run, timer.seconds, describe_machine(trainer))
