@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import time
 from dataclasses import asdict
@@ -249,6 +250,14 @@ def test_the_share_of_the_rate_and_the_flops_of_a_large_model() -> None:
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
     spared = 6 * 2 * 32 * 64 * 64
     assert counter.get_total_flops() - spared == pytest.approx(result.more["flops"], rel=0.1)
+
+
+def test_the_decoder_of_the_bench_begins_without_knowledge() -> None:
+    """Oracle: the entropy of guessing, of which the loss is a multiple if embeddings have variance 1."""
+    model = decoder_of({"width": 512, "heads": 8, "layers": 2, "ff": 64, "block_size": 16, "vocab_size": 1000})
+    ids = torch.randint(1000, (4, 17))
+    loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(1000), abs=0.5)
 
 
 def test_compiled_blocks_are_timed_beside_others(traced: list[str]) -> None:

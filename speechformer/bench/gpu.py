@@ -24,18 +24,25 @@ from speechformer.errors import UserError
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.kernels.loss import next_token_loss
 from speechformer.models.decoder import Decoder
+from speechformer.models.stack import initialise
 
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 
 
 def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
-    """Build a language model with RoPE and tied embeddings, without biases and dropout."""
+    """Build a language model with RoPE and tied embeddings, without biases and dropout, initialised as GPT-2.
+
+    With torch's embeddings, of variance 1, tied logits differ by so much that probabilities become denormal numbers
+    within a few steps. CPUs multiply these many times slower.
+    """
     config = as_plain(compose(["model=rope", "task=lm", *overrides]))
     unused = ("pool", "classifier_width", "shared_embeddings")
     architecture = {key: value for key, value in config["architecture"].items() if key not in unused}
     architecture |= {"tied_output": True, "bias": False, "qkv_bias": False}
     model, pattern = config["model"], config["pattern"]
-    return Decoder(**sizes, **architecture, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
+    decoder = Decoder(**sizes, **architecture, dropout=0.0, model=model, pattern=pattern)  # type: ignore[arg-type]
+    initialise(decoder, "normal", 0.02)
+    return decoder
 
 
 def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
