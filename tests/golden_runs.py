@@ -65,6 +65,9 @@ CASES = {
     "classify_list": f"{CLASSIFY} model=alibi model.slopes=[0.5,0.1] model.scale=2 pattern=strided pattern.stride=3"
     " recipe.optimizer=sgd recipe.schedule=linear recipe.lr=0.3 layers=2",
     "classify_rnn": f"{CLASSIFY} model=rnn model.cell=lstm layers=2 trainer.gradient_clip_val=1.0",
+    "classify_muon": f"{CLASSIFY} model=kerple pattern=sinks pattern.tokens=2 pattern.window=3 recipe=muon layers=2"
+    " task.unknown_rate=0.5 task.balanced=true task.naive_bayes=2 protocol=clean",
+    "classify_randomised": f"{CLASSIFY} model=randomised model.max_positions=64 embedding_dropout=0.3",
     "classify_sample": "task=classify corpus=sample trainer.max_epochs=1 trainer.limit_train_batches=20",
     # language modelling
     "lm": f"{LM} model=nope pattern=strided pattern.stride=3 task.lengths=[24,40]",
@@ -73,6 +76,11 @@ CASES = {
     " trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=0.5 layers=2 task.lengths=[24]",
     "lm_rnn": f"{LM} model=rnn dropout=0 layers=2 task.lengths=[24]",
     "lm_bf16": f"{LM} model=rope pattern=window trainer.precision=bf16-mixed recipe.label_smoothing=0.1",
+    "lm_muon": f"{LM} model=forgetting recipe=muon protocol=clean task.ngram_targets=0.5 task.ngram_mixture=context"
+    " task.unknown_rate=0.5 architecture.output_bias=unigram",
+    "lm_documents": "task=lm corpus=stories corpus.documents=40 corpus.words=20 block_size=16 trainer.max_steps=24"
+    " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300 task.noise=0.1",
+    "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2",
     "lm_sample": "task=lm corpus=sample model=relative pattern=bigbird trainer.max_steps=10",
     # translation
     "translate": f"{BPE} task.average_checkpoints=2 task.beam=3 task.length_penalty=2",
@@ -83,10 +91,13 @@ CASES = {
     "translate_rnn": f"{BPE} recipe=inverse_sqrt model=rnn task.beam=2",
     "translate_rnn_attention": f"{WORDS} recipe=inverse_sqrt model=rnn_attention model.cell=lstm task.beam=2"
     " layers=2",
+    "translate_muon": f"{BPE} model=xpos recipe=muon recipe.label_smoothing=0.1 task.bpe_dropout=0.2",
     "translate_sample": "task=translate corpus=sample model=learned trainer.max_steps=6 task.beam=1 block_size=32",
     "translate_digits": "task=translate corpus=digits corpus.max_length=5 task.tokens=words task.vocab_size=10"
     " task.batch_tokens=null block_size=16 model=relative trainer.max_steps=200 eval_interval=100 batch_size=64"
     " recipe.lr=1e-2 recipe.warmup_steps=20 width=32",  # so many steps that it translates something
+    # probes
+    "probe": "task=probe probe=recall model=rope trainer.max_steps=12 eval_interval=6 task.test_rows=20 recipe.warmup_steps=3",
     # a sweep whose runs train as one model; one after another they would differ in rounding
     "ensemble_classify": f"{CLASSIFY} pattern=full,window protocol=clean {SWEEP}",
     "ensemble_lm": f"{LM} model=alibi,rope trainer.gradient_clip_val=0.5 {SWEEP}",

@@ -8,6 +8,7 @@ A learning rate 1 % higher changes perplexity by 4e-3 and the norm by 1e-4 or mo
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import golden_runs
 import pytest
 import torch
 from conftest import compose
-from golden_runs import FAST, GOLDEN, ROOT, figures, overrides, write_corpus
+from golden_runs import CASES, FAST, GOLDEN, ROOT, figures, overrides, write_corpus
 
 from speechformer.runs.identity import NUMERICS_VERSION
 from speechformer.training.run import execute
@@ -25,6 +26,10 @@ CHANGED = (
     "the numerics changed: if that is intended, raise NUMERICS_VERSION in speechformer/runs/identity.py and run "
     "`python tests/golden_runs.py record`"
 )
+CHOSEN_BY_DEFAULT = {
+    **{"task": ["classify"], "model": ["sinusoidal"], "pattern": ["full"], "protocol": ["paper"]},
+    "recipe": ["adam", "translate"],
+}
 PERPLEXITY, WEIGHT_NORM, DISCRETE = 2e-4, 3e-5, 1e-6  # relative; the last for what counts sentences or words
 
 
@@ -69,6 +74,18 @@ def test_numerics_are_unchanged(
     lines = differences(golden["cases"][case], figures(tmp_path / "run"))
     if lines:
         pytest.fail("\n".join([f"{case}: {CHANGED}", *lines]), pytrace=False)
+
+
+@pytest.mark.parametrize("group", ["task", "model", "pattern", "recipe", "protocol"])
+def test_the_golden_runs_cover_every_choice(group: str) -> None:
+    """Oracle: the files of conf; what a config takes by default is that of a case."""
+    cases = [overrides(case, Path("corpus"), ROOT) for case in CASES]
+    named = " ".join(word for words in cases for word in words)
+    chosen = {*re.findall(rf"(?<!\S){group}=(\S+)", named)} | {*CHOSEN_BY_DEFAULT[group]}
+    chosen = {choice for choices in chosen for choice in choices.split(",")}
+    layers = re.findall(rf"{group}\.layers=\[(\S+)\]", named)
+    chosen |= {choice for choices in layers for choice in choices.split(",")}
+    assert chosen >= {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
 
 
 def test_every_fast_case_is_recorded() -> None:
