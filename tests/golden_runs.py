@@ -79,8 +79,8 @@ CASES = {
     "lm_muon": f"{LM} model=forgetting recipe=muon protocol=clean task.ngram_targets=0.5 task.ngram_mixture=context"
     " task.unknown_rate=0.5 architecture.output_bias=unigram",
     "lm_documents": "task=lm corpus=stories corpus.documents=40 corpus.words=20 block_size=16 trainer.max_steps=24"
-    " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300 task.noise=0.1",
-    "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2",
+    " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
+    "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2 task.noise=0.1",
     "lm_sample": "task=lm corpus=sample model=relative pattern=bigbird trainer.max_steps=10",
     # translation
     "translate": f"{BPE} task.average_checkpoints=2 task.beam=3 task.length_penalty=2",
@@ -97,7 +97,8 @@ CASES = {
     " task.batch_tokens=null block_size=16 model=relative trainer.max_steps=200 eval_interval=100 batch_size=64"
     " recipe.lr=1e-2 recipe.warmup_steps=20 width=32",  # so many steps that it translates something
     # probes
-    "probe": "task=probe probe=recall model=rope trainer.max_steps=12 eval_interval=6 task.test_rows=20 recipe.warmup_steps=3",
+    "probe": "task=probe probe=recall model=rope trainer.max_steps=12 eval_interval=6 task.test_rows=20"
+    " recipe.warmup_steps=3",
     # a sweep whose runs train as one model; one after another they would differ in rounding
     "ensemble_classify": f"{CLASSIFY} pattern=full,window protocol=clean {SWEEP}",
     "ensemble_lm": f"{LM} model=alibi,rope trainer.gradient_clip_val=0.5 {SWEEP}",
