@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from speechformer.bench import __main__ as bench_main
 from speechformer.bench.__main__ import earlier
 from speechformer.bench.pages import Results, fill
 from speechformer.bench.peers import TorchPeer, XPeer, parameters
@@ -313,10 +314,32 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
         fill(tmp_path / "missing.json", [page])
 
 
-def test_results_of_other_parts_stay_if_they_name_their_machine(tmp_path: Path) -> None:
+def test_results_of_other_parts_stay_with_their_machine(tmp_path: Path) -> None:
     """Oracle: the rows by hand."""
     path = tmp_path / "bench.json"
     assert earlier(path, ["loop"]) == []
     rows = [{"measured_by": part, "more": {"machine": {"device": "A CPU"}}} for part in ("steps", "loop")]
-    write_json(path, {"rows": [*rows, {"measured_by": "whole", "more": {}}]})
+    write_json(path, {"rows": [*rows, {"measured_by": None, "more": {}}]})
     assert earlier(path, ["loop"]) == rows[:1]
+    older = [{"measured_by": "steps", "more": {}}, {"measured_by": "loop", "more": {}}]
+    write_json(path, {"machine": {"device": "Another"}, "rows": older})
+    assert earlier(path, ["loop"]) == [{"measured_by": "steps", "more": {"machine": {"device": "Another"}}}]
+
+
+def test_parts_that_are_measured_one_after_the_other_name_their_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: two parts and two machines by hand."""
+    limits = {"threads": 1, "torch": "2", "flops_float32": 1.0, "flops_bfloat16": 1.0, "bytes_per_second": 1.0}
+    for part in ("loop", "whole"):
+        row = Comparison(part, "lm", "step", {"ours": 1.0})
+        monkeypatch.setitem(bench_main.PARTS, part, lambda rounds, row=row: [row])
+        monkeypatch.setattr(bench_main, "machine", lambda part=part: {"device": f"CPU of {part}", **limits})
+        bench_main.bench([part], 1, 1, tmp_path / "out")
+    rows = json.loads((tmp_path / "out" / "bench.json").read_text())["rows"]
+    assert [(row["part"], row["more"]["machine"]["device"]) for row in rows] == [
+        ("loop", "CPU of loop"),
+        ("whole", "CPU of whole"),
+    ]
+    assert Results({"rows": rows}).machine("whole") == "CPU of whole, torch 2"
+    assert Results({"rows": rows}).machine("") == "CPU of loop, torch 2 and CPU of whole, torch 2"

@@ -804,4 +804,17 @@ def test_a_precision_that_slows_the_run_is_named(
     """Oracle: the table; without AMX a CPU multiplies bfloat16 slower than float32."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     warn_of_slow_precision(precision, torch.device(device))
-    assert ("Add trainer.precision=32-true" in capsys.readouterr().err) == warns
+    assert ("Compare with trainer.precision=32-true" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_warns_of_its_precision(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False}, raising=False)
+    overrides = (*OWN, *RUNS["lm"], "trainer.precision=bf16-mixed", "trainer.accelerator=cpu", "trainer.max_steps=3")
+    if together:
+        execute_ensemble([(compose(*overrides, f"seed={k}"), tmp_path / str(k), ()) for k in (0, 1)])
+    else:
+        execute(compose(*overrides), tmp_path)
+    assert capsys.readouterr().err.count("Compare with trainer.precision=32-true") == 1

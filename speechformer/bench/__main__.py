@@ -33,7 +33,7 @@ import torch
 
 from speechformer import console
 from speechformer.bench import attention, corpus, gpu, long, runs, steps, translation
-from speechformer.bench.pages import Results
+from speechformer.bench.pages import Results, rows_with_machine
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
 from speechformer.corpora.files import OutputFolder
@@ -123,9 +123,8 @@ def described(row: Comparison) -> dict[str, Any]:
 
 def earlier(path: Path, parts: list[str]) -> list[dict[str, Any]]:
     """Return the rows in a bench.json, without those of parts that are measured again."""
-    rows = (read_json(path) or {}).get("rows", [])
-    # older versions did not say by which part, or on which machine
-    return [row for row in rows if row.get("measured_by") not in (None, *parts) and "machine" in row["more"]]
+    rows = rows_with_machine(read_json(path) or {"rows": []})
+    return [row for row in rows if row.get("measured_by") not in (None, *parts)]  # None: of an older version
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024,
 
 
 def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
-    """Build a language model with RoPE and tied embeddings, without biases and dropout, initialised as GPT-2.
+    """Build a language model with RoPE and tied embeddings, without biases and dropout.
 
-    With torch's embeddings, of variance 1, tied logits differ by so much that probabilities become denormal numbers
-    within a few steps. CPUs multiply these many times slower.
+    Its weights are drawn from normal(0, 0.02). With torch's embeddings, of variance 1, tied logits differ by so much
+    that probabilities become denormal numbers within a few steps. CPUs multiply these many times slower.
     """
     config = as_plain(compose(["model=rope", "task=lm", *overrides]))
     unused = ("pool", "classifier_width", "shared_embeddings")

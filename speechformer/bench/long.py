@@ -8,6 +8,7 @@ compares its first 10,000 with its last.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
@@ -58,12 +59,12 @@ def training_step(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> Callab
 def measure(rounds: int, texts: Sequence[tuple[str, int]] = TEXTS, sizes: dict[str, int] = SIZES) -> list[Comparison]:
     """Measure a training step over each text in turns, after `warm_up`."""
     steps = [training_step(*text, sizes) for text in texts]
-    warm_up(steps)
+    warm_ups = warm_up(steps)
     seconds = [[seconds_per_unit(step) for step in steps] for _ in range(rounds)]
     rows = []
     for (pattern, T), own in zip(texts, zip(*seconds)):
         what = f"lm, {sizes['width']} wide, {sizes['layers']} layers, {pattern}, {T:,} tokens"
-        more = {"tokens": T, "rounds": own}
+        more = {"tokens": T, "rounds": own, "warm_ups": warm_ups}
         rows.append(Comparison("a long text", what, "step", {"speechformer": statistics.median(own)}, more))
     return rows
 
@@ -83,10 +84,12 @@ def warm_up(steps: Sequence[Callable[[], float]]) -> int:
 
 
 def page_faults() -> int:
-    """Return how many pages of memory this process has been given so far."""
-    import resource  # not on Windows
+    """Return how many pages of memory this process has been given so far; 0 where nothing tells."""
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return 0
 
 
 def peak_of_steps(pattern: str, T: int, sizes: dict[str, int] = SIZES) -> int:

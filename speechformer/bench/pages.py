@@ -35,6 +35,14 @@ LONG = (
 )
 
 
+def rows_with_machine(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a bench.json. Older files name the machine once; then each row gets it."""
+    rows: list[dict[str, Any]] = content["rows"]
+    for row in rows if "machine" in content else ():
+        row["more"].setdefault("machine", content["machine"])
+    return rows
+
+
 class Rows:
     """What templates can show of a `bench.json`.
 
@@ -44,8 +52,9 @@ class Rows:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         fields = ("part", "what", "unit", "seconds", "more")
-        self.rows = [Comparison(*(row[name] for name in fields)) for row in content["rows"]]
-        self.commits = {row.part: own.get("commit") for row, own in zip(self.rows, content["rows"])}
+        rows = rows_with_machine(content)
+        self.rows = [Comparison(*(row[name] for name in fields)) for row in rows]
+        self.commits = {row.part: own.get("commit") for row, own in zip(self.rows, rows)}
 
     def of(self, part: str, start: str = "") -> list[Comparison]:
         """Return the rows of the parts that begin with `part`, of what begins with `start`."""
@@ -55,9 +64,10 @@ class Rows:
         return rows
 
     def machine(self, part: str) -> str:
-        """Return the processor of a part, and the version of torch."""
-        about = self.of(part)[0].more["machine"]
-        return f"{about['device']}, torch {about['torch']}"
+        """Return the processor of the parts that begin with `part`, and the version of torch."""
+        about = [row.more["machine"] for row in self.of(part)]
+        names = dict.fromkeys(f"{own['device']}, torch {own['torch']}" for own in about)
+        return " and ".join(names)
 
     def commit(self, part: str) -> str:
         """Return the commit of a part."""

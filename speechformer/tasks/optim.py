@@ -20,16 +20,16 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s
 
 
 def has_amx() -> bool | None:
-    """Return whether the CPU has AMX, without which it multiplies bfloat16 slower than float32; None if unknown.
+    """Return whether the CPU has AMX, which multiplies bfloat16 many times as fast as float32; None if unknown.
 
-    AVX-512 has instructions for bfloat16 (`avx512_bf16`), too, but with them products take longer than in float32.
+    AVX-512 has instructions for bfloat16 (`avx512_bf16`), too. On the processor that was measured they take longer.
     """
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return capabilities.get("amx_bf16")
 
 
 def matrix_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where it is multiplied faster than float32: on accelerators and on CPUs with AMX."""
+    """Return bfloat16 where it is surely multiplied faster than float32: on accelerators and on CPUs with AMX."""
     return torch.bfloat16 if device.type != "cpu" or has_amx() else torch.float32
 
 

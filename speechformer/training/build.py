@@ -119,11 +119,11 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
 
 
 def warn_of_slow_precision(precision: str, device: torch.device) -> None:
-    """Warn if the run would be faster in single precision: with bfloat16 on a CPU that is known to have no AMX."""
+    """Warn if the run may be faster in single precision: with bfloat16 on a CPU that is known to have no AMX."""
     if device.type == "cpu" and precision.startswith("bf16") and has_amx() is False:
         console.warn(
-            f"trainer.precision={precision} is slower than 32-true on this CPU, because it has no AMX. "
-            "Add trainer.precision=32-true for a faster run."
+            f"trainer.precision={precision} may be slower than 32-true on this CPU, because it has no AMX. "
+            "Compare with trainer.precision=32-true."
         )
 
 

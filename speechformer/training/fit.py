@@ -74,8 +74,7 @@ def fit(
             with closed_at_failure(run.tracker):
                 if not rank:
                     prepare_folder(run, threads, resumes=checkpoint is not None)
-                    announce(run, resumes=checkpoint is not None)
-                    warn_of_slow_precision(str(config["trainer"]["precision"]), trainer.strategy.root_device)
+                    announce(run, trainer.strategy.root_device, resumes=checkpoint is not None)
                 train_and_evaluate(run, trainer, timer, checkpoint)
         timer.enter("evaluation")
         result = make_result(run, timer.seconds, describe_machine(trainer))
@@ -94,8 +93,8 @@ def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
     run.folder.report_progress()
 
 
-def announce(run: Run, resumes: bool) -> None:
-    """Print the corpus, the parameters and the folder of a run that begins."""
+def announce(run: Run, device: torch.device, resumes: bool) -> None:
+    """Print the corpus, the parameters and the folder of a run that begins, and warn if its precision may be slow."""
     console.say(run.data.corpus_line())
     console.say(console.parameters_line(run.parameters))
     console.say(f"Folder: {run.folder.path}")
@@ -103,6 +102,7 @@ def announce(run: Run, resumes: bool) -> None:
         console.say(run.tracker.about)
     if resumes:
         console.say("The run was interrupted; it resumes from its last checkpoint.")
+    warn_of_slow_precision(str(run.config["trainer"]["precision"]), device)
 
 
 def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any) -> None:

@@ -105,7 +105,7 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
             with closed_at_failure(*(run.tracker for run in runs)):
                 for run in runs:
                     prepare_folder(run, threads, resumes=False)
-                announce(runs[0], resumes=False)
+                announce(runs[0], trainer.strategy.root_device, resumes=False)
                 console.say(f"and {len(runs) - 1} more folders, in an ensemble")
                 train_and_evaluate(runs, ensemble, trainer, timer)
         timer.enter("evaluation")
