@@ -81,7 +81,7 @@ define PUBLISH
 		--pages $(REFERENCE)/$(2)/README.md --title "$(3)" $(4)
 endef
 pages: $(STAMP)
-	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention; a transformer with Muon)
+	$(call PUBLISH,bottleneck,translation,The bottleneck of an RNN without attention; TED talks in ten epochs)
 	$(call PUBLISH,ladder,ladder,The ladder of the language model)
 	$(call PUBLISH,ladder_classify,ladder_classify,The ladder of the classifier)
 	$(call PUBLISH,ladder_translate,ladder_translate,The ladder of translation)
@@ -100,7 +100,7 @@ TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=jo
 reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
-	-$(BIN)/python -m speechformer.train experiment=ted_muon 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
+	-$(BIN)/python -m speechformer.train experiment=ted_faster seed=1 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
 	$(TRANSLATION) task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
 	$(TRANSLATION) task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'

@@ -157,7 +157,7 @@ EXPECTED_OF_OTHERS = {
         ["sinusoidal positions, dropout 0.2, adam"],
     ),
     "ted": ("{} BLEU on test with a beam of 5", "translation", "ted_clean", "test_bleu", 1, 1, ["model=sinusoidal"]),
-    "ted_muon": ("{} BLEU on test with a beam of 5", "bottleneck", "ted_muon_clean", "test_bleu", 1, 1, ["RoPE"]),
+    "ted_faster": ("{} BLEU on test with a beam of 5", "bottleneck", "ted_faster_clean", "test_bleu", 1, 1, ["RoPE"]),
     "sharma_translate": (
         "{} ± 0.4 BLEU on test",
         *("translation", "sharma_paper", "test_bleu", 1, 1),
