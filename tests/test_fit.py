@@ -801,7 +801,7 @@ def test_tensorboards_table_shows_what_a_command_line_sets() -> None:
 def test_a_precision_that_slows_the_run_is_named(
     precision: str, device: str, capabilities: dict, warns: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Oracle: the table; without AMX a CPU multiplies bfloat16 slower than float32."""
+    """Oracle: the table; a CPU that is known to have no AMX may multiply bfloat16 slower than float32."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     warn_of_slow_precision(precision, torch.device(device))
     assert ("Compare with trainer.precision=32-true" in capsys.readouterr().err) == warns
@@ -811,6 +811,7 @@ def test_a_precision_that_slows_the_run_is_named(
 def test_a_run_warns_of_its_precision(
     together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    """Oracle: one sentence for a run, and one for all runs of an ensemble."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False}, raising=False)
     overrides = (*OWN, *RUNS["lm"], "trainer.precision=bf16-mixed", "trainer.accelerator=cpu", "trainer.max_steps=3")
     if together:
