@@ -112,6 +112,8 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
         bias.positions.zero_grad()
         attention.zero_grad()
         output, weights = attention(x, bias.positions, own_bias, with_weights, {} if cached else None)
+        if bias.token_mask_BS is not None:
+            output = output * bias.token_mask_BS[:, :, None]  # what padding attends to is undefined
         output.square().sum().backward(retain_graph=True)
         trained = [*attention.parameters(), *bias.positions.parameters()]
         results.append([output, x.grad, *(parameter.grad for parameter in trained if parameter.grad is not None)])
@@ -451,3 +453,24 @@ def test_the_bias_of_gates_is_ready_before_compiled_blocks_need_it() -> None:
     x = stack.embedding(sentences())
     for bias in stack.attention_biases(x, x.shape[1], None, None, False):
         assert "dense" in vars(bias)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("pattern", ["full", "window"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_of_keys_changes_no_bit_of_any_token(model: str, pattern: str, causal: bool) -> None:
+    """Oracle: the mask of all pairs. One row stands for all queries only if padding alone hides keys."""
+    bias = bias_of(model, pattern, causal, padded=True)
+    assert bias.token_mask_BS is not None
+    alone = pattern == "full" and not causal and not bias.positions.overrides("bias")
+    alone = alone and not bias.positions.overrides("gate")
+    assert bias.only_padding_hides == alone and (bias.of_sdpa is bias.dense) == (not alone)
+    if not alone:
+        return
+    assert bias.of_sdpa.shape == (2, 1, 1, 12)
+    q, k, v = torch.randn(3, 2, 2, 12, 16, generator=torch.Generator().manual_seed(0))
+    rows, whole = (F.scaled_dot_product_attention(q, k, v, mask) for mask in (bias.of_sdpa, bias.dense))
+    tokens = bias.token_mask_BS[:, None, :, None].expand_as(rows)
+    assert rows.isfinite().all() and rows[tokens].equal(whole[tokens])
+    documents = AttentionBias(bias.positions, all_pairs, 12, 12, False, bias.token_mask_BS.long(), CPU)
+    assert documents.of_sdpa is documents.dense

@@ -27,6 +27,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
+| one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
@@ -120,7 +121,25 @@ class AttentionBias:
         """Return the bias of queries i, [rows, 1], and keys j, [1, columns]."""
         return self.of_pairs(self.pattern(i, j) & (j <= i) if self.causal else self.pattern(i, j), i, j)
 
-    @property
+    @functools.cached_property
+    def of_sdpa(self) -> Tensor:
+        """The tensor for "SDPA": `dense`, or one row for all queries if padding alone hides keys, [B, 1, 1, S].
+
+        With one row queries of padding attend to the tokens in place of themselves; their states are undefined.
+        """
+        token_mask_BS = self.token_mask_BS
+        if token_mask_BS is None or token_mask_BS.dtype != torch.bool or not self.only_padding_hides:
+            return self.dense
+        return torch.where(token_mask_BS[:, None, None], 0.0, -math.inf)
+
+    @functools.cached_property
+    def only_padding_hides(self) -> bool:
+        """Whether the bias is that of the token mask alone. On a CPU: other kernels may need all rows."""
+        biased = self.positions.overrides("bias") or self.positions.overrides("gate")
+        plain = self.pattern is all_pairs and not self.causal and self.j is None
+        return plain and not biased and self.device.type == "cpu"
+
+    @functools.cached_property
     def has_no_mask(self) -> bool:
         """Whether causality alone decides the bias."""
         biased = self.positions.overrides("bias") or self.positions.overrides("gate")
@@ -155,7 +174,7 @@ class AttentionBias:
         elif self.positions.overrides("gate"):  # which is added to it
             _ = self.dense
         elif kernel != "SDPA without mask":
-            _ = self.block_mask if kernel == "FlexAttention" else self.dense
+            _ = self.block_mask if kernel == "FlexAttention" else self.of_sdpa if kernel == "SDPA" else self.dense
 
 
 Bias = AttentionBias | Tensor
@@ -205,7 +224,7 @@ class FastAttention(reference.MultiHeadAttention):
         if kernel == "reference":
             return reference.attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), self.dropout)
         if kernel == "SDPA":
-            mask = dense(bias).to(q_BNTH.dtype)
+            mask = (bias.of_sdpa if isinstance(bias, AttentionBias) else bias).to(q_BNTH.dtype)
             return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask, rate), None
         assert isinstance(bias, AttentionBias)
         dropout = self.dropout.drop if rate else None
