@@ -141,7 +141,8 @@ def test_plots_and_table(tmp_path: Path) -> None:
         "1.50",
     ]
     more["machine"] = {"flops_float32": 1e11, "bytes_per_second": 1e10}
-    drawn = draw(rows, OutputFolder(tmp_path))
+    older = Comparison("attention, 128 tokens", "window 64", "pass", {"speechformer": 1.0}, {"tokens": 128})
+    drawn = draw([*rows, older], OutputFolder(tmp_path))
     assert [path.name for path in drawn] == ["steps.png", "attention.png"]
     assert all(path.stat().st_size > 10_000 for path in drawn)
     assert draw([], OutputFolder(tmp_path)) == []

@@ -29,6 +29,7 @@ def draw(rows: Sequence[Comparison], output: OutputFolder) -> list[Path]:
         if steps:
             paths.append(draw_steps(steps, output.file("steps.png")))
         attention = [row for row in rows if row.part.startswith("attention")]
+        attention = [row for row in attention if "chosen" in row.more]  # which rows of older files lack
         if len({row.more["tokens"] for row in attention}) > 1:
             paths.append(draw_attention(attention, output.file("attention.png")))
     return paths
