@@ -219,6 +219,11 @@ STEPS_7 := $(STEPS_6) task.naive_bayes=2
 # STEPS_6 is experiment=strong_classify but for protocol.fold; STEPS_7 adds naive Bayes.
 BESIDE := trainer.max_epochs=40 layers=2 layers=4 width=128 dropout=0.3 embedding_dropout=0.5 recipe.label_smoothing=0.2 \
 	architecture.pool=cls model=nope model=rope model=alibi pattern=window
+MASKED_1 := $(STEPS_5) task.masked_lm=0.1
+MASKED_2 := $(STEPS_5) task.masked_lm=0.5
+MASKED_3 := $(MASKED_2) task.extra_text=true
+MASKED_4 := $(STEPS_5) trainer.max_epochs=40 task.pretraining_epochs=20
+MASKED_5 := $(MASKED_4) task.extra_text=true
 HELD_OUT := 0.1 0.5 0.75 0.9
 COUNTED := $(BIN)/python -m speechformer.baselines task=classify corpus=speeches protocol=clean
 reproduce-ladder-classify: $(STAMP)
@@ -226,6 +231,7 @@ reproduce-ladder-classify: $(STAMP)
 	$(foreach share,$(HELD_OUT),$(COUNTED) protocol.validation=$(share) --output $(CLASSIFIED)/baselines/$(share)$(NEWLINE)	)
 	$(foreach k,0 1 2 3 4 5 6 7,$(STEPS_$(k)) 'seed=range(10)'$(NEWLINE)	)
 	$(foreach other,$(BESIDE),$(STEPS_5) $(other) 'seed=range(5)'$(NEWLINE)	)
+	$(foreach k,1 2 3 4 5,$(MASKED_$(k)) 'seed=range(5)'$(NEWLINE)	)
 	$(STEPS_6) task.naive_bayes=1,4 'seed=range(5)'
 	$(STEP) experiment=strong_classify study=strong_classify 'seed=range(10)'
 	$(STEP) experiment=strong_classify study=bayes_classify task.naive_bayes=2 'seed=range(10)'

@@ -84,6 +84,10 @@ RUNS = {
         *("protocol=clean", "protocol.validation=0.9", "task.unknown_rate=0.5", "batch_size=4"),
         *("trainer.max_epochs=3", "trainer.limit_train_batches=3", "eval_interval=3"),
     ],
+    "masked words": [
+        *("task.masked_lm=0.5", "task.pretraining_epochs=1", "trainer.max_epochs=3", "trainer.limit_train_batches=3"),
+        "eval_interval=3",
+    ],
     "accumulation": [
         "trainer.max_epochs=3",
         "trainer.limit_train_batches=5",

@@ -486,6 +486,7 @@ def before_tokens(config: dict[str, Any]) -> dict[str, Any]:
     """A config as it was before classifiers and language models had kinds of tokens, and the latter counts."""
     newer = ["tokens", "vocab_size", "min_count", "evaluation_tokens", "documents", "unknown_rate", "noise", "ngram"]
     newer += ["ngram_targets", "ngram_mixture", "balanced", "naive_bayes", "extra_text"]
+    newer += ["masked_lm", "pretraining_epochs"]
     newer = {"translate": ["bpe_dropout"], "probe": []}.get(config["task"]["name"], newer)
     config = config | {"protocol": {key: value for key, value in config["protocol"].items() if key != "fold"}}
     return config | {"task": {key: value for key, value in config["task"].items() if key not in newer}}

@@ -27,7 +27,7 @@ class Splits:
         test: rows of each test set, by name.
         vocabulary_texts: texts to fit a tokenizer on.
         removed: number of rows removed from train.
-        extra: number of rows at the end of train that come from the labelled sentences.
+        extra: number of rows at the end of train that `with_extra_text` added; they have no class.
     """
 
     train: list[Row]
@@ -79,29 +79,33 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
 
 
 @functools.lru_cache(maxsize=16)
-def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
-    """Add to train the labelled training sentences that repeat no other text.
+def with_extra_text(splits: Splits, corpus: Corpus, labelled: bool) -> Splits:
+    """Add to train the texts of the other training file that repeat no other text.
 
-    A sentence repeats a text, or an earlier sentence, if they share SHARED words in a row. It also repeats a text if
-    it is a near-duplicate of one of its lines. Comparing lines is not enough, since the files split the same speech
-    at other places. Shorter sentences are left out.
+    For running text these are labelled sentences. For labelled sentences (`labelled`) they are lines of running text.
+    A sentence or line repeats a text, or an earlier one, if they share SHARED words in a row. It also repeats a text
+    if it is a near-duplicate of one of its lines. Comparing lines is not enough, since the files split the same
+    speech at other places. Shorter ones are left out.
 
     Raises:
-        UserError: no sentence remains.
+        UserError: nothing remains.
     """
-    tested = [text for _, text in corpus.classify_test]
-    files = (corpus.lm_train, *corpus.lm_test.values())
-    taken = set().union(*map(runs_of_words, (*tested, *(" ".join(lines) for lines in files))))
-    sentences = [text for _, text in corpus.classify_train]
+    own, tested = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
+    candidates, sentences, files = own, tested, [corpus.lm_train, *corpus.lm_test.values()]
+    if labelled:
+        candidates, sentences, files = corpus.lm_train, own + tested, [*corpus.lm_test.values()]
+    taken = set().union(*map(runs_of_words, (*sentences, *(" ".join(lines) for lines in files))))
+    others = [*sentences, *(line for lines in files for line in lines)]
     extra: list[Row] = []
-    for text, copy in zip(sentences, kinds_in(sentences, [*tested, *(line for lines in files for line in lines)])):
-        own = runs_of_words(text)
-        if own and not copy and not own & taken:
+    for text, copy in zip(candidates, kinds_in(candidates, others)):
+        words = runs_of_words(text)
+        if words and not copy and not words & taken:
             extra.append((None, text))
-            taken |= own
+            taken |= words
     if not extra:
+        kind = "line of train_LM.txt" if labelled else "labelled sentence"
         raise UserError(
-            f"task.extra_text: {corpus.where} has no labelled sentence of {SHARED} words or more that is in no other "
+            f"task.extra_text: {corpus.where} has no {kind} of {SHARED} words or more that is in no other "
             "text; set it to false."
         )
     known = set(splits.vocabulary_texts)

@@ -39,8 +39,7 @@ from speechformer.errors import UserError
 DEFAULTS = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
     **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False},
-    "naive_bayes": 0.0,
-    "extra_text": False,
+    **{"naive_bayes": 0.0, "masked_lm": 0.0, "pretraining_epochs": 0, "extra_text": False},
 }
 
 
@@ -73,7 +72,7 @@ class SpeechData(TaskData):
             fold = self.seed % number_of_folds(options["validation"])
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
         if self.task["extra_text"]:
-            self.splits = with_extra_text(self.splits, self.corpus)
+            self.splits = with_extra_text(self.splits, self.corpus, self.labelled)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
         tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))
@@ -124,7 +123,8 @@ class SpeechData(TaskData):
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts
         held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
-        extra = f", {counts['extra_lines']} of them labelled sentences" if "extra_lines" in counts else ""
+        kind = "running text" if self.labelled else "labelled sentences"
+        extra = f", {counts['extra_lines']} of them {kind}" if "extra_lines" in counts else ""
         leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
@@ -168,12 +168,18 @@ def sample_rows(rows: Rows, tokens: int | None) -> Rows:
 
 
 class SentenceData(SpeechData):
-    """Labelled sentences. Longer ones are cut at `block_size`, as in the reports."""
+    """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
+
+    Attributes:
+        drawn: the rows of training batches: `train`, then those of `task.extra_text`, whose label is IGNORE.
+    """
 
     labelled = True
+    drawn: Rows
 
     def encode(self) -> None:
-        self.train = self.encode_rows(self.splits.train)
+        self.drawn = self.encode_rows(self.splits.train)
+        self.train = {name: own[: len(own) - self.splits.extra] for name, own in self.drawn.items()}
         self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
@@ -182,12 +188,19 @@ class SentenceData(SpeechData):
         self.tested = {("test", ""): self.encode_rows(self.splits.test["test"]) | own}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
-        """Return ids [N, block_size] and labels [N]."""
+        """Return ids [N, block_size] and labels [N], IGNORE for rows without a class."""
         ids = torch.full((len(rows), self.block_size), PAD)
         for row, (_, text) in enumerate(rows):
             words = self.tokenizer.encode(text)[: self.block_size]
             ids[row, : len(words)] = torch.tensor(words)
-        return {"ids": ids, "labels": torch.tensor([label for label, _ in rows])}
+        return {"ids": ids, "labels": torch.tensor([IGNORE if label is None else label for label, _ in rows])}
+
+    @property
+    def train_tokens(self) -> int:
+        return int(lengths_of(self.drawn).sum())
+
+    def train_dataloader(self) -> SeededBatches:
+        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
 
     def examples(self) -> list[Example]:
         """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
@@ -24,10 +25,20 @@ class EncoderClassifier(nn.Module):
         block_size: length of the longest sentence, in tokens.
         pool: "mean" over the tokens, or "cls", the state of a trained token in front of the sentence.
         classifier_width: hidden width of the head.
+        masked_lm: whether it also predicts words, from the states of their tokens and the table of embeddings.
         stack: other arguments of `Stack`.
     """
 
-    def __init__(self, *, classes: int, block_size: int, pool: str, classifier_width: int, **stack: Any) -> None:
+    def __init__(
+        self,
+        *,
+        classes: int,
+        block_size: int,
+        pool: str,
+        classifier_width: int,
+        masked_lm: bool = False,
+        **stack: Any,
+    ) -> None:
         super().__init__()
         self.first_token = pick(POOLS, pool, "architecture.pool")
         self.encoder = build_stack(length=block_size, causal=False, first_token=self.first_token, **stack)
@@ -36,14 +47,21 @@ class EncoderClassifier(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
+        self.word_bias = nn.Parameter(torch.zeros(stack["vocab_size"])) if masked_lm else None
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the logits of sentences padded with `PAD`, [B, classes]."""
-        token_mask_BT = ids_BT != PAD
-        x_BTD = self.encoder(ids_BT, token_mask_BT)[0]
+        return self.classify(self.states(ids_BT), ids_BT)
+
+    def states(self, ids_BT: Tensor) -> Tensor:
+        """Return the hidden states of sentences, [B, T, D]. A CLS token is first, and makes T one more."""
+        return self.encoder(ids_BT, ids_BT != PAD)[0]
+
+    def classify(self, x_BTD: Tensor, ids_BT: Tensor) -> Tensor:
+        """Return the logits of sentences with these hidden states, [B, classes]."""
         if self.first_token:
             return self.head(x_BTD[:, 0])
-        token_mask_BT1 = token_mask_BT[:, :, None]
+        token_mask_BT1 = (ids_BT != PAD)[:, :, None]
         return self.head((x_BTD * token_mask_BT1).sum(dim=1) / token_mask_BT1.sum(dim=1))
 
     def attention(self, ids_BT: Tensor) -> Weights:

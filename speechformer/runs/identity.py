@@ -33,8 +33,9 @@ ADDED: dict[str, Any] = {
 }
 WORDS: dict[str, Any] = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": 40000}
 COUNTS = {"unknown_rate": 0, "noise": 0, "ngram": 5, "ngram_targets": 0, "ngram_mixture": "none"}
-ADDED_TO_TASK = {
-    "classify": {**WORDS, "unknown_rate": 0, "balanced": False, "naive_bayes": 0},
+MASKED = {"masked_lm": 0, "pretraining_epochs": 0}
+ADDED_TO_TASK: dict[str, dict[str, Any]] = {
+    "classify": {**WORDS, **MASKED, "unknown_rate": 0, "balanced": False, "naive_bayes": 0, "extra_text": False},
     "lm": {**WORDS, **COUNTS, "documents": "joined", "extra_text": False},
     "translate": {"bpe_dropout": 0},
 }

@@ -205,7 +205,8 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
         raise UserError("recurrent layers cannot be stacked")
     if config["model"]["name"] in ("by_layer", "randomised"):
         raise UserError("positions that differ by layer, or are random, cannot be stacked")
-    if own := [key for key in ("unknown_rate", "noise", "ngram_targets") if config["task"].get(key)]:
+    drawn = ("unknown_rate", "noise", "ngram_targets", "masked_lm", "pretraining_epochs")
+    if own := [key for key in drawn if config["task"].get(key)]:
         raise UserError(f"task.{own[0]} draws or counts words for each run")
     if config["task"].get("ngram_mixture", "none") != "none":
         raise UserError("task.ngram_mixture counts words for each run")

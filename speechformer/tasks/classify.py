@@ -12,8 +12,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from speechformer.config import count_devices
 from speechformer.console import format_metric
-from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
@@ -28,6 +29,7 @@ from speechformer.models.stack import initialise
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.runs.predictions import write_predictions
 from speechformer.tasks.base import Task
+from speechformer.tasks.masked_lm import MaskedLM
 from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.word_noise import WordNoise
 
@@ -40,6 +42,7 @@ class Classify(Task):
         recipe: the config group.
         classes: the name of each class.
         naive_bayes: the arguments of `NaiveBayes`, which evaluation and prediction add; None for none.
+        masked_lm: the arguments of `MaskedLM`, whose loss training adds; None for none.
     """
 
     name, metric, mode = "classify", "accuracy", "max"
@@ -65,6 +68,7 @@ class Classify(Task):
         recipe: dict[str, Any],
         classes: list[str],
         naive_bayes: dict[str, Any] | None = None,
+        masked_lm: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
@@ -72,6 +76,7 @@ class Classify(Task):
         self.noise: WordNoise | None = None
         self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
         self.naive_bayes = None if naive_bayes is None else NaiveBayes(**naive_bayes)
+        self.masked_lm = None if masked_lm is None else MaskedLM(**masked_lm)
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
         self.predicted = torch.empty(0, dtype=torch.int64)  # of the test, by the last evaluation; -1: none
@@ -80,8 +85,10 @@ class Classify(Task):
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
         classes = list(data.corpus.classes)
-        architecture = cls.architecture_arguments(config, data, classes=len(classes))
-        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data))
+        masked_lm = masked_lm_arguments(config, data)
+        more = {} if masked_lm is None else {"masked_lm": True}
+        architecture = cls.architecture_arguments(config, data, classes=len(classes), **more)
+        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data), masked_lm)
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, SentenceData)
@@ -107,9 +114,26 @@ class Classify(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
-        loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
+        if self.masked_lm is None:
+            loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
+        else:
+            loss = self.joint_loss(self.masked_lm, ids, batch["labels"])
         self.tokens += (batch["ids"] != PAD).sum()
         return self.track_loss(loss, batch, batch_idx)
+
+    def joint_loss(self, masked_lm: MaskedLM, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter."""
+        pretrains = self.current_epoch < masked_lm.epochs
+        if not pretrains and not masked_lm.weight:
+            return mean_cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"])
+        inputs, chosen = masked_lm.mask(ids, self.generator)
+        states = self.model.states(inputs)
+        words = masked_lm.loss(self.model, states, ids, chosen)
+        if pretrains:
+            return words
+        logits = self.model.classify(states, inputs)
+        classes = mean_cross_entropy(logits, labels, self.log_prior_C, self.recipe["label_smoothing"])
+        return classes + masked_lm.weight * words
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe["label_smoothing"]
@@ -206,6 +230,33 @@ def word_noise(data: SentenceData) -> WordNoise | None:
     noise = WordNoise(data.train["ids"].flatten().long(), data.vocab_size, rate, 0.0)
     noise.check()
     return noise
+
+
+def masked_lm_arguments(config: dict[str, Any], data: TaskData) -> dict[str, Any] | None:
+    """Return the arguments of `MaskedLM`; None if the config has no masked language modelling.
+
+    Raises:
+        UserError: the settings contradict each other.
+    """
+    assert isinstance(data, SentenceData)
+    weight, epochs, most = data.task["masked_lm"], data.task["pretraining_epochs"], config["trainer"]["max_epochs"]
+    if not weight and not epochs:
+        if data.task["extra_text"]:
+            raise UserError(
+                "task.extra_text adds sentences without a class, which only masked language modelling can use; set "
+                "task.masked_lm or task.pretraining_epochs."
+            )
+        return None
+    if most is not None and 0 <= most <= epochs:
+        raise UserError(f"task.pretraining_epochs={epochs} must be below trainer.max_epochs={most}.")
+    if epochs and count_devices(config["trainer"]["devices"]) > 1:
+        raise UserError("task.pretraining_epochs needs one device; set trainer.devices=1.")
+    return {"weight": weight, "epochs": epochs, "vocabulary": len(data.tokenizer)}
+
+
+def mean_cross_entropy(logits_BC: Tensor, labels_B: Tensor, log_prior_C: Tensor | None, smoothing: float) -> Tensor:
+    """Return the mean of `cross_entropy` over the sentences that have a class; zero if none has."""
+    return cross_entropy(logits_BC, labels_B, log_prior_C, smoothing, "sum") / (labels_B != IGNORE).sum().clamp(min=1)
 
 
 def cross_entropy(
