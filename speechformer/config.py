@@ -335,6 +335,11 @@ def has_type(value: Any, annotation: Any) -> bool:
     return type(value) is (origin or annotation)
 
 
+def uses_several_devices(config: Mapping[str, Any]) -> bool:
+    """Return whether a run trains on several devices, of one machine or of several."""
+    return count_devices(config["trainer"]["devices"]) > 1 or config["trainer"].get("num_nodes", 1) > 1
+
+
 def count_devices(devices: Any) -> int:
     """Return how many devices `trainer.devices` requests; 0 if the value is invalid."""
     if isinstance(devices, list):

@@ -104,7 +104,7 @@ class SpeechData(TaskData):
             }
         evaluated = int(lengths_of(self.monitored["train", ""]).sum())
         return {
-            "train": len(splits.train),
+            "train": len(splits.train) - self.labelled * splits.extra,
             "validation": len(splits.validation),
             "removed_from_train": splits.removed,
             **({"extra_lines": splits.extra} if splits.extra else {}),
@@ -123,8 +123,8 @@ class SpeechData(TaskData):
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts
         held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
-        kind = "running text" if self.labelled else "labelled sentences"
-        extra = f", {counts['extra_lines']} of them {kind}" if "extra_lines" in counts else ""
+        extra = " and {} lines of running text" if self.labelled else ", {} of them labelled sentences"
+        extra = extra.format(counts["extra_lines"]) if "extra_lines" in counts else ""
         leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
@@ -171,7 +171,8 @@ class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
 
     Attributes:
-        drawn: the rows of training batches: `train`, then those of `task.extra_text`, whose label is IGNORE.
+        drawn: the rows of training batches: `train`, then those of `task.extra_text`, whose label is IGNORE. A line
+            of running text that is longer than `block_size` becomes several rows.
     """
 
     labelled = True
@@ -179,7 +180,7 @@ class SentenceData(SpeechData):
 
     def encode(self) -> None:
         self.drawn = self.encode_rows(self.splits.train)
-        self.train = {name: own[: len(own) - self.splits.extra] for name, own in self.drawn.items()}
+        self.train = {name: own[self.drawn["labels"] != IGNORE] for name, own in self.drawn.items()}
         self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
@@ -189,11 +190,18 @@ class SentenceData(SpeechData):
 
     def encode_rows(self, rows: list[Row]) -> Rows:
         """Return ids [N, block_size] and labels [N], IGNORE for rows without a class."""
-        ids = torch.full((len(rows), self.block_size), PAD)
-        for row, (_, text) in enumerate(rows):
-            words = self.tokenizer.encode(text)[: self.block_size]
+        encoded = [(label, self.tokenizer.encode(text)) for label, text in rows]
+        size, cut = self.block_size, list[tuple[int, list[int]]]()
+        for label, words in encoded:
+            starts = range(0, len(words), size) if label is None else (0,)
+            cut += [(IGNORE if label is None else label, words[start : start + size]) for start in starts]
+        ids = torch.full((len(cut), size), PAD)
+        for row, (_, words) in enumerate(cut):
             ids[row, : len(words)] = torch.tensor(words)
-        return {"ids": ids, "labels": torch.tensor([IGNORE if label is None else label for label, _ in rows])}
+        return {"ids": ids, "labels": torch.tensor([label for label, _ in cut])}
+
+    def count(self) -> dict[str, Any]:
+        return super().count() | ({"train_rows": len(self.drawn["ids"])} if self.splits.extra else {})
 
     @property
     def train_tokens(self) -> int:

@@ -128,22 +128,21 @@ class AttentionBias:
         With one row queries of padding attend to the tokens in place of themselves; their states are undefined.
         """
         token_mask_BS = self.token_mask_BS
-        if token_mask_BS is None or token_mask_BS.dtype != torch.bool or not self.only_padding_hides:
-            return self.dense
-        return torch.where(token_mask_BS[:, None, None], 0.0, -math.inf)
+        is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
+        if is_padding and self.is_plain and not self.causal and self.device.type == "cpu":
+            return torch.where(token_mask_BS[:, None, None], 0.0, -math.inf)  # type: ignore[index]
+        return self.dense
 
     @functools.cached_property
-    def only_padding_hides(self) -> bool:
-        """Whether the bias is that of the token mask alone. On a CPU: other kernels may need all rows."""
+    def is_plain(self) -> bool:
+        """Whether causality and the token mask alone decide the bias."""
         biased = self.positions.overrides("bias") or self.positions.overrides("gate")
-        plain = self.pattern is all_pairs and not self.causal and self.j is None
-        return plain and not biased and self.device.type == "cpu"
+        return not biased and self.pattern is all_pairs
 
-    @functools.cached_property
+    @property
     def has_no_mask(self) -> bool:
         """Whether causality alone decides the bias."""
-        biased = self.positions.overrides("bias") or self.positions.overrides("gate")
-        return not biased and self.pattern is all_pairs and self.token_mask_BS is None
+        return self.is_plain and self.token_mask_BS is None
 
     @functools.cached_property
     def layout(self) -> list[Part] | None:

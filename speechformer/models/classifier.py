@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
@@ -25,7 +24,7 @@ class EncoderClassifier(nn.Module):
         block_size: length of the longest sentence, in tokens.
         pool: "mean" over the tokens, or "cls", the state of a trained token in front of the sentence.
         classifier_width: hidden width of the head.
-        masked_lm: whether it also predicts words, from the states of their tokens and the table of embeddings.
+        masked_lm: whether it also predicts words, by a linear layer on the states of their tokens.
         stack: other arguments of `Stack`.
     """
 
@@ -47,7 +46,7 @@ class EncoderClassifier(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
-        self.word_bias = nn.Parameter(torch.zeros(stack["vocab_size"])) if masked_lm else None
+        self.words = nn.Linear(stack["width"], stack["vocab_size"]) if masked_lm else None
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the logits of sentences padded with `PAD`, [B, classes]."""

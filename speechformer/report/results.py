@@ -109,7 +109,8 @@ class Run:
     @property
     def steps_per_epoch(self) -> int:
         """Optimiser steps of one pass over the training rows."""
-        batches = math.ceil(self.result["corpus"]["counts"]["train"] / self.config["batch_size"])
+        counts = self.result["corpus"]["counts"]
+        batches = math.ceil(counts.get("train_rows", counts["train"]) / self.config["batch_size"])
         limit = self.config.get("trainer.limit_train_batches")
         if limit is not None:  # a number of batches, or a fraction of them
             batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from speechformer.config import count_devices
+from speechformer.config import uses_several_devices
 from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.subwords import Subwords
@@ -96,6 +97,8 @@ class Classify(Task):
         self.predicted = torch.full_like(self.tested["labels"], -1)
         self.log_prior_C = log_prior(data)
         self.noise = word_noise(data)
+        if self.masked_lm is not None:
+            self.masked_lm.attach(data.drawn["ids"])
         if self.naive_bayes is not None:
             self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
@@ -123,17 +126,39 @@ class Classify(Task):
 
     def joint_loss(self, masked_lm: MaskedLM, ids: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter."""
-        pretrains = self.current_epoch < masked_lm.epochs
-        if not pretrains and not masked_lm.weight:
-            return mean_cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"])
+        has_class = labels != IGNORE
+        if not self.is_pretraining and not masked_lm.weight and has_class.any():
+            ids, labels = ids[has_class], labels[has_class]
+            return cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"])
         inputs, chosen = masked_lm.mask(ids, self.generator)
         states = self.model.states(inputs)
         words = masked_lm.loss(self.model, states, ids, chosen)
-        if pretrains:
+        if self.is_pretraining:
             return words
-        logits = self.model.classify(states, inputs)
-        classes = mean_cross_entropy(logits, labels, self.log_prior_C, self.recipe["label_smoothing"])
+        logits, smoothing = self.model.classify(states, inputs), self.recipe["label_smoothing"]
+        classes = cross_entropy(logits, labels, self.log_prior_C, smoothing, "sum") / has_class.sum().clamp(min=1)
         return classes + masked_lm.weight * words
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.masked_lm is not None and self.current_epoch < self.masked_lm.epochs
+
+    def pretraining_steps(self) -> int:
+        if self.masked_lm is None or not self.masked_lm.epochs:
+            return 0
+        total, accumulated = self.trainer.estimated_stepping_batches, self.trainer.accumulate_grad_batches
+        steps = self.masked_lm.epochs * math.ceil(self.trainer.num_training_batches / accumulated)
+        if steps >= total:
+            raise UserError(
+                f"task.pretraining_epochs={self.masked_lm.epochs} takes {steps} steps, and the run has {int(total)}; "
+                "set fewer, or a higher trainer.max_epochs or trainer.max_steps."
+            )
+        return steps
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
+        if batch_idx == 0 and self.masked_lm is not None and self.current_epoch == self.masked_lm.epochs:
+            self.trainer.optimizers[0].state.clear()  # its moments are those of another loss
+        return super().on_train_batch_start(batch, batch_idx)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe["label_smoothing"]
@@ -227,7 +252,7 @@ def word_noise(data: SentenceData) -> WordNoise | None:
         return None
     if data.task["tokens"] != "words":
         raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
-    noise = WordNoise(data.train["ids"].flatten().long(), data.vocab_size, rate, 0.0)
+    noise = WordNoise(data.drawn["ids"].flatten().long(), data.vocab_size, rate, 0.0)
     noise.check()
     return noise
 
@@ -239,7 +264,7 @@ def masked_lm_arguments(config: dict[str, Any], data: TaskData) -> dict[str, Any
         UserError: the settings contradict each other.
     """
     assert isinstance(data, SentenceData)
-    weight, epochs, most = data.task["masked_lm"], data.task["pretraining_epochs"], config["trainer"]["max_epochs"]
+    weight, epochs = data.task["masked_lm"], data.task["pretraining_epochs"]
     if not weight and not epochs:
         if data.task["extra_text"]:
             raise UserError(
@@ -247,16 +272,9 @@ def masked_lm_arguments(config: dict[str, Any], data: TaskData) -> dict[str, Any
                 "task.masked_lm or task.pretraining_epochs."
             )
         return None
-    if most is not None and 0 <= most <= epochs:
-        raise UserError(f"task.pretraining_epochs={epochs} must be below trainer.max_epochs={most}.")
-    if epochs and count_devices(config["trainer"]["devices"]) > 1:
-        raise UserError("task.pretraining_epochs needs one device; set trainer.devices=1.")
-    return {"weight": weight, "epochs": epochs, "vocabulary": len(data.tokenizer)}
-
-
-def mean_cross_entropy(logits_BC: Tensor, labels_B: Tensor, log_prior_C: Tensor | None, smoothing: float) -> Tensor:
-    """Return the mean of `cross_entropy` over the sentences that have a class; zero if none has."""
-    return cross_entropy(logits_BC, labels_B, log_prior_C, smoothing, "sum") / (labels_B != IGNORE).sum().clamp(min=1)
+    if uses_several_devices(config):  # whose losses would not be that of the whole batch
+        raise UserError("Masked language modelling needs one device; set trainer.devices=1 trainer.num_nodes=1.")
+    return {"weight": weight, "epochs": epochs}
 
 
 def cross_entropy(

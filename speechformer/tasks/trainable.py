@@ -93,7 +93,16 @@ class TrainableModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         width = self.hparams["architecture"]["width"]
-        return build_optimizer(self.model, self.recipe, width, self.trainer)
+        return build_optimizer(self.model, self.recipe, width, self.trainer, self.pretraining_steps())
+
+    def pretraining_steps(self) -> int:
+        """Return after how many steps optimizer and schedule begin again; 0 for never."""
+        return 0
+
+    @property
+    def is_pretraining(self) -> bool:
+        """Whether this epoch trains another loss than that of the task, so that no checkpoint of it is the best."""
+        return False
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

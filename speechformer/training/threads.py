@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer import console
-from speechformer.config import count_devices
+from speechformer.config import uses_several_devices
 from speechformer.runs.folder import RunFolder
 from speechformer.training import devices
 
@@ -129,7 +129,7 @@ def tuners(config: dict[str, Any], folders: Sequence[RunFolder]) -> list[pl.Call
 
     Compiled code has the number built in, and on several devices each process has its share.
     """
-    several = count_devices(config["trainer"]["devices"]) > 1 or config["trainer"].get("num_nodes", 1) > 1
+    several = uses_several_devices(config)
     if config["threads"] or devices.share_of_threads() or config["compile"] is not None or several:
         return []
     return [ThreadTuner(folders, begins=not folders[0].previous)] if devices.all_threads() > 1 else []
