@@ -43,7 +43,7 @@ def sentences(rows: int, generator: torch.Generator) -> Tensor:
 
 
 def masker(ids: Tensor) -> MaskedLM:
-    """Return a masker that has seen this text."""
+    """Return a masker of this text."""
     own = MaskedLM(1.0, 0)
     own.attach(ids)
     return own
