@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_sum_of_both_losses_after_pre_training_alone() -> None:
     assert own is not None
     for epochs in (1, 0):
         own.epochs, task.generator = epochs, torch.Generator().manual_seed(3)
-        losses.append(task.joint_loss(own, ids, labels))
+        losses.append(task.joint_loss(own, ids, labels)[0])
     inputs, chosen = own.mask(ids, torch.Generator().manual_seed(3))
     words = own.loss(task.model, task.model.states(inputs), ids, chosen)
     classes = F.cross_entropy(task.model(inputs[:5]), labels[:5])
@@ -119,12 +120,12 @@ def test_a_sum_of_both_losses_after_pre_training_alone() -> None:
     head = [*task.model.head.parameters()]
     assert all(grad is None for grad in torch.autograd.grad(losses[0], head, allow_unused=True))
     own.weight = 0.0
-    torch.testing.assert_close(task.joint_loss(own, ids, labels), F.cross_entropy(task.model(ids[:5]), labels[:5]))
-    assert task.joint_loss(own, ids, torch.full_like(labels, IGNORE)).item() == 0
+    torch.testing.assert_close(task.joint_loss(own, ids, labels)[0], F.cross_entropy(task.model(ids[:5]), labels[:5]))
+    assert task.joint_loss(own, ids, torch.full_like(labels, IGNORE))[0].item() == 0
     own.weight, task.recipe["label_smoothing"], task.log_prior_C = 0.3, 0.1, torch.tensor([0.0, 1.0, -1.0])
     task.generator = torch.Generator().manual_seed(3)
     classes = F.cross_entropy(task.model(inputs[:5]) + task.log_prior_C, labels[:5], label_smoothing=0.1)
-    torch.testing.assert_close(task.joint_loss(own, ids, labels), classes + 0.3 * words)
+    torch.testing.assert_close(task.joint_loss(own, ids, labels)[0], classes + 0.3 * words)
 
 
 def test_words_that_follow_from_the_others_are_learned() -> None:
@@ -146,12 +147,19 @@ def test_words_that_follow_from_the_others_are_learned() -> None:
     assert loss(500).item() < 0.1 < 2 < before
 
 
-def test_a_run_pre_trains_and_then_classifies(tmp_path: Path) -> None:
+def test_a_run_pre_trains_and_then_classifies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oracle: the head of classes is as initialised until pre-training ends; the rest, until the run begins."""
     own = ["task.pretraining_epochs=1", "trainer.max_epochs=2", "trainer.limit_train_batches=4"]
+    own += ["trainer.log_every_n_steps=1"]
     folder = tmp_path / "run"
     result = execute(compose(*TINY, "task=classify", *own, "keep_every_n_steps=4"), folder)
     assert result["status"] == "finished" and result["config"]["task"]["pretraining_epochs"] == 1
+    assert "The first 4 steps predict masked words alone" in capsys.readouterr().out
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file) if row["train_loss"]}
+    assert [*rows] == [*range(1, 9)]
+    for step, row in rows.items():
+        assert row["masked_lm_loss"] == (row["train_loss"] if step <= 4 else "")
     states = [torch.load(folder / "checkpoints" / f"{k}.ckpt", weights_only=True)["state_dict"] for k in (0, 4, 8)]
     for name, initial in states[0].items():
         is_equal = [other[name].equal(initial) for other in states[1:]]
@@ -196,9 +204,19 @@ def test_lines_of_running_text_join_the_batches(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["task.extra_text=true"], "set task.masked_lm or task.pretraining_epochs"),
-        (["task.pretraining_epochs=2", "trainer.max_epochs=2"], "=2 takes [0-9]+ steps, and the run has [0-9]+; set"),
-        (["task.pretraining_epochs=1", "trainer.max_steps=3"], "and the run has 3; set fewer, or a higher"),
+        (
+            ["task.pretraining_epochs=2", "trainer.max_epochs=2"],
+            "=2 takes [0-9]+ steps, and the run has [0-9]+, which",
+        ),
+        (
+            ["task.pretraining_epochs=1", "trainer.max_steps=3"],
+            "run has 3, which leaves none for the classes; set fewer",
+        ),
         (["task.masked_lm=1", "trainer.devices=2"], "needs one device; set trainer.devices=1"),
+        (
+            ["task.pretraining_epochs=1", "recipe=cosine", "recipe.warmup_steps=500"],
+            "after pre-training ends",
+        ),
         (["task.masked_lm=1", "task.min_count=100000", "task.vocab_size=1"], "all of train is <unk>"),
         (["task.masked_lm=-1"], "task.masked_lm"),
     ],
@@ -220,11 +238,11 @@ def test_optimizer_and_schedule_begin_again(tmp_path: Path, monkeypatch: pytest.
     rates, counts = [], []
     loss = Classify.track_loss
 
-    def track(self: Classify, *arguments: Any) -> Tensor:
+    def track(self: Classify, *arguments: Any, **parts: Tensor) -> Tensor:
         optimizer = self.trainer.optimizers[0]
         rates.append(optimizer.param_groups[0]["lr"])
         counts.append(max((int(own["step"]) for own in optimizer.state.values()), default=0))
-        return loss(self, *arguments)
+        return loss(self, *arguments, **parts)
 
     monkeypatch.setattr(Classify, "track_loss", track)
     own = ["trainer.limit_train_batches=6", "recipe=cosine", "recipe.warmup_steps=2", "recipe.lr=1"]

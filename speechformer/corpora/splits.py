@@ -94,6 +94,11 @@ def with_extra_text(splits: Splits, corpus: Corpus, labelled: bool) -> Splits:
     candidates, sentences, files = own, tested, [corpus.lm_train, *corpus.lm_test.values()]
     if labelled:
         candidates, sentences, files = corpus.lm_train, own + tested, [*corpus.lm_test.values()]
+    if not candidates:
+        file = "train_LM.txt" if labelled else "train_CLS.tsv"
+        raise UserError(
+            f"task.extra_text adds lines of {file}, and {corpus.where} has no such file; add it, or set it to false."
+        )
     taken = set().union(*map(runs_of_words, (*sentences, *(" ".join(lines) for lines in files))))
     others = [*sentences, *(line for lines in files for line in lines)]
     extra: list[Row] = []

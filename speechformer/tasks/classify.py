@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.config import uses_several_devices
-from speechformer.console import format_metric
+from speechformer.console import format_metric, say
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -117,27 +117,32 @@ class Classify(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
+        parts: dict[str, Tensor] = {}
         if self.masked_lm is None:
             loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
         else:
-            loss = self.joint_loss(self.masked_lm, ids, batch["labels"])
+            loss, parts = self.joint_loss(self.masked_lm, ids, batch["labels"])
         self.tokens += (batch["ids"] != PAD).sum()
-        return self.track_loss(loss, batch, batch_idx)
+        return self.track_loss(loss, batch, batch_idx, **parts)
 
-    def joint_loss(self, masked_lm: MaskedLM, ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter."""
+    def joint_loss(self, masked_lm: MaskedLM, ids: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter.
+
+        Also return the loss of masked words, by name, if it was computed.
+        """
         has_class = labels != IGNORE
         if not self.is_pretraining and not masked_lm.weight and has_class.any():
             ids, labels = ids[has_class], labels[has_class]
-            return cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"])
+            return cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"]), {}
         inputs, chosen = masked_lm.mask(ids, self.generator)
         states = self.model.states(inputs)
         words = masked_lm.loss(self.model, states, ids, chosen)
+        parts = {"masked_lm_loss": words}
         if self.is_pretraining:
-            return words
+            return words, parts
         logits, smoothing = self.model.classify(states, inputs), self.recipe["label_smoothing"]
         classes = cross_entropy(logits, labels, self.log_prior_C, smoothing, "sum") / has_class.sum().clamp(min=1)
-        return classes + masked_lm.weight * words
+        return classes + masked_lm.weight * words, parts
 
     @property
     def is_pretraining(self) -> bool:
@@ -150,10 +155,15 @@ class Classify(Task):
         steps = self.masked_lm.epochs * math.ceil(self.trainer.num_training_batches / accumulated)
         if steps >= total:
             raise UserError(
-                f"task.pretraining_epochs={self.masked_lm.epochs} takes {steps} steps, and the run has {int(total)}; "
-                "set fewer, or a higher trainer.max_epochs or trainer.max_steps."
+                f"task.pretraining_epochs={self.masked_lm.epochs} takes {steps} steps, and the run has {int(total)}, "
+                "which leaves none for the classes; set fewer, or a higher trainer.max_epochs or trainer.max_steps."
             )
         return steps
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if steps := self.pretraining_steps():
+            say(f"The first {steps} steps predict masked words alone; only later ones learn the classes.")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
         if batch_idx == 0 and self.masked_lm is not None and self.current_epoch == self.masked_lm.epochs:

@@ -168,8 +168,9 @@ def lr_factor(recipe: dict[str, Any], trainer: Any, restart: int = 0) -> Callabl
         raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
     parts = (restart, int(steps) - restart) if restart else (int(steps),)
     if not endless and warmup >= (least := min(parts)):
+        which = "before or after pre-training ends, where the schedule starts again" if restart else "of the run"
         raise UserError(
-            f"recipe.warmup_steps={warmup} is not less than the {least} steps of the schedule; set fewer, such as "
+            f"recipe.warmup_steps={warmup} is not less than the {least} steps {which}; set fewer, such as "
             f"recipe.warmup_steps={least // 10}, or train longer."
         )
 

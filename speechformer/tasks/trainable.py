@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -118,21 +119,24 @@ class TrainableModule(pl.LightningModule):
         self.trainer.should_stop |= stop
         return -1 if stop else None
 
-    def track_loss(self, loss: Tensor, batch: Batch, batch_idx: int) -> Tensor:
+    def track_loss(self, loss: Tensor, batch: Batch, batch_idx: int, **parts: Tensor) -> Tensor:
         """Record the loss of a training batch, and return the loss to differentiate.
 
         On a CPU every loss is checked for divergence; on an accelerator, which would have to synchronize, those of
         logged steps. On several devices the loss is weighted by the device's part of the batch.
+
+        Args:
+            parts: of the loss, to log by name.
         """
         logged = is_logged(self.trainer, batch_idx)
         recorded = loss.detach()
         if logged and "weight" in batch:
             recorded = self.trainer.strategy.reduce(recorded * batch["weight"], reduce_op="mean")
         if logged or loss.device.type == "cpu":
-            self.record_loss(float(recorded), self.global_step + 1, logged)
+            self.record_loss(float(recorded), self.global_step + 1, logged, parts)
         return loss * batch["weight"] if "weight" in batch else loss
 
-    def record_loss(self, loss: float, step: int, logged: bool) -> None:
+    def record_loss(self, loss: float, step: int, logged: bool, parts: Mapping[str, Tensor] = {}) -> None:
         """Record divergence; optionally log the training loss and the learning rate."""
         if self.rehearses:
             return
@@ -141,7 +145,8 @@ class TrainableModule(pl.LightningModule):
         # `self.log` costs as much as a layer, and writes only after the checkpoint of its step.
         if logged and self.trainer.logger is not None:
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr}, step)
+            own = {name: float(part.detach()) for name, part in parts.items()}
+            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr, **own}, step)
 
     def diverged(self) -> bool:
         """Return whether the loss or a weight is NaN or infinite."""
