@@ -100,7 +100,7 @@ TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=jo
 reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
-	-$(BIN)/python -m speechformer.train experiment=ted_faster seed=1 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
+	$(TRANSLATION) experiment=ted_faster seed=0,1,2
 	$(TRANSLATION) task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
 	$(TRANSLATION) task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'
