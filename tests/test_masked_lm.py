@@ -19,7 +19,7 @@ from speechformer.data.speeches import SentenceData
 from speechformer.errors import UserError
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.tasks.base import SIZES
-from speechformer.tasks.classify import Classify
+from speechformer.tasks.classify import Classify, training_loss
 from speechformer.tasks.masked_lm import RATE, MaskedLM
 from speechformer.tasks.registry import DATA_KEYS, build_data
 from speechformer.training.run import execute
@@ -112,7 +112,7 @@ def test_a_sum_of_both_losses_after_pre_training_alone() -> None:
     assert own is not None
     for epochs in (1, 0):
         own.epochs, task.generator = epochs, torch.Generator().manual_seed(3)
-        losses.append(task.joint_loss(own, ids, labels)[0])
+        losses.append(training_loss(task, ids, labels)[0])
     inputs, chosen = own.mask(ids, torch.Generator().manual_seed(3))
     words = own.loss(task.model, task.model.states(inputs), ids, chosen)
     classes = F.cross_entropy(task.model(inputs[:5]), labels[:5])
@@ -120,12 +120,12 @@ def test_a_sum_of_both_losses_after_pre_training_alone() -> None:
     head = [*task.model.head.parameters()]
     assert all(grad is None for grad in torch.autograd.grad(losses[0], head, allow_unused=True))
     own.weight = 0.0
-    torch.testing.assert_close(task.joint_loss(own, ids, labels)[0], F.cross_entropy(task.model(ids[:5]), labels[:5]))
-    assert task.joint_loss(own, ids, torch.full_like(labels, IGNORE))[0].item() == 0
+    torch.testing.assert_close(training_loss(task, ids, labels)[0], F.cross_entropy(task.model(ids[:5]), labels[:5]))
+    assert training_loss(task, ids, torch.full_like(labels, IGNORE))[0].item() == 0
     own.weight, task.recipe["label_smoothing"], task.log_prior_C = 0.3, 0.1, torch.tensor([0.0, 1.0, -1.0])
     task.generator = torch.Generator().manual_seed(3)
     classes = F.cross_entropy(task.model(inputs[:5]) + task.log_prior_C, labels[:5], label_smoothing=0.1)
-    torch.testing.assert_close(task.joint_loss(own, ids, labels)[0], classes + 0.3 * words)
+    torch.testing.assert_close(training_loss(task, ids, labels)[0], classes + 0.3 * words)
 
 
 def test_words_that_follow_from_the_others_are_learned() -> None:

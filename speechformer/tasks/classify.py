@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from speechformer.config import uses_several_devices
-from speechformer.console import format_metric, say
+from speechformer.console import format_metric
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -29,13 +28,12 @@ from speechformer.models.naive_bayes import NaiveBayes
 from speechformer.models.stack import initialise
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.runs.predictions import write_predictions
-from speechformer.tasks.base import Task
-from speechformer.tasks.masked_lm import MaskedLM
+from speechformer.tasks.masked_lm import MaskedLM, PretrainedTask
 from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.word_noise import WordNoise
 
 
-class Classify(Task):
+class Classify(PretrainedTask):
     """An `EncoderClassifier` under cross-entropy.
 
     Args:
@@ -58,9 +56,8 @@ class Classify(Task):
         "accuracy on leaked and other test sentences": r"test_accuracy_(in_train|not_in_train)",
         "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
     }
-    no_ensemble = None
     compared, x_axis = ("test_accuracy_not_in_train",), "epoch"
-    baseline_keys = ("block_size",)  # sentences are cut there
+    no_ensemble, baseline_keys = None, ("block_size",)  # sentences are cut there
     model: EncoderClassifier
 
     def __init__(
@@ -87,18 +84,16 @@ class Classify(Task):
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
         classes = list(data.corpus.classes)
         masked_lm = masked_lm_arguments(config, data)
-        more = {} if masked_lm is None else {"masked_lm": True}
-        architecture = cls.architecture_arguments(config, data, classes=len(classes), **more)
+        more = {"classes": len(classes), **({"masked_lm": True} if masked_lm else {})}
+        architecture = cls.architecture_arguments(config, data, **more)
         return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data), masked_lm)
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
-        self.log_prior_C = log_prior(data)
-        self.noise = word_noise(data)
-        if self.masked_lm is not None:
-            self.masked_lm.attach(data.drawn["ids"])
+        self.log_prior_C, self.noise = log_prior(data), word_noise(data)
+        self.attach_words(data.drawn["ids"])
         if self.naive_bayes is not None:
             self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
@@ -117,58 +112,9 @@ class Classify(Task):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
-        parts: dict[str, Tensor] = {}
-        if self.masked_lm is None:
-            loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
-        else:
-            loss, parts = self.joint_loss(self.masked_lm, ids, batch["labels"])
+        loss, parts = training_loss(self, ids, batch["labels"])
         self.tokens += (batch["ids"] != PAD).sum()
         return self.track_loss(loss, batch, batch_idx, **parts)
-
-    def joint_loss(self, masked_lm: MaskedLM, ids: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter.
-
-        Also return the loss of masked words, by name, if it was computed.
-        """
-        has_class = labels != IGNORE
-        if not self.is_pretraining and not masked_lm.weight and has_class.any():
-            ids, labels = ids[has_class], labels[has_class]
-            return cross_entropy(self.model(ids), labels, self.log_prior_C, self.recipe["label_smoothing"]), {}
-        inputs, chosen = masked_lm.mask(ids, self.generator)
-        states = self.model.states(inputs)
-        words = masked_lm.loss(self.model, states, ids, chosen)
-        parts = {"masked_lm_loss": words}
-        if self.is_pretraining:
-            return words, parts
-        logits, smoothing = self.model.classify(states, inputs), self.recipe["label_smoothing"]
-        classes = cross_entropy(logits, labels, self.log_prior_C, smoothing, "sum") / has_class.sum().clamp(min=1)
-        return classes + masked_lm.weight * words, parts
-
-    @property
-    def is_pretraining(self) -> bool:
-        return self.masked_lm is not None and self.current_epoch < self.masked_lm.epochs
-
-    def pretraining_steps(self) -> int:
-        if self.masked_lm is None or not self.masked_lm.epochs:
-            return 0
-        total, accumulated = self.trainer.estimated_stepping_batches, self.trainer.accumulate_grad_batches
-        steps = self.masked_lm.epochs * math.ceil(self.trainer.num_training_batches / accumulated)
-        if steps >= total:
-            raise UserError(
-                f"task.pretraining_epochs={self.masked_lm.epochs} takes {steps} steps, and the run has {int(total)}, "
-                "which leaves none for the classes; set fewer, or a higher trainer.max_epochs or trainer.max_steps."
-            )
-        return steps
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        if steps := self.pretraining_steps():
-            say(f"The first {steps} steps predict masked words alone; only later ones learn the classes.")
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
-        if batch_idx == 0 and self.masked_lm is not None and self.current_epoch == self.masked_lm.epochs:
-            self.trainer.optimizers[0].state.clear()  # its moments are those of another loss
-        return super().on_train_batch_start(batch, batch_idx)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe["label_smoothing"]
@@ -198,8 +144,7 @@ class Classify(Task):
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
-        hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
-        return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
+        return shown_in_progress(metrics)
 
     def describe_examples(
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
@@ -210,17 +155,28 @@ class Classify(Task):
         return summary_rows(result["metrics"], result["corpus"]["counts"])
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
-        if metrics.get("test_accuracy_in_train") is None:
-            leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
-        return ["test_accuracy", *leaked, "train_accuracy"]
+        return accuracy_columns(metrics)
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
         if len(self.predicted) and self.predicted.min() >= 0 and not self.diverged():
-            columns = (column.tolist() for column in (self.tested["labels"], self.predicted, self.tested["in_train"]))
-            write_predictions(directory / PREDICTIONS, self.classes, *columns)
+            columns = self.tested["labels"], self.predicted, self.tested["in_train"]
+            write_predictions(directory / PREDICTIONS, self.classes, *(column.tolist() for column in columns))
         return {}
+
+
+def accuracy_columns(metrics: dict[str, float | None]) -> list[str]:
+    """Return the accuracies that a report shows of runs with these metrics."""
+    leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
+    if metrics.get("test_accuracy_in_train") is None:
+        leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
+    return ["test_accuracy", *leaked, "train_accuracy"]
+
+
+def shown_in_progress(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the accuracies that the console shows of an evaluation."""
+    hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
+    return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
 
 def groups_of(batch: Batch, classes: Sequence[str]) -> dict[str, Tensor]:
@@ -285,6 +241,28 @@ def masked_lm_arguments(config: dict[str, Any], data: TaskData) -> dict[str, Any
     if uses_several_devices(config):  # whose losses would not be that of the whole batch
         raise UserError("Masked language modelling needs one device; set trainer.devices=1 trainer.num_nodes=1.")
     return {"weight": weight, "epochs": epochs}
+
+
+def training_loss(task: Classify, ids: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter.
+
+    Also return the loss of masked words, by name, if it was computed.
+    """
+    masked_lm, prior, smoothing = task.masked_lm, task.log_prior_C, task.recipe["label_smoothing"]
+    if masked_lm is None:
+        return cross_entropy(task.model(ids), labels, prior, smoothing), {}
+    has_class = labels != IGNORE
+    if not task.is_pretraining and not masked_lm.weight and has_class.any():
+        return cross_entropy(task.model(ids[has_class]), labels[has_class], prior, smoothing), {}
+    inputs, chosen = masked_lm.mask(ids, task.generator)
+    states = task.model.states(inputs)
+    words = masked_lm.loss(task.model, states, ids, chosen)
+    parts = {"masked_lm_loss": words}
+    if task.is_pretraining:
+        return words, parts
+    logits = task.model.classify(states, inputs)
+    classes = cross_entropy(logits, labels, prior, smoothing, "sum") / has_class.sum().clamp(min=1)
+    return classes + masked_lm.weight * words, parts
 
 
 def cross_entropy(

@@ -15,13 +15,18 @@ Shapes: B sentences, T tokens, D width.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from speechformer.console import say
 from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.data.batches import Batch
 from speechformer.errors import UserError
 from speechformer.kernels.loss import next_token_loss
 from speechformer.models.classifier import EncoderClassifier
+from speechformer.tasks.base import Task
 
 RATE = 0.15
 
@@ -58,3 +63,44 @@ class MaskedLM:
             return x_BTD.sum() * 0
         assert model.words is not None
         return next_token_loss(model.words.weight, model.words.bias, hidden_RD, ids_BT[chosen_BT])
+
+
+class PretrainedTask(Task):
+    """A task whose first epochs may train masked words alone.
+
+    Attributes:
+        masked_lm: None for a task without masked words.
+    """
+
+    masked_lm: MaskedLM | None
+
+    def attach_words(self, ids: Tensor) -> None:
+        """Take the ids of the training text, from which masked words are replaced."""
+        if self.masked_lm is not None:
+            self.masked_lm.attach(ids)
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.masked_lm is not None and self.current_epoch < self.masked_lm.epochs
+
+    def pretraining_steps(self) -> int:
+        if self.masked_lm is None or not self.masked_lm.epochs:
+            return 0
+        total, accumulated = self.trainer.estimated_stepping_batches, self.trainer.accumulate_grad_batches
+        steps = self.masked_lm.epochs * math.ceil(self.trainer.num_training_batches / accumulated)
+        if steps >= total:
+            raise UserError(
+                f"task.pretraining_epochs={self.masked_lm.epochs} takes {steps} steps, and the run has {int(total)}, "
+                "which leaves none for the classes; set fewer, or a higher trainer.max_epochs or trainer.max_steps."
+            )
+        return steps
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if steps := self.pretraining_steps():
+            say(f"The first {steps} steps predict masked words alone; only later ones learn the classes.")
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> int | None:
+        if batch_idx == 0 and self.masked_lm is not None and self.current_epoch == self.masked_lm.epochs:
+            self.trainer.optimizers[0].state.clear()  # its moments are those of another loss
+        return super().on_train_batch_start(batch, batch_idx)
