@@ -353,7 +353,7 @@ def count_devices(devices: Any) -> int:
 def check_sweep(config: dict[str, Any]) -> None:
     """Require that each run of a sweep uses one device."""
     devices, machines = config["trainer"]["devices"], config["trainer"].get("num_nodes", 1)
-    if count_devices(devices) > 1 or machines > 1:
+    if uses_several_devices(config):
         several = f"num_nodes={machines}" if machines > 1 else f"devices={devices}"
         raise UserError(
             f"trainer.{several} in a sweep: sweeps do not support multi-device runs, because Lightning would "
