@@ -26,6 +26,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
+| `rotation.turn_pairs_at_once`            | RoPE and xPos on a CPU, heads of 16, 32, ... wide, single or double    |
+|                                          | precision, not compiled                                                |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -65,12 +67,13 @@ from speechformer.kernels.attention import (
 )
 from speechformer.kernels.dropout import FastDropout, draw_ahead
 from speechformer.kernels.padding import Unpadder, without_padding
+from speechformer.kernels.rotation import turn_pairs_at_once
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
-from speechformer.layers.positions import Positions, query_and_key_indices
+from speechformer.layers.positions import Positions, RoPE, query_and_key_indices
 
 Kernel = Literal[
     "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
@@ -351,6 +354,13 @@ class StackKernels(nn.Module):
         for k in own:
             biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
+
+
+def use_fast_rotation(positions: Positions) -> None:
+    """Let encodings with RoPE compute it by `kernels.rotation`, in place."""
+    for own in positions.modules():
+        if isinstance(own, RoPE):
+            own.turn = turn_pairs_at_once
 
 
 def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:

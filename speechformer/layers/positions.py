@@ -246,6 +246,14 @@ class ALiBi(Positions):
         return lambda score, b, n, i, j: score - slopes[n] * (i - j).abs()
 
 
+def turn_pairs(x_BNTH: Tensor, table_TR: Tensor) -> Tensor:
+    """Rotate the first R numbers of each head, in pairs, by the angles whose sines and cosines the table has."""
+    R, sin, cos = table_TR.shape[1], table_TR[:, 0::2], table_TR[:, 1::2]
+    even, odd = x_BNTH[..., 0:R:2], x_BNTH[..., 1:R:2]
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), dim=-1)
+
+
 class RoPE(Positions):
     """Rotary encoding: rotate the pair (2d, 2d+1) of a query or key at position i by the angle i * base^(-2d/R).
 
@@ -271,6 +279,7 @@ class RoPE(Positions):
 
     table_TR: Tensor
     scaled_table_TR: Tensor | None
+    turn: Callable[[Tensor, Tensor], Tensor] = staticmethod(turn_pairs)  # `kernels.rotation` has a faster one
 
     def __init__(
         self,
@@ -337,14 +346,7 @@ class RoPE(Positions):
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         table_TR = self.table(offset, q_BNTH.shape[2])
-        R, sin, cos = table_TR.shape[1], table_TR[:, 0::2], table_TR[:, 1::2]
-
-        def rotated(x_BNTH: Tensor) -> Tensor:
-            even, odd = x_BNTH[..., 0:R:2], x_BNTH[..., 1:R:2]
-            turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-            return turned if x_BNTH.shape[-1] == R else torch.cat((turned, x_BNTH[..., R:]), dim=-1)
-
-        return rotated(q_BNTH), rotated(k_BNTH)
+        return self.turn(q_BNTH, table_TR), self.turn(k_BNTH, table_TR)
 
 
 class XPos(RoPE):
