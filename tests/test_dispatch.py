@@ -20,6 +20,7 @@ from speechformer.kernels.dispatch import (
     FastSelfAttention,
     choose_kernel,
     compile_blocks,
+    plain_rope,
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
@@ -52,7 +53,8 @@ ROWS = {
     "CPU training": ("alibi", "window", True, 12, CPU, 0.3, False, False, "fused dropout"),
     "CPU training, no bias": ("nope", "full", False, 12, CPU, 0.3, False, False, "fused dropout"),
     "CPU training, trained bias": ("relative", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "reference"),
+    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
+    "CPU training, rotation and decay": ("xpos", "full", True, 12, CPU, 0.3, False, False, "reference"),
     "CPU training, cache": ("nope", "full", False, 12, CPU, 0.3, False, True, "reference"),
     "CPU training, weights": ("alibi", "full", False, 12, CPU, 0.3, True, False, "reference"),
     "weights": ("rope", "window", True, 12, CPU, 0.0, True, False, "reference"),
@@ -97,7 +99,8 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length, on_hand)
-    fusable = not cached and not bias.positions.overrides("rotate")
+    rope = plain_rope(bias.positions, 16, torch.float32)
+    fusable = not cached and (rope is not None or not bias.positions.overrides("rotate"))
     assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
     if on_hand != device or (rate and (on_hand == CUDA or "blocks" in kernel)):  # which draw other masks
         return

@@ -7,6 +7,7 @@ import torch
 from conftest import group
 from test_models import classifier, sentences
 
+from speechformer.kernels import dispatch
 from speechformer.kernels.rotation import Rotation, turn_pairs_at_once
 from speechformer.layers.positions import RoPE, build_positions, sinusoid, turn_pairs
 
@@ -58,6 +59,25 @@ def test_an_expanded_gradient() -> None:
     expected, qkv = heads_of_projection(16, torch.float32)
     turn_pairs(expected, sinusoid(7, 16)).sum().backward()
     assert torch.equal(qkv_BTE.grad, qkv.grad)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_fused_dropout_rotates_to_the_same_bits(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the reference, which rotates heads and then drops weights."""
+    results = []
+    for is_fused in (True, False):
+        model = classifier(model=group("model", "rope"), width=32, heads=2, dropout=0.3).train()
+        if not is_fused:
+            monkeypatch.setattr(dispatch, "plain_rope", lambda *arguments: None)
+            model.encoder.positions.turn = turn_pairs
+        ids = sentences()
+        if padded:
+            ids[1, 9:], ids[2, 1:] = 0, 0
+        torch.manual_seed(1)
+        loss = model(ids).square().sum()
+        loss.backward()
+        results.append([loss, *(own.grad for own in model.parameters())])
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("name", ["rope", "xpos", "randomised"])

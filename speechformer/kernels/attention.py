@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from speechformer.kernels.padding import Unpadder
+from speechformer.kernels.rotation import turn_in_place
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
@@ -31,27 +32,33 @@ class DroppedAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
 
-    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], and the `Unpadder`. Padding
-    holds a copy of the first token; the bias hides its keys, and its output is dropped.
+    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], the `Unpadder`, and the
+    factors of a rotation (`kernels.rotation`) or None. Padding holds a copy of the first token; the bias hides its
+    keys, and its output is dropped.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder) -> Tensor:
+    def forward(
+        ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder, z_TP: Tensor | None
+    ) -> Tensor:
         B, N, T, _ = mask_BNTT.shape
         to_tokens, to_heads, output_rows = unpadder.head_rows(N)
         R, E = qkv_RE.shape
-        q, k, v = qkv_RE.view(R * 3 * N, -1).index_select(0, to_heads).view(3, B * N, T, -1)
+        qkv = qkv_RE.view(R * 3 * N, -1).index_select(0, to_heads).view(3, B * N, T, -1)
+        if z_TP is not None:
+            turn_in_place(qkv[:2], z_TP)
+        q, k, v = qkv
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, N, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
         dropped = (weights * mask_BNTT).view(-1, T, T)
-        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows)
+        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows, z_TP)
         ctx.bias_shape = bias.shape
         return torch.bmm(dropped, v).view(B * N * T, -1).index_select(0, output_rows).view(R, E // 3)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows = ctx.saved_tensors
+    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows, z_TP = ctx.saved_tensors
         T, H = q.shape[1:]
         grad = grad_RD.new_zeros(q.numel() // H, H).index_copy_(0, output_rows, grad_RD.view(-1, H)).view(q.shape)
         grad_qkv = grad.new_empty(3, *q.shape)
@@ -62,7 +69,9 @@ class DroppedAttention(torch.autograd.Function):
         grad_scores = grad_scores.view(-1, T, T) / math.sqrt(q.shape[-1])
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
-        return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None
+        if z_TP is not None:
+            turn_in_place(grad_qkv[:2], z_TP.conj())
+        return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None, None
 
 
 def attention_in_query_blocks(

@@ -11,8 +11,9 @@ cached keys and compilation, on a CPU or where Triton, which compiles FlexAttent
 |                     |                                | most 30 % of them                                          |
 | "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048, and a bias, a mask or dropout; not   |
 |                     |                                | with random positions                                      |
-| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation (RoPE),  |
-|                     |                                | weights, cache, autocast or compilation                    |
+| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but by   |
+|                     |                                | `rotation.factors` (RoPE), no weights, cache, autocast or  |
+|                     |                                | compilation                                                |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
 | "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 1024, and    |
@@ -26,8 +27,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
-| `rotation.turn_pairs_at_once`            | RoPE and xPos on a CPU, heads of 16, 32, ... wide, single or double    |
-|                                          | precision, not compiled                                                |
+| `rotation`: pairs as complex numbers     | RoPE and xPos of heads that are 16, 32, ... wide, on a CPU in single   |
+|                                          | or double precision, not compiled                                      |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -67,7 +68,7 @@ from speechformer.kernels.attention import (
 )
 from speechformer.kernels.dropout import FastDropout, draw_ahead
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.kernels.rotation import turn_pairs_at_once
+from speechformer.kernels.rotation import can_turn_at_once, factors, turn_pairs_at_once
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
@@ -251,8 +252,9 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
     ) -> tuple[Tensor, Tensor | None]:
         unpadder = bias.unpadder if isinstance(bias, AttentionBias) else None
         rate = self.dropout.rate if self.dropout.active else 0.0
-        fusable = cache is None and not positions.overrides("rotate")
         qkv = self.qkv(x_BTD)
+        rope = plain_rope(positions, x_BTD.shape[-1] // self.heads, qkv.dtype)
+        fusable = cache is None and (rope is not None or not positions.overrides("rotate"))
         kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
         if self.gate is not None:
             z_BSN = self.gates(x_BTD if unpadder is None else unpadder.pad(x_BTD), cache)
@@ -265,11 +267,20 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
             B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             qkv_RE = qkv.flatten(0, 1) if unpadder is None else qkv
-            output_RD = DroppedAttention.apply(qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T))
+            z_TP = None if rope is None else factors(rope.table(0, T), qkv.dtype)
+            output_RD = DroppedAttention.apply(
+                qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP
+            )
             return self.output(output_RD.view(x_BTD.shape)), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
+
+
+def plain_rope(positions: Positions, H: int, dtype: torch.dtype) -> RoPE | None:
+    """Return an encoding that is RoPE and no more, if its factors alone rotate heads of width H; else None."""
+    is_rope = type(positions) is RoPE and can_turn_at_once(H, positions.table_TR, dtype)
+    return positions if is_rope else None  # type: ignore[return-value]
 
 
 class FastBlock(Block):

@@ -18,6 +18,23 @@ from speechformer.layers.positions import turn_pairs
 VECTOR = 16  # numbers; a CPU multiplies the rest of a row by other instructions, which round differently
 
 
+def can_turn_at_once(width: int, table_TR: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether complex products rotate heads of this width on a CPU to the same bits as `turn_pairs`."""
+    whole_rows = width == table_TR.shape[1] and width % VECTOR == 0
+    return whole_rows and dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
+
+
+def factors(table_TR: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return exp(i angle) of each position and pair, [T, P], from a table of sines and cosines."""
+    sin, cos = table_TR.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.complex(cos, sin)
+
+
+def turn_in_place(x: Tensor, z_TP: Tensor) -> None:
+    """Multiply the pairs of a contiguous tensor, [..., T, H], by the factors of their positions."""
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(z_TP)
+
+
 class Rotation(torch.autograd.Function):
     """Multiply pairs of x_BNTH, as complex numbers, by z_TP. The result is contiguous, [B, N, T, H]."""
 
@@ -36,9 +53,6 @@ class Rotation(torch.autograd.Function):
 
 def turn_pairs_at_once(x_BNTH: Tensor, table_TR: Tensor) -> Tensor:
     """Compute `layers.positions.turn_pairs`, by `Rotation` where that gives the same bits."""
-    plain = x_BNTH.device.type == "cpu" and x_BNTH.dtype in (torch.float32, torch.float64)
-    whole_rows = x_BNTH.shape[-1] == table_TR.shape[1] and table_TR.shape[1] % VECTOR == 0
-    if not plain or not whole_rows or torch.compiler.is_compiling():
+    if x_BNTH.device.type != "cpu" or not can_turn_at_once(x_BNTH.shape[-1], table_TR, x_BNTH.dtype):
         return turn_pairs(x_BNTH, table_TR)
-    sin, cos = table_TR.to(x_BNTH.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    return Rotation.apply(x_BNTH, torch.complex(cos, sin))
+    return Rotation.apply(x_BNTH, factors(table_TR, x_BNTH.dtype))
