@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import EXPERIMENTS, compose, opened, processor_seconds
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from scipy import stats
 
@@ -28,6 +29,7 @@ from speechformer.config import CONF
 from speechformer.errors import UserError
 from speechformer.report import published
 from speechformer.report.__main__ import main, write_report
+from speechformer.report.labels import in_words, override
 from speechformer.report.results import Row, Run, build_tables, read_results, read_runs
 from speechformer.report.statistics import Summary, contrast, detectable, holm, over_seeds_and_items
 from speechformer.report.style import styles
@@ -113,6 +115,14 @@ def test_each_experiment_of_a_report_is_one_published_row(experiment: str) -> No
 )
 def test_another_setting_is_another_row(change: str) -> None:
     assert published.row_of(settings_of("experiment=kulkarni_part1", change)) is None
+
+
+@pytest.mark.parametrize("value", [None, True, 0.5, 3, "geometric", [1.0, 2]])
+def test_a_row_names_a_setting_as_the_command_line_takes_it(value: Any) -> None:
+    """Oracle: Hydra's parser."""
+    parsed = OverridesParser.create().parse_override(override("trainer.limit_train_batches", value))
+    assert parsed.value() == value
+    assert in_words("trainer.limit_train_batches=null", {}) == "all batches"
 
 
 def test_what_is_free_is_free() -> None:

@@ -51,7 +51,7 @@ def content() -> dict[str, dict[str, str]]:
 
 def override(key: str, value: Any) -> str:
     """Return a setting as on the command line."""
-    text = json.dumps(value).replace('"', "") if isinstance(value, list) else str(value)
+    text = json.dumps(value).replace('"', "") if isinstance(value, list) or value is None else str(value)
     return f"{key.removesuffix('.name')}={text}"
 
 
