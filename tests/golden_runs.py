@@ -69,6 +69,7 @@ CASES = {
     " task.unknown_rate=0.5 task.balanced=true task.naive_bayes=2 protocol=clean",
     "classify_randomised": f"{CLASSIFY} model=randomised model.max_positions=64 embedding_dropout=0.3",
     "classify_masked": f"{CLASSIFY} task.masked_lm=0.5 task.pretraining_epochs=1 architecture.pool=cls",
+    "classify_rope": f"{CLASSIFY} model=rope width=32",  # complex products need heads of 16
     "classify_sample": "task=classify corpus=sample trainer.max_epochs=1 trainer.limit_train_batches=20",
     # language modelling
     "lm": f"{LM} model=nope pattern=strided pattern.stride=3 task.lengths=[24,40]",
@@ -82,6 +83,7 @@ CASES = {
     "lm_documents": "task=lm corpus=stories corpus.documents=40 corpus.words=20 block_size=16 trainer.max_steps=24"
     " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
     "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2 task.noise=0.1",
+    "lm_rotations": f"{LM} model=by_layer model.layers=[rope,xpos] layers=2 width=32 dropout=0",
     "lm_sample": "task=lm corpus=sample model=relative pattern=bigbird trainer.max_steps=10",
     # translation
     "translate": f"{BPE} task.average_checkpoints=2 task.beam=3 task.length_penalty=2",
@@ -89,6 +91,7 @@ CASES = {
     " architecture.shared_embeddings=false architecture.norm=post pattern=window recipe=adam dropout=0",
     "translate_rope": f"{BPE} model=rope layers=2 task.average_checkpoints=3 task.beam=2 task.length_penalty=0.6"
     " trainer.accumulate_grad_batches=2 trainer.gradient_clip_val=1.0 architecture.scale_embedding=false",
+    "translate_rope_wide": f"{BPE} model=rope width=32 layers=2",
     "translate_rnn": f"{BPE} recipe=inverse_sqrt model=rnn task.beam=2",
     "translate_rnn_attention": f"{WORDS} recipe=inverse_sqrt model=rnn_attention model.cell=lstm task.beam=2"
     " layers=2",

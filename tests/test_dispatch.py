@@ -99,7 +99,7 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length, on_hand)
-    rope = plain_rope(bias.positions, 16, torch.float32)
+    rope = plain_rope(bias.positions, 16, 2 * length * 32, torch.float32)
     fusable = not cached and (rope is not None or not bias.positions.overrides("rotate"))
     assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
     if on_hand != device or (rate and (on_hand == CUDA or "blocks" in kernel)):  # which draw other masks

@@ -1,4 +1,4 @@
-"""RoPE by complex products. The oracle is `layers.positions.turn_pairs`, to the bit."""
+"""RoPE by complex products. The oracle is `layers.positions.rotate_pairs`, to the bit."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from conftest import group
 from test_models import classifier, sentences
 
 from speechformer.kernels import dispatch
-from speechformer.kernels.rotation import Rotation, turn_pairs_at_once
-from speechformer.layers.positions import RoPE, build_positions, sinusoid, turn_pairs
+from speechformer.kernels.rotation import Rotation, rotate_pairs_as_complex
+from speechformer.layers.positions import RoPE, build_positions, rotate_pairs, sinusoid
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def heads_of_projection(H: int, dtype: torch.dtype, T: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+def heads_of_projection(
+    H: int, dtype: torch.dtype, B: int = 3, N: int = 2, T: int = 7
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries as the layers cut them out of a projection, [B, N, T, H], and the projection."""
     torch.manual_seed(0)
-    qkv_BTE = torch.randn(3, T, 3 * 2 * H, dtype=dtype, requires_grad=True)
-    return qkv_BTE.unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)[0], qkv_BTE
+    qkv_BTE = torch.randn(B, T, 3 * N * H, dtype=dtype, requires_grad=True)
+    return qkv_BTE.unflatten(-1, (3, N, -1)).permute(2, 0, 3, 1, 4)[0], qkv_BTE
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("H", "R"), [(16, 16), (64, 64), (32, 16), (24, 24), (6, 6), (7, 4)])
-def test_turning_at_once_is_equal_to_the_bit(H: int, R: int, dtype: torch.dtype) -> None:
+def test_complex_products_are_equal_to_the_bit(H: int, R: int, dtype: torch.dtype) -> None:
     table_TR = sinusoid(7, R, start=5)
     results = []
-    for turn in (turn_pairs, turn_pairs_at_once):
+    for rotate in (rotate_pairs, rotate_pairs_as_complex):
         q_BNTH, qkv_BTE = heads_of_projection(H, dtype)
-        turned = turn(q_BNTH, table_TR)
-        weights = torch.randn(turned.shape, generator=torch.Generator().manual_seed(1), dtype=turned.dtype)
-        (turned * weights).sum().backward()
-        results.append((turned, qkv_BTE.grad))
+        rotated = rotate(q_BNTH, table_TR)
+        weights = torch.randn(rotated.shape, generator=torch.Generator().manual_seed(1), dtype=rotated.dtype)
+        (rotated * weights).sum().backward()
+        results.append((rotated, qkv_BTE.grad))
     for expected, actual in zip(*results):
         assert expected.dtype == actual.dtype
         assert torch.equal(expected, actual)
@@ -42,8 +44,8 @@ def test_turning_at_once_is_equal_to_the_bit(H: int, R: int, dtype: torch.dtype)
     [(16, torch.float32, True), (24, torch.float32, False), (16, torch.float64, True), (16, torch.bfloat16, False)],
 )
 def test_where_the_fast_rotation_is_taken(H: int, dtype: torch.dtype, is_fast: bool) -> None:
-    turned = turn_pairs_at_once(heads_of_projection(H, dtype)[0], sinusoid(7, H))
-    assert (type(turned.grad_fn).__name__ == "RotationBackward") == is_fast
+    rotated = rotate_pairs_as_complex(heads_of_projection(H, dtype)[0], sinusoid(7, H))
+    assert (type(rotated.grad_fn).__name__ == "RotationBackward") == is_fast
 
 
 def test_the_gradient_of_the_rotation_has_a_gradient() -> None:
@@ -55,9 +57,9 @@ def test_the_gradient_of_the_rotation_has_a_gradient() -> None:
 
 def test_an_expanded_gradient() -> None:
     q_BNTH, qkv_BTE = heads_of_projection(16, torch.float32)
-    turn_pairs_at_once(q_BNTH, sinusoid(7, 16)).sum().backward()
+    rotate_pairs_as_complex(q_BNTH, sinusoid(7, 16)).sum().backward()
     expected, qkv = heads_of_projection(16, torch.float32)
-    turn_pairs(expected, sinusoid(7, 16)).sum().backward()
+    rotate_pairs(expected, sinusoid(7, 16)).sum().backward()
     assert torch.equal(qkv_BTE.grad, qkv.grad)
 
 
@@ -69,7 +71,7 @@ def test_fused_dropout_rotates_to_the_same_bits(padded: bool, monkeypatch: pytes
         model = classifier(model=group("model", "rope"), width=32, heads=2, dropout=0.3).train()
         if not is_fused:
             monkeypatch.setattr(dispatch, "plain_rope", lambda *arguments: None)
-            model.encoder.positions.turn = turn_pairs
+            model.encoder.positions.rotate_heads = rotate_pairs
         ids = sentences()
         if padded:
             ids[1, 9:], ids[2, 1:] = 0, 0
@@ -81,34 +83,67 @@ def test_fused_dropout_rotates_to_the_same_bits(padded: bool, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["rope", "xpos", "randomised"])
-def test_models_take_it_and_train_to_the_same_bits(name: str) -> None:
-    losses = []
-    for turn in (None, turn_pairs):
+def test_models_rotate_by_complex_products_to_the_same_bits(name: str) -> None:
+    """Without dropout, so that RoPE does not take the fused kernel."""
+    losses, calls = [], []
+
+    def reference(x_BNTH: torch.Tensor, table_TR: torch.Tensor) -> torch.Tensor:
+        calls.append(x_BNTH.shape)
+        return rotate_pairs(x_BNTH, table_TR)
+
+    for is_fast in (True, False):
         torch.manual_seed(0)
-        model = classifier(model=group("model", name), width=32, heads=2).train()
+        model = classifier(model=group("model", name), width=32, heads=2, dropout=0.0).train()
         encodings = [own for own in model.modules() if isinstance(own, RoPE)]
-        for own in encodings:
-            assert own.turn is turn_pairs_at_once
-            own.turn = own.turn if turn is None else turn
         assert encodings
+        for own in encodings:
+            assert own.rotate_heads is rotate_pairs_as_complex
+            own.rotate_heads = own.rotate_heads if is_fast else reference
         torch.manual_seed(1)
         loss = model(sentences()).square().sum()
         loss.backward()
         losses.append([loss, *(own.grad for own in model.parameters() if own.grad is not None)])
-    assert all(map(torch.equal, *losses))
+    assert calls and all(map(torch.equal, *losses))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_rows_that_threads_share(threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 3, 6])
+@pytest.mark.parametrize("shape", [(16, 256, 4, 16), (1, 3, 4999, 16), (2, 2, 1001, 32), (17, 241, 2, 32)])
+def test_shares_of_threads_do_not_change_a_bit(shape: tuple[int, int, int, int], threads: int) -> None:
+    """Where a thread's share would end within a vector, the reference is taken."""
+    B, T, N, H = shape
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        q_BNTH, _ = heads_of_projection(32, torch.float32, T=1001)
-        assert torch.equal(turn_pairs_at_once(q_BNTH, sinusoid(1001, 32)), turn_pairs(q_BNTH, sinusoid(1001, 32)))
+        results = []
+        for rotate in (rotate_pairs, rotate_pairs_as_complex):
+            q_BNTH, qkv_BTE = heads_of_projection(H, torch.float32, B, N, T)
+            rotated = rotate(q_BNTH, sinusoid(T, H))
+            rotated.square().sum().backward()
+            results.append((rotated, qkv_BTE.grad))
+        assert all(map(torch.equal, *results))
     finally:
         torch.set_num_threads(before)
 
 
+def test_any_strides() -> None:
+    x = torch.randn(2, 3, 5, 17)[..., 1:]
+    assert torch.equal(rotate_pairs_as_complex(x, sinusoid(5, 16)), rotate_pairs(x, sinusoid(5, 16)))
+
+
+def test_gradients_of_functions() -> None:
+    """`torch.func` can differentiate a model with RoPE. Oracle: autograd."""
+    model = classifier(model=group("model", "rope"), width=32, heads=2)
+    parameters = dict(model.named_parameters())
+
+    def loss(own: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, own, sentences()).square().sum()
+
+    gradients = torch.func.grad(loss)(parameters)
+    loss(parameters).backward()
+    for name, own in parameters.items():
+        torch.testing.assert_close(gradients[name], own.grad)
+
+
 def test_an_encoding_alone_is_the_reference() -> None:
     positions = build_positions(group("model", "rope"), width=32, heads=2, length=8, causal=True)
-    assert positions.turn is turn_pairs
+    assert positions.rotate_heads is rotate_pairs

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from speechformer.kernels.padding import Unpadder
-from speechformer.kernels.rotation import turn_in_place
+from speechformer.kernels.rotation import rotate_in_place
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
@@ -32,9 +32,9 @@ class DroppedAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
 
-    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], the `Unpadder`, and the
-    factors of a rotation (`kernels.rotation`) or None. Padding holds a copy of the first token; the bias hides its
-    keys, and its output is dropped.
+    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], the `Unpadder`, and z_TP of
+    `kernels.rotation` or None. With z, queries and keys are rotated first, and their gradients by its conjugate.
+    Padding holds a copy of the first token; the bias hides its keys, and its output is dropped.
     """
 
     @staticmethod
@@ -46,7 +46,7 @@ class DroppedAttention(torch.autograd.Function):
         R, E = qkv_RE.shape
         qkv = qkv_RE.view(R * 3 * N, -1).index_select(0, to_heads).view(3, B * N, T, -1)
         if z_TP is not None:
-            turn_in_place(qkv[:2], z_TP)
+            rotate_in_place(qkv[:2], z_TP)
         q, k, v = qkv
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, N, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
@@ -70,7 +70,7 @@ class DroppedAttention(torch.autograd.Function):
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
         if z_TP is not None:
-            turn_in_place(grad_qkv[:2], z_TP.conj())
+            rotate_in_place(grad_qkv[:2], z_TP.conj())
         return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None, None
 
 

@@ -11,9 +11,8 @@ cached keys and compilation, on a CPU or where Triton, which compiles FlexAttent
 |                     |                                | most 30 % of them                                          |
 | "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048, and a bias, a mask or dropout; not   |
 |                     |                                | with random positions                                      |
-| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but by   |
-|                     |                                | `rotation.factors` (RoPE), no weights, cache, autocast or  |
-|                     |                                | compilation                                                |
+| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but that |
+|                     |                                | of `plain_rope`, no weights, cache, autocast, compilation  |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
 | "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 1024, and    |
@@ -27,8 +26,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
-| `rotation`: pairs as complex numbers     | RoPE and xPos of heads that are 16, 32, ... wide, on a CPU in single   |
-|                                          | or double precision, not compiled                                      |
+| `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
+|                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -68,7 +67,7 @@ from speechformer.kernels.attention import (
 )
 from speechformer.kernels.dropout import FastDropout, draw_ahead
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.kernels.rotation import can_turn_at_once, factors, turn_pairs_at_once
+from speechformer.kernels.rotation import is_exact, rotate_pairs_as_complex, rotation_factors
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
@@ -191,7 +190,7 @@ def dense(bias: Bias) -> Tensor:
 def choose_kernel(
     bias: Bias, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
 ) -> Kernel:
-    """Return the kernel for one attention, by the table above. `fusable`: self-attention, no rotation, no cache."""
+    """Return the kernel for one attention, by the table above. `fusable`: see "fused dropout"."""
     of_all = bias if isinstance(bias, AttentionBias) and bias.T == bias.S else None  # without a cache
     if of_all is not None and not with_weights and not of_all.compiled:
         in_blocks = device.type == "cpu" or not HAS_TRITON
@@ -253,7 +252,9 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         unpadder = bias.unpadder if isinstance(bias, AttentionBias) else None
         rate = self.dropout.rate if self.dropout.active else 0.0
         qkv = self.qkv(x_BTD)
-        rope = plain_rope(positions, x_BTD.shape[-1] // self.heads, qkv.dtype)
+        B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
+        D = x_BTD.shape[-1]
+        rope = plain_rope(positions, D // self.heads, B * T * D, qkv.dtype)
         fusable = cache is None and (rope is not None or not positions.overrides("rotate"))
         kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
         if self.gate is not None:
@@ -261,13 +262,11 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
             if kernel in ("sparse blocks", "query blocks"):
                 bias = dataclasses.replace(bias, z_BSN=z_BSN)  # type: ignore[type-var]
             else:
-                T = x_BTD.shape[1] if unpadder is None else unpadder.T
                 bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
         if kernel == "fused dropout":
-            B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             qkv_RE = qkv.flatten(0, 1) if unpadder is None else qkv
-            z_TP = None if rope is None else factors(rope.table(0, T), qkv.dtype)
+            z_TP = None if rope is None else rotation_factors(rope.table(0, T), qkv.dtype)
             output_RD = DroppedAttention.apply(
                 qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP
             )
@@ -277,9 +276,12 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
 
 
-def plain_rope(positions: Positions, H: int, dtype: torch.dtype) -> RoPE | None:
-    """Return an encoding that is RoPE and no more, if its factors alone rotate heads of width H; else None."""
-    is_rope = type(positions) is RoPE and can_turn_at_once(H, positions.table_TR, dtype)
+def plain_rope(positions: Positions, H: int, pairs: int, dtype: torch.dtype) -> RoPE | None:
+    """Return an encoding that is RoPE and no more, if its factors alone rotate heads of width H; else None.
+
+    `pairs` are those of queries and keys.
+    """
+    is_rope = type(positions) is RoPE and is_exact(positions.table_TR, H, pairs, dtype)
     return positions if is_rope else None  # type: ignore[return-value]
 
 
@@ -371,7 +373,7 @@ def use_fast_rotation(positions: Positions) -> None:
     """Let encodings with RoPE compute it by `kernels.rotation`, in place."""
     for own in positions.modules():
         if isinstance(own, RoPE):
-            own.turn = turn_pairs_at_once
+            own.rotate_heads = rotate_pairs_as_complex
 
 
 def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:

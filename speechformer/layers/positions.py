@@ -246,7 +246,7 @@ class ALiBi(Positions):
         return lambda score, b, n, i, j: score - slopes[n] * (i - j).abs()
 
 
-def turn_pairs(x_BNTH: Tensor, table_TR: Tensor) -> Tensor:
+def rotate_pairs(x_BNTH: Tensor, table_TR: Tensor) -> Tensor:
     """Rotate the first R numbers of each head, in pairs, by the angles whose sines and cosines the table has."""
     R, sin, cos = table_TR.shape[1], table_TR[:, 0::2], table_TR[:, 1::2]
     even, odd = x_BNTH[..., 0:R:2], x_BNTH[..., 1:R:2]
@@ -279,7 +279,9 @@ class RoPE(Positions):
 
     table_TR: Tensor
     scaled_table_TR: Tensor | None
-    turn: Callable[[Tensor, Tensor], Tensor] = staticmethod(turn_pairs)  # `kernels.rotation` has a faster one
+    rotate_heads: Callable[[Tensor, Tensor], Tensor] = staticmethod(
+        rotate_pairs
+    )  # `kernels.rotation` has a faster one
 
     def __init__(
         self,
@@ -346,7 +348,7 @@ class RoPE(Positions):
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         table_TR = self.table(offset, q_BNTH.shape[2])
-        return self.turn(q_BNTH, table_TR), self.turn(k_BNTH, table_TR)
+        return self.rotate_heads(q_BNTH, table_TR), self.rotate_heads(k_BNTH, table_TR)
 
 
 class XPos(RoPE):
