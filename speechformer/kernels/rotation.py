@@ -25,10 +25,12 @@ def is_exact(table_TR: Tensor, H: int, pairs: int, dtype: torch.dtype) -> bool:
 
     `pairs` are those of the whole tensor. Rows, and the threads' shares of the tensor, must be whole vectors.
     """
+    if torch.compiler.is_compiling():  # it would compile once for each number of pairs
+        return False
     share = -(-pairs // min(torch.get_num_threads(), max(1, -(-pairs // SHARED))))
     whole = table_TR.shape[1] == H and H % (2 * VECTOR) == 0 and (pairs < SHARED or share % VECTOR == 0)
     same_type = table_TR.dtype == torch.float32 and dtype in (torch.float32, torch.float64)
-    return whole and same_type and not torch.compiler.is_compiling()
+    return whole and same_type
 
 
 def rotation_factors(table_TR: Tensor, dtype: torch.dtype) -> Tensor:
