@@ -325,6 +325,28 @@ def test_a_run_of_two_studies_counts_once(tmp_path: Path) -> None:
     assert (len(own), len(distinct(own))) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("shift", "verdict"),
+    [(0.02, "better"), (0.0005, "inconclusive"), (-0.02, "worse")],
+    ids=["above", "level", "below"],
+)
+def test_the_best_row_is_compared_with_the_best_baseline(shift: float, verdict: str, tmp_path: Path) -> None:
+    """Oracle: scipy's t-test of the 8 values against that of the baseline, doubled for the two rows."""
+    folder = runs(tmp_path / "runs", HIGH, LOW, "test_accuracy")
+    own = result("experiment=singhal_table1", "seed=0") | {"baseline": {"name": "naive_bayes"}, "seed": None}
+    own["metrics"]["test_accuracy"] = float(np.mean(HIGH)) - shift
+    (folder / "baseline").mkdir()
+    write_result(folder / "baseline", own)
+    test = stats.ttest_1samp(HIGH, own["metrics"]["test_accuracy"])
+    assert (2 * test.pvalue < 0.05) == (verdict != "inconclusive")
+    (sentence,) = (text for text in map(str, found(tables_of(folder), [])) if "naive Bayes" in text)
+    shown = sentence.replace("−", "-").replace("&#91;", "[").replace("&#93;", "]")
+    low, high = map(float, re.search(r"less naive Bayes .*: \S+ \[(\S+), (\S+)\]", shown).groups())  # type: ignore[union-attr]
+    expected = [100 * (end - own["metrics"]["test_accuracy"]) for end in test.confidence_interval()]
+    assert (low, high) == pytest.approx(expected, abs=0.06)
+    assert sentence.endswith(f"{verdict}.")
+
+
 def test_the_report_begins_with_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runs(tmp_path / "runs", HIGH, LOW, "test_accuracy")
     sentences = "\n".join(map(str, found(tables_of(folder), judge(tables_of(folder)))))

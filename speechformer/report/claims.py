@@ -77,7 +77,7 @@ class Judgement:
 
 @functools.cache
 def content() -> dict[str, Any]:
-    """Return the file: `families`, `chosen`, `rows` and `claims`, explained at its top."""
+    """Return the file: `families`, `chosen`, `untested`, `rows` and `claims`, explained at its top."""
     return yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

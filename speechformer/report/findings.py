@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from speechformer.report import published
+from speechformer.report import by_sentence, published
 from speechformer.report.claims import OURS, VERDICTS, Judgement, content
 from speechformer.report.markdown import Markdown
 from speechformer.report.markdown import table as markdown_table
@@ -52,7 +53,7 @@ def count_verdicts(judgements: Sequence[Judgement]) -> str:
 def best_row(table: Table) -> Markdown | str:
     """Return a sentence on the best row of a table: its result, which rows it beats, and the best baseline."""
     metric, better = table.metric, 1 if table.report["higher_is_better"] else -1
-    rows = [(row, summary) for row in table.rows if metric and (summary := row.summary(metric))]
+    rows = [(row, Summary(own.values())) for row in table.rows if metric and (own := row.mixed_values(metric))]
     if not rows:
         return ""
     best, summary = max(rows, key=lambda pair: better * pair[1].mean)
@@ -64,27 +65,38 @@ def best_row(table: Table) -> Markdown | str:
         which = f"{beaten} of {tested} others" if tested > 1 else "the other"
         word = "significantly" if beaten or tested > 1 else "not significantly"
         parts.append(f"{word} better than {which}" if tested else "too few seeds to compare rows")
-    parts += against_baseline(table, summary, better)
+    parts += against_baseline(table, best, better, len(rows))
     return Markdown("[{}](#{}): {}.").format(table.heading, table.name, "; ".join(parts))
 
 
 def beats(best: Row, others: Sequence[Row], metric: str, better: int) -> tuple[int, int]:
     """Return how many rows another is significantly better than (Holm), and with how many it could be compared."""
-    effects = [contrast([(1, best.values(metric)), (-1, row.values(metric))]) for row in others]
+    own = best.mixed_values(metric)
+    effects = [contrast([(1, own), (-1, row.mixed_values(metric))]) for row in others]
     p_values = [effect.p for effect in effects if effect]
     corrected = holm(p_values)
     means = [effect.mean for effect in effects if effect]
     return sum(p < 0.05 and better * mean > 0 for p, mean in zip(corrected, means)), sum(p == p for p in p_values)
 
 
-def against_baseline(table: Table, summary: Summary, better: int) -> list[str]:
-    """Return how a result compares with the best baseline, if there is one."""
+def against_baseline(table: Table, row: Row, better: int, rows: int) -> list[str]:
+    """Return what the best of some rows has more than the best baseline, if there is one, and whether it is better.
+
+    The interval is over sentences too, where all predictions are kept. The verdict is after Bonferroni's correction
+    for the number of rows.
+    """
     measured = [(value, run) for run in table.baselines if (value := run.metrics.get(table.metric)) is not None]
     if not measured:
         return []
     value, run = max(measured, key=lambda pair: better * pair[0])
-    word = "better" if better * summary.mean > better * value else "not better"
-    return [f"{word} than {baseline_name(run)} ({number(table.metric, value)})"]
+    kept = table.metric == by_sentence.METRIC and all(own.predictions() for own in [*row.finished, run])
+    effect = by_sentence.less(row, run) if kept else contrast([(1, row.mixed_values(table.metric))], constant=-value)
+    baseline = f"{baseline_name(run)} ({number(table.metric, value)})"
+    if effect is None or math.isnan(effect.p):
+        return [f"beside {baseline}"]
+    better_or_worse = "better" if better * effect.mean > 0 else "worse"
+    verdict = better_or_worse if effect.p * rows < 0.05 else "inconclusive"
+    return ["less {}: {} {}, {}".format(baseline, *estimate(table.metric, effect), verdict)]
 
 
 def count(number: int, noun: str) -> str:
@@ -104,6 +116,12 @@ def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
         rows.append([*cells, seeds_cell(effect), detectable, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
     header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of", "seeds", "detectable", "test"]
     return markdown_table([*header, "p; after Holm"], rows)
+
+
+def untested_table() -> Markdown:
+    """Return the conclusions of the reports that no claim tests, and why."""
+    rows = [[own["says"], own["by"], own["why"]] for own in content()["untested"]]
+    return markdown_table(["conclusion", "by", "why not"], rows)
 
 
 def published_values(tables: Sequence[Table]) -> list[Comparison]:

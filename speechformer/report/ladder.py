@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +53,7 @@ class Rung:
 
     def values(self, metric: str, alone: bool = False) -> dict[int | None, float]:
         """Return a metric by seed; on a rung that mixes its model with counts that of the mixture, unless `alone`."""
-        mixed = {} if alone else self.row.values(re.sub("^(test|validation)_", r"\1_mixture_", metric))
-        return mixed or self.row.values(metric)
+        return self.row.values(metric) if alone else self.row.mixed_values(metric)
 
     def difference(self, metric: str) -> Effect | None:
         """Return the metric of this rung less that of the rung below, over seeds; None without one of them."""

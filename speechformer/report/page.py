@@ -70,6 +70,9 @@ def claims_by_family(judgements: Sequence[Judgement], exports: dict[str, TableTe
     for family, title in claims.content()["families"].items():
         if own := [claim for claim in judgements if claim.family == family]:
             yield fold(title, export(f"claims_{family}", findings.claims_table(own), exports))
+    if {claim.by for claim in judgements} & {own["by"] for own in claims.content()["untested"]}:
+        untested = export("claims_untested", findings.untested_table(), exports)
+        yield fold("Conclusions of the reports that no claim tests", untested)
 
 
 def fold(summary: str, content: Markdown) -> Markdown:

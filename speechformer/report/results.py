@@ -245,6 +245,10 @@ class Row:
         values = {run.seed: run.value(metric, at) for run in self.finished}
         return {seed: value for seed, value in values.items() if value is not None}
 
+    def mixed_values(self, metric: str) -> dict[int | None, float]:
+        """Return a metric by seed; of a model that is mixed with counts, that of the mixture."""
+        return self.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.values(metric)
+
     def summary(self, metric: str, best: bool = False) -> Summary | None:
         """Return the statistics of the final or best values of a metric, or None if no run has it."""
         values = (self.best_values(metric) if best else self.values(metric)).values()
