@@ -80,7 +80,7 @@ def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "defa
     sides = {}
     for mode in (*modes, "not compiled"):
         models, data = models_of("lm", "report")
-        model, batches = models["speechformer"], batches_of("lm", "report", data, 10)
+        model, batches = models["speechformer"], batches_of("lm", "report", data, 10, training=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         if mode != "not compiled":
             compile_blocks(model, mode, device())

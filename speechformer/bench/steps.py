@@ -4,7 +4,7 @@ All sides have the same batches, dropout and fused AdamW, and compute the same f
 that of its fastest setting. The unit of work is a step, or the evaluation of a batch.
 
     report   the reports' size: width 64, 2 heads, 4 layers, block 32, batch 16, 5,760 words; sentences of the corpus,
-             padded to the longest of their batch
+             padded to the longest of their batch. An evaluation has the batches of the test, of up to 4,096 tokens
     large    width 512, 8 heads, 8 layers, block 1,024; random words
 """
 
@@ -23,7 +23,8 @@ from speechformer.bench.peers import CHANGED, Loss, Peer, TorchPeer, XPeer, para
 from speechformer.bench.runs import data_of, prepare, task_of
 from speechformer.bench.timing import Comparison, device, fastest_settings, over_processes
 from speechformer.config import as_plain, compose
-from speechformer.corpora.special_tokens import PAD
+from speechformer.corpora.special_tokens import IGNORE, PAD
+from speechformer.data.batches import Batch
 from speechformer.kernels.loss import next_token_loss
 
 SIZES: dict[str, dict[str, int]] = {
@@ -34,17 +35,31 @@ WORDS = 5760
 Batches = Sequence[tuple[Tensor, Tensor]]  # ids [B, T]; targets [B, T] (lm) or [B] (classify)
 
 
-def batches_of(task: str, size: str, data: Any, count: int) -> Batches:
-    """Draw some batches."""
-    if size == "report":
-        ids = [(batch["ids"], batch.get("labels")) for batch, _ in zip(data.train_dataloader(), range(count))]
-    else:
+def batches_of(task: str, size: str, data: Any, count: int, training: bool) -> Batches:
+    """Draw some training batches; or return those of the test, without padded targets."""
+    if size != "report":
         generator = torch.Generator().manual_seed(0)
         shape = (SIZES[size]["batch_size"], SIZES[size]["block_size"] + 1)
         drawn = [torch.randint(2, WORDS, shape, generator=generator) for _ in range(count)]
-        ids = [(own, None) if task == "lm" else (own[:, :-1], own[:, -1] % 3) for own in drawn]
-    pairs = [(own[:, :-1], own[:, 1:]) if task == "lm" else (own, labels) for own, labels in ids]
-    return [(inputs.to(device()), targets.to(device())) for inputs, targets in pairs]
+        pairs = [(own[:, :-1], own[:, 1:] if task == "lm" else own[:, -1] % 3) for own in drawn]
+    elif training:
+        batches = [batch for batch, _ in zip(data.train_dataloader(), range(count))]
+        pairs = [(own["ids"], own["labels"]) if task == "classify" else halves(own["ids"]) for own in batches]
+    else:
+        batches = [batch for batch in data.test_dataloader() if batch["part"][0] == "test"]
+        pairs = [(own["ids"], own["labels"]) if task == "classify" else whole_rows(own) for own in batches]
+    return [(inputs.to(device()), targets.to(device())) for inputs, targets in pairs if len(inputs)]
+
+
+def halves(ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of windows."""
+    return ids_BT[:, :-1], ids_BT[:, 1:]
+
+
+def whole_rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of the rows whose targets are all scored."""
+    rows = (batch["targets"] != IGNORE).all(dim=1)
+    return batch["ids"][rows], batch["targets"][rows]
 
 
 def models_of(task: str, size: str, dropout: float = 0.1) -> tuple[dict[str, nn.Module], Any]:
@@ -115,13 +130,13 @@ def measure_steps(rounds: int) -> list[Comparison]:
     for size, task in itertools.product(SIZES, ("classify", "lm")):
         own_rounds, count = (rounds, 10) if size == "report" else (min(rounds, 2), 1)
         models, data = models_of(task, size)
-        batches = batches_of(task, size, data, count)
         counts = {name: parameters(model) for name, model in models.items()}
-        flops = forward_flops(models["speechformer"], SIZES[size], batches)
-        # backward is two products for each of forward; the update reads and writes weights, gradients and two moments
-        minimum = {True: (3 * flops, 8 * 4 * counts["speechformer"]), False: (flops, 0)}
         optimizers = {name: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True) for name, m in models.items()}
         for training in (True, False):
+            batches = batches_of(task, size, data, count, training)
+            flops = forward_flops(models["speechformer"], SIZES[size], batches)
+            # backward is twice forward; the update reads and writes weights, gradients and two moments
+            minimum = (3 * flops, 8 * 4 * counts["speechformer"]) if training else (flops, 0)
             sides = {}
             for name, model in models.items():
                 run = (
@@ -133,7 +148,7 @@ def measure_steps(rounds: int) -> list[Comparison]:
                 sides[name] = {setting: functools.partial(run, batches, loss) for setting, loss in losses.items()}
             seconds, settings = fastest_settings(sides, own_rounds)
             more = {"parameters": counts, "size": SIZES[size], "settings": settings, "changed": CHANGED}
-            more |= dict(zip(("flops", "bytes"), minimum[training]))
+            more |= dict(zip(("flops", "bytes"), minimum))
             what = f"{task}, {'training step' if training else 'evaluation'}"
             rows.append(Comparison(f"steps, {size}", what, "step", seconds, more))
     return rows
