@@ -65,8 +65,8 @@ class DroppedAttention(torch.autograd.Function):
         torch.bmm(dropped.transpose(1, 2), grad, out=grad_qkv[2])
         grad_weights = torch.bmm(grad, v.transpose(1, 2)).view_as(weights).mul_(mask_BNTT)
         grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        grad_bias = grad_scores.sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
-        grad_scores = grad_scores.view(-1, T, T) / math.sqrt(q.shape[-1])
+        grad_bias = grad_scores.sum_to_size(ctx.bias_shape).clone() if ctx.needs_input_grad[1] else None
+        grad_scores = grad_scores.view(-1, T, T).div_(math.sqrt(q.shape[-1]))
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
         if z_TP is not None:

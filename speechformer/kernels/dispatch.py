@@ -290,6 +290,15 @@ class FastBlock(Block):
 
     attention_class, cross_attention_class, dropout_class = FastSelfAttention, FastCrossAttention, FastDropout
     compiled = False  # by `compile_blocks`
+    dropout: FastDropout
+
+    def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
+        dropped = self.dropout(branch_BTD)
+        if (
+            self.dropout.active and dropped.dtype == x_BTD.dtype
+        ):  # without dropout it is the branch, which hooks may keep
+            return dropped.add_(x_BTD)
+        return x_BTD + dropped
 
     def dropout_uses(self, B: int, T: int, D: int) -> list[tuple[Any, Sequence[int]]]:
         """Return each use of dropout in a pass without cross-attention, in order, and the shape that it meets."""

@@ -41,7 +41,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
         (R, D), V = hidden_RD.shape, len(weight_VD)
         loss, share_R = hidden_RD.new_zeros(()), hidden_RD.new_full((R,), -1.0 / max(R, 1))
-        grad_hidden, grad_weight = torch.empty_like(hidden_RD), torch.zeros_like(weight_VD)
+        grad_hidden, grad_weight, earlier = torch.empty_like(hidden_RD), torch.empty_like(weight_VD), 0
         grad_bias = None if bias_V is None else torch.zeros_like(bias_V)
         buffer = hidden_RD.new_empty(min(R, rows_at_once(D)), V)
         chunks = (tensor.split(rows_at_once(D)) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
@@ -55,8 +55,11 @@ class ChunkedLoss(torch.autograd.Function):
             loss.add_(share.dot(torch.cat(of_targets))).sub_(share.dot(torch.cat(sums).log_()))
             if grad_bias is not None:
                 grad_bias.sub_(logits.sum(dim=0)).index_add_(0, targets, share)
-            torch.mul(weight_VD[targets], share[:, None], out=grad).addmm_(logits, weight_VD, alpha=-1)
-            grad_weight.addmm_(logits.t(), hidden, alpha=-1).index_add_(0, targets, hidden * share[:, None])
+            of_target_RD = weight_VD.index_select(0, targets)
+            torch.mul(of_target_RD, share[:, None], out=grad).addmm_(logits, weight_VD, alpha=-1)
+            grad_weight.addmm_(logits.t(), hidden, beta=earlier, alpha=-1)  # the first chunk begins the sum
+            grad_weight.index_add_(0, targets, hidden * share[:, None])
+            earlier = 1
         ctx.gradients = [grad_hidden, grad_weight, grad_bias]
         return loss
 
