@@ -32,6 +32,8 @@ LONG = (
     "doubled",
     "stream",
     "corpus_table",
+    "corpus_goals",
+    "slope_goals",
 )
 
 
@@ -106,12 +108,27 @@ class LongTexts(Rows):
         lines = [["pattern", "kernel", "tokens", "time", "memory"]]
         for what in patterns:
             for name in ("sparse blocks", "dense mask"):
-                own = [row for row in self.of("attention", what) if name in row.seconds]
-                tokens = [row.more["tokens"] for row in own]
-                values = [[measure(row, name) for row in own] for measure in (seconds_of, mebibytes_of)]
-                powers = [f"T^{slope(tokens, own):.2f}" for own in values]
-                lines.append([what, name, f"512 to {tokens[-1]:,}", *powers])
+                tokens = max(row.more["tokens"] for row in self.of("attention", what) if name in row.seconds)
+                powers = [f"T^{power:.2f}" for power in self.slopes(what, name)]
+                lines.append([what, name, f"512 to {tokens:,}", *powers])
         return markdown(lines)
+
+    def slopes(self, what: str, name: str) -> list[float]:
+        """Return the exponents of time and of memory of a kernel, fitted over the length."""
+        own = [row for row in self.of("attention", what) if name in row.seconds]
+        tokens = [row.more["tokens"] for row in own]
+        return [slope(tokens, [measure(row, name) for row in own]) for measure in (seconds_of, mebibytes_of)]
+
+    def slope_goals(self, *patterns: str) -> str:
+        """Return which exponents of blocks miss the goal of 1 ± 0.15."""
+        all_powers = {what: dict(zip(("time", "memory"), self.slopes(what, "sparse blocks"))) for what in patterns}
+        missed = [
+            f"{measure} of {what} ({power:.2f})"
+            for what, powers in all_powers.items()
+            for measure, power in powers.items()
+            if abs(power - 1) > 0.15
+        ]
+        return f"The goal of blocks was 1.00 ± 0.15; outside: {', '.join(missed) or 'none'}"
 
     def sparse_rule(self) -> str:
         """Return what the rule of the dispatcher costs and gains, in all rows that have both kernels."""
@@ -163,6 +180,23 @@ class LongTexts(Rows):
                 line.append("{} ({})".format(*map(format_seconds, row.seconds.values())))
             lines.append(line)
         return markdown(lines)
+
+    def corpus_goals(self) -> str:
+        """Return whether the goals of `bench corpus` are met: 4 MB a second and core, 100 steps within 10 %."""
+        speeds, slower = [], []
+        for first in self.of("a large text"):
+            if first.unit == "first start":
+                (seconds,), more = first.seconds.values(), first.more
+                speeds.append(more["text_bytes"] / 1e6 / seconds / more["cores"])
+            elif first.unit == "100 steps, training":
+                large, sample = first.seconds.values()
+                slower.append((large / sample - 1, first.what.partition(",")[0]))
+        times = ", ".join(f"{100 * share:+.0f} % ({what})".replace("-", "−") for share, what in slower)
+        missed, fast = [what for share, what in slower if share > 0.1], min(speeds) >= 4
+        return (
+            f"The goal of 4 MB a second and core is {'met' if fast else 'missed'}. Against the sample, 100 steps "
+            f"of training take {times}; the goal of at most +10 % is missed by: {', '.join(missed) or 'none'}"
+        )
 
     def stream(self) -> str:
         """Return what generating a long text takes at its end, compared with its beginning."""

@@ -5,6 +5,7 @@ Shapes: R runs, N test sentences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -70,14 +71,25 @@ def difficulty(table: Table, row: Row, names: Sequence[str]) -> Markdown:
 
 
 def learning_curve(tables: Sequence[Table], names: Sequence[str]) -> Markdown:
-    """Return the accuracy of each table's first row and of baselines, by the number of sentences in train."""
-    rows = []
+    """Return the accuracy of each table's first row and of baselines, by the number of sentences in train.
+
+    The last row has what a doubling of train adds, by the two largest.
+    """
+    rows, means = [], []
     for table in sorted(tables, key=sentences_in_train):
-        row = next(row for row in table.rows if row.finished)
-        baselines = [number(METRIC, run.metrics[METRIC]) for run in by_name(table, names)]
+        summary = Summary(next(row for row in table.rows if row.finished).values(METRIC).values())
+        baselines = [float(run.metrics[METRIC] or 0) for run in by_name(table, names)]
         rows.append(
-            [str(sentences_in_train(table)), mean_and_sd(METRIC, Summary(row.values(METRIC).values())), *baselines]
+            [
+                str(sentences_in_train(table)),
+                mean_and_sd(METRIC, summary),
+                *(number(METRIC, own) for own in baselines),
+            ]
         )
+        means.append((math.log2(sentences_in_train(table)), summary.mean, *baselines))
+    if len(means) > 1:
+        doublings, *gains = (last - before for before, last in zip(*means[-2:]))
+        rows.append(["for each doubling", *(number(METRIC, gain / doublings, True) for gain in gains)])
     heads = [baseline_name(run) for run in by_name(tables[0], names)]
     return markdown_table(["sentences in train", "the model", *heads], rows)
 

@@ -150,18 +150,19 @@ def highest(table: Table) -> dict[str, Rung]:
     return {ALONE: alone} | ({} if best is None else {"with counts": best})
 
 
-def ratios_in_words(table: Table, baselines: Sequence[str]) -> str:
-    """Return the perplexities of `highest` as ratios to that of the best of some baselines.
+def ratios_in_words(table: Table, baselines: Sequence[str], goals: Sequence[float] = ()) -> str:
+    """Return the perplexities of `highest` as ratios to that of the best of some baselines, beside their goals.
 
     Over all words, and over known ones, where the best baseline may be another.
     """
     runs, parts = by_name(table, baselines), []
-    for kind, rung in highest(table).items():
+    for (kind, rung), goal in itertools.zip_longest(highest(table).items(), goals):
         ratios = [
             Summary(rung.values(name, alone=kind == ALONE).values()).mean / min(run.metrics[name] for run in runs)  # type: ignore[type-var, operator]
             for name in ("test_perplexity_mean", "test_known_perplexity_mean")
         ]
-        parts.append(f"{ratios[0]:.3f} ({kind}; over known words {ratios[1]:.3f})")
+        aim = f"; the goal of {goal} is {'met' if ratios[0] <= goal else 'missed'}" if goal else ""
+        parts.append(f"{ratios[0]:.3f} ({kind}; over known words {ratios[1]:.3f}{aim})")
     return " and ".join(parts)
 
 

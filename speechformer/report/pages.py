@@ -301,9 +301,9 @@ def ladder_functions(tables: Sequence[Table]) -> dict[str, Any]:
             return f"{own.row.finished[0].result['parameters']['total']:,}"
         return number(metric, Summary(own.values(metric).values()).mean)
 
-    def ratios(study: str, *baselines: str) -> str:
+    def ratios(study: str, *baselines: str, goals: Sequence[float] = ()) -> str:
         """Return the perplexity at the top of a ladder as a ratio to that of the best baseline, in words."""
-        return ratios_in_words(table_of(study), baselines)
+        return ratios_in_words(table_of(study), baselines, goals)
 
     def beside(study: str, baseline: str, metric: str) -> str:
         """Return a metric of a baseline in the table of a study."""
