@@ -100,7 +100,7 @@ TRANSLATION := -$(BIN)/python -m speechformer.train --multirun hydra/launcher=jo
 reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
-	$(TRANSLATION) experiment=ted_faster seed=0,1,2
+	$(TRANSLATION) experiment=ted_faster 'seed=range(5)'
 	$(TRANSLATION) task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
 	$(TRANSLATION) task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'
@@ -180,6 +180,7 @@ reproduce-ladder: $(STAMP)
 	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(MIXED) 'seed=range(10)'
+	$(RUNG) $(MIXED) architecture.output_bias=init architecture.activation=relu 'seed=range(10)'
 	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
 	$(RUNG) $(RUNGS_9) task.unknown_rate=0.2,0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'
@@ -224,7 +225,7 @@ MASKED_2 := $(STEPS_5) task.masked_lm=0.5
 MASKED_3 := $(MASKED_2) task.extra_text=true
 MASKED_4 := $(STEPS_5) trainer.max_epochs=40 task.pretraining_epochs=20
 MASKED_5 := $(MASKED_4) task.extra_text=true
-HELD_OUT := 0.1 0.5 0.75 0.9
+HELD_OUT := 0.01 0.1 0.5 0.75 0.9
 COUNTED := $(BIN)/python -m speechformer.baselines task=classify corpus=speeches protocol=clean
 reproduce-ladder-classify: $(STAMP)
 	$(COUNTED) protocol.fold=seed --output $(CLASSIFIED)/baselines/folds
@@ -235,6 +236,7 @@ reproduce-ladder-classify: $(STAMP)
 	$(STEPS_6) task.naive_bayes=1,4 'seed=range(5)'
 	$(STEP) experiment=strong_classify study=strong_classify 'seed=range(10)'
 	$(STEP) experiment=strong_classify study=bayes_classify task.naive_bayes=2 'seed=range(10)'
+	$(STEP) experiment=strong_classify study=all_classify task.naive_bayes=2 protocol.validation=0.01 'seed=range(10)'
 	$(foreach share,$(HELD_OUT),$(STEP) experiment=strong_classify study=sentences_classify protocol.validation=$(share) \
 		'seed=range(5)'$(NEWLINE)	)
 	mkdir -p $(REFERENCE)/ladder_classify
