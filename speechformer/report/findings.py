@@ -89,8 +89,10 @@ def against_baseline(table: Table, row: Row, better: int, rows: int) -> list[str
     if not measured:
         return []
     value, run = max(measured, key=lambda pair: better * pair[0])
-    kept = table.metric == by_sentence.METRIC and all(own.predictions() for own in [*row.finished, run])
-    effect = by_sentence.less(row, run) if kept else contrast([(1, row.mixed_values(table.metric))], constant=-value)
+    by_item = table.metric == by_sentence.METRIC and all(own.predictions() for own in [*row.finished, run])
+    effect = (
+        by_sentence.less(row, run) if by_item else contrast([(1, row.mixed_values(table.metric))], constant=-value)
+    )
     baseline = f"{baseline_name(run)} ({number(table.metric, value)})"
     if effect is None or math.isnan(effect.p):
         return [f"beside {baseline}"]
