@@ -4,6 +4,9 @@
     torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
                                         maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
+Both have the counts of words beside the network (`task.ngram_mixture`, `task.naive_bayes`), and so the training text
+that was counted.
+
 The command also writes tokenizer.json, export.json (inputs, output, hyperparameters), tokenizers.json (the tokenizer
 in the format of the library `tokenizers`) and README.md (an example without this package, and a model card). It loads
 each export again and compares its logits with the run's before the file gets its name.
@@ -36,10 +39,11 @@ from speechformer.errors import UserError, run_command
 from speechformer.kernels.dispatch import StackKernels
 from speechformer.layers.positions import Positions
 from speechformer.runs.legacy import upgrade_checkpoint
-from speechformer.tasks.base import COUNTED, Task
+from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
 MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
+COUNTS = "counts."  # begins the names of their tensors
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
 
 
@@ -52,13 +56,28 @@ def description(run: TrainedRun) -> dict[str, Any]:
         "max_length": run.max_length,
         "classes": run.task.hparams.get("classes"),
         "weights_of": run.checkpoint,
-        "hyper_parameters": {name: None if name in COUNTED else own for name, own in run.task.hparams.items()},
+        "hyper_parameters": dict(run.task.hparams),
     }
+
+
+class Predictor(nn.Module):
+    """A network, and counts of words that its predictions are combined with, as one."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.model, self.counts = task.model, task.counts
+
+    def forward(self, *ids: Tensor) -> Tensor:
+        """Return the logits of both, shaped as the network's."""
+        logits = self.model(*ids)
+        return logits if self.counts is None else self.counts.add(ids[0], logits)
 
 
 def as_safetensors(run: TrainedRun) -> bytes:
     """Serialise the weights; a shared table is stored once, under its first name in `state_dict`."""
     state, pointers = run.model.state_dict(), dict[int, str]()
+    if run.task.counts is not None:
+        state |= {f"{COUNTS}{name}": own for name, own in run.task.counts.state_dict().items()}
     first = {name: pointers.setdefault(value.data_ptr(), name) for name, value in state.items()}
     weights = {name: state[name].contiguous().cpu() for name in pointers.values()}
     shared = {name: own for name, own in first.items() if own != name}
@@ -73,7 +92,11 @@ def load_safetensors(path: Path) -> Task:
             described, shared = upgrade_checkpoint(json.loads(header["speechformer"])), json.loads(header["shared"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         task = TASKS[described["task"]](**described["hyper_parameters"])
-        task.model.load_state_dict(weights | {name: weights[first] for name, first in shared.items()})
+        weights |= {name: weights[first] for name, first in shared.items()}
+        if task.counts is not None:
+            own = [name for name in weights if name.startswith(COUNTS)]
+            task.counts.load_state_dict({name.removeprefix(COUNTS): weights.pop(name) for name in own})
+        task.model.load_state_dict(weights)
     except Exception as error:  # the exceptions of safetensors are not public
         raise UserError(f"{path} is not an export of speechformer ({type(error).__name__}).") from None
     return task.eval()
@@ -92,6 +115,8 @@ def as_program(run: TrainedRun) -> bytes:
     if reason := not_exportable(run):
         raise UserError(f"torch.export cannot export {reason} (model={run.label}); use --format safetensors.")
     limit = run.max_length or MAX_TOKENS
+    predictor, inputs = Predictor(run.task).eval(), tuple(example_inputs(run, 2, 7))
+    predictor(*inputs)  # which makes the tables of counts
     for module in run.model.modules():
         if isinstance(module, Positions):
             module.extend_to(limit + 1)  # one more for a CLS token
@@ -100,7 +125,7 @@ def as_program(run: TrainedRun) -> bytes:
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
-        program = torch.export.export(run.model, tuple(example_inputs(run, 2, 7)), dynamic_shapes=sizes)
+        program = torch.export.export(predictor, inputs, dynamic_shapes=(sizes,))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise UserError(
@@ -123,9 +148,12 @@ def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
 
 @torch.no_grad()
 def compare(run: TrainedRun, exported: Any) -> float:
-    """Return the largest difference between a logit of the run's model and of its export, over a few batches."""
-    batches = [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))]
-    return float(torch.stack([(exported(*ids) - run.model(*ids)).abs().max() for ids in batches]).max())
+    """Return the largest difference between a logit of the run and of its export, over a few batches."""
+    batches, own = (
+        [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))],
+        Predictor(run.task),
+    )
+    return float(torch.stack([(exported(*ids) - own(*ids)).abs().max() for ids in batches]).max())
 
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
@@ -138,12 +166,12 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         file.flush()
         written = Path(file.name)
         program = None if safetensors else torch.export.load(io.BytesIO(written.read_bytes())).module()
-        exported = program or load_safetensors(written).model
+        exported = program or Predictor(load_safetensors(written))
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
     if run.task.has_counts:
-        console.say("The export is the model alone, without the counts that it is mixed with.")
+        console.say("The export has the counts of words, too, and so the training text that was counted.")
     shutil.copy(run.directory / "tokenizer.json", tokenizer)
     header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference

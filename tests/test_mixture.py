@@ -15,6 +15,7 @@ from speechformer.analysis.continuation import continue_text
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
+from speechformer.export import FILES, Predictor, export, load_safetensors
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.models.mixture import Counted, CountsMixture
 from speechformer.tasks.registry import build_data
@@ -72,6 +73,20 @@ def test_after_a_context_it_is_a_distribution(context: list[int]) -> None:
     assert float(p_V.sum()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_the_logits_of_whole_texts_are_those_after_each_context(order: int) -> None:
+    """Oracle: one context at a time, looked up in dictionaries."""
+    torch.manual_seed(0)
+    model = CountsMixture(len(TRAIN), order, 14, by_context=True)
+    model.stream.copy_(torch.tensor(TRAIN))
+    model.weights.copy_(torch.linspace(0.2, 0.9, order))
+    ids, logits = torch.tensor([TEST[:9], TRAIN[3:12], [13] * 9]), torch.randn(3, 9, 18)
+    after = model.add(ids, logits)
+    for row, text in enumerate(ids.tolist()):
+        for k in range(9):
+            torch.testing.assert_close(after[row, k], model(logits[row, k], text[: k + 1]), atol=1e-5, rtol=1e-5)
+
+
 SETTINGS = [*TINY, "task=lm", "protocol=clean", "trainer.max_steps=20", "eval_interval=10", "recipe.lr=1e-2"]
 
 
@@ -94,6 +109,11 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
         sum(metrics[f"test_mixture_perplexity_{test}"] for test in result["corpus"]["counts"]["tests"])
         / len(result["corpus"]["counts"]["tests"])
     )
+    ids, exports = ids[None, :25], {format: export(run, format, tmp_path / format)[0] for format in FILES}
+    after = torch.stack([mixed(run.model(ids)[0, k], ids[0, : k + 1].tolist()) for k in range(25)])
+    program = torch.export.load(exports["torch.export"]).module()
+    for exported in (program, Predictor(load_safetensors(exports["safetensors"]))):
+        torch.testing.assert_close(exported(ids)[0], after, atol=1e-4, rtol=1e-4)
     words = list(continue_text(run, "we will", tokens=30))
     mixed.weights.fill_(1 - 1e-6)  # the model alone
     assert words != list(continue_text(run, "we will", tokens=30))

@@ -18,6 +18,7 @@ from speechformer.analysis.card import figures
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import PAD
+from speechformer.export import FILES, export, load_safetensors
 from speechformer.models.naive_bayes import SMOOTHING, NaiveBayes
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.tasks.registry import build_data
@@ -104,5 +105,12 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     assert predicted != (tmp_path / "alone" / PREDICTIONS).read_text(encoding="utf-8")
     shown = runs["both"].predict(" ".join(data.tokenizer.tokens(test["ids"][0][test["ids"][0] != PAD].tolist())))
     assert [*shown.probabilities.values()] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    exports = {format: export(runs["both"], format, tmp_path / format)[0] for format in FILES}
+    for exported in (
+        torch.export.load(exports["torch.export"]).module(),
+        load_safetensors(exports["safetensors"]),
+    ):
+        with torch.no_grad():
+            assert exported(test["ids"]).softmax(dim=1).numpy() == pytest.approx(expected, abs=1e-5)
     notes = ["The figures are of the network with naive Bayes" in " ".join(figures(runs[name])) for name in runs]
     assert notes == [False, True]

@@ -7,7 +7,8 @@ counted, the more it may weigh. The weights maximise the likelihood of a held-ou
 
 Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from sparse data".
 
-Shapes: R targets, V words.
+Shapes: R targets, V words; for `CountsMixture.add` B texts of T tokens, and of histories of one length H that are
+followed by G different words in all.
 """
 
 from __future__ import annotations
@@ -29,6 +30,45 @@ class Counted(NamedTuple):
 
     logs_R: Tensor
     matched_R: Tensor
+
+
+class Histories(NamedTuple):
+    """The histories of k words that train has, as tensors.
+
+    A history's number is its place in `keys`; its key is base times the number of the history without its first word,
+    plus that word. An n-gram's key is base times the number of its history plus the last word.
+    """
+
+    keys_H: Tensor
+    backoff_H: Tensor  # D N(h) / c(h)
+    grams_G: Tensor  # their keys, ascending
+    values_G: Tensor  # max(c - D, 0) / c(h)
+
+
+def histories_of(model: KneserNey, base: int) -> list[Histories]:
+    """Return the histories of each length from 1 on of a Kneser-Ney model."""
+    numbers: dict[tuple[int, ...], int] = {(): 0}
+    tables = []
+    for k in range(1, model.order):
+        totals, followers, discount = model.totals[k], model.followers[k], model.discounts[k]
+        keys = sorted((numbers[h[1:]] * base + h[0], h) for h in totals if h[1:] in numbers)
+        numbers = {h: number for number, (_, h) in enumerate(keys)}
+        grams = sorted(
+            (numbers[gram[:-1]] * base + gram[-1], max(count - discount, 0) / totals[gram[:-1]])
+            for gram, count in model.counts[k].items()
+            if gram[:-1] in numbers
+        )
+        backoff = torch.tensor([discount * followers[h] / totals[h] for _, h in keys], dtype=torch.float64)
+        keys_H, grams_G = torch.tensor([key for key, _ in keys]), torch.tensor([key for key, _ in grams])
+        values_G = torch.tensor([value for _, value in grams], dtype=torch.float64)
+        tables.append(Histories(keys_H, backoff.float(), grams_G, values_G.float()))
+    return tables
+
+
+def find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of keys among ascending ones, and which were found."""
+    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+    return places, keys[places] == wanted
 
 
 class CountsMixture(nn.Module):
@@ -79,6 +119,31 @@ class CountsMixture(nn.Module):
             weights = torch.where(sizes > 0, sums / sizes.clamp(min=1), weights)
         weights = weights if self.by_context else weights[:1].expand(self.order)
         self.weights.copy_(weights.clamp(1e-6, 1 - 1e-6).float())
+
+    @cached_property
+    def histories(self) -> list[Histories]:
+        """What `add` looks up."""
+        return [own for own in histories_of(self.kneser_ney, self.vocabulary + 1) if len(own.grams_G)]
+
+    def add(self, ids_BT: Tensor, logits_BTV: Tensor) -> Tensor:
+        """Return the logits of the mixture after each token of some texts, [B, T, V], by tensor operations alone.
+
+        Equal to `forward` for each context, in more time: every word is looked up after every history.
+        """
+        ids, base, T = ids_BT.long(), self.vocabulary + 1, ids_BT.shape[1]
+        number, matched, is_known = torch.zeros_like(ids), torch.zeros_like(ids), torch.ones_like(ids) == 1
+        p_BTV = self.kneser_ney.single_words.expand(*ids.shape, base)
+        for k, own in enumerate(self.histories, start=1):
+            first = nn.functional.pad(ids, (k - 1, 0))[:, :T]  # the padding, id 0, is in no history
+            places, has_history = find(own.keys_H, number * base + first)
+            is_known = is_known & has_history
+            number, matched = torch.where(is_known, places, 0), matched + is_known
+            places, has_gram = find(own.grams_G, number[..., None] * base + torch.arange(base))
+            longer = torch.where(has_gram, own.values_G[places], 0) + own.backoff_H[number][..., None] * p_BTV
+            p_BTV = torch.where(is_known[..., None], longer, p_BTV)
+        weights, model_BTV = self.weights.double()[matched][..., None], logits_BTV.double().softmax(dim=-1)
+        counts_BTV = nn.functional.pad(p_BTV.double(), (0, logits_BTV.shape[-1] - base))
+        return (weights * model_BTV + (1 - weights) * counts_BTV).log().to(logits_BTV.dtype)
 
     def forward(self, logits_V: Tensor, context: Sequence[int]) -> Tensor:
         """Return the logits of the mixture from those of the model after a context, [V]."""

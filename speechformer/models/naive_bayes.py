@@ -62,9 +62,9 @@ class NaiveBayes(nn.Module):
     def features(self, ids_BT: Tensor) -> Tensor:
         """Return the features of sentences, each once, as positive numbers among zeros, [B, 2T - 1]."""
         words = ids_BT.long()
-        first, second = words[:, :-1], words[:, 1:]
+        first, second = words, nn.functional.pad(words, (0, 1))[:, 1:]  # no size of 0, which export could not trace
         pairs = torch.where((first == PAD) | (second == PAD), 0, first * self.vocab_size + second)
-        every = torch.cat((torch.where(words == PAD, 0, words), pairs), dim=1).sort(dim=1).values
+        every = torch.cat((torch.where(words == PAD, 0, words), pairs), dim=1).sort(dim=1).values[:, 1:]
         again = torch.zeros_like(every, dtype=torch.bool)
         again[:, 1:] = every[:, 1:] == every[:, :-1]
         return every.masked_fill(again, 0)

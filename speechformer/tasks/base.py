@@ -28,7 +28,7 @@ from speechformer.tasks.trainable import TrainableModule
 # What every network takes: keys of the config, and keys of its group `architecture`
 SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout", "model", "pattern")
 COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
-COUNTED = ("mixture", "naive_bayes")  # arguments of tasks: of counts of words beside the network
+COUNTED = ("mixture", "naive_bayes")  # attributes and arguments of tasks: counts of words beside the network
 CHOICES: dict[str, Any] = {  # checked, even if unused
     **{"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS},
     "output_bias": dict.fromkeys(("init", "unigram")),
@@ -141,7 +141,12 @@ class Task(EvaluableModule):
     @property
     def has_counts(self) -> bool:
         """Whether counts of words take part in the predictions beside the network."""
-        return any(self.hparams.get(name) is not None for name in COUNTED)
+        return self.counts is not None
+
+    @property
+    def counts(self) -> Any:
+        """The counts of words beside the network, whose `add(ids, logits)` combines both; None without any."""
+        return next((own for name in COUNTED if (own := getattr(self, name, None)) is not None), None)
 
     def forward(self, *ids: Tensor) -> Tensor:
         """Compute the logits of the network for its inputs."""
