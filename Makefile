@@ -102,6 +102,8 @@ reproduce-translation: $(STAMP)
 	$(BIN)/python -m speechformer.baselines task=translate corpus=ted protocol=clean --output $(TRANSLATED)/baselines
 	-$(BIN)/python -m speechformer.train experiment=ted 'hydra.run.dir=$(TRANSLATED)/runs/$${run_name:}'
 	$(TRANSLATION) experiment=ted_faster 'seed=range(5)'
+	-$(BIN)/python -m speechformer.evaluate --study ted_ensemble $$(dirname $$(find $(TRANSLATED) -path "*ted-faster_seed[0234]_*" \
+		-name result.json)) --output $(TRANSLATED)/ensembles/ted
 	$(TRANSLATION) task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
 	$(TRANSLATION) task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 	$(TRANSLATION) experiment=bottleneck_digits 'seed=range(5)'
@@ -180,8 +182,9 @@ reproduce-ladder: $(STAMP)
 	$(foreach k,1 2 3 4 5 6 7 8 9 10 11,$(RUNG) $(RUNGS_$(k)) 'seed=range(10)'$(NEWLINE)	)
 	$(RUNG) $(RUNGS_10) task.ngram_mixture=context 'seed=range(10)'
 	$(RUNG) $(RUNGS_11) task.ngram_mixture=context 'seed=range(10)'
-	$(RUNG) $(MIXED) 'seed=range(10)'
-	$(RUNG) $(MIXED) architecture.output_bias=init architecture.activation=relu 'seed=range(10)'
+	-for seed in $$(seq 0 9); do echo $(MIXED) seed=$$seed; done \
+	| xargs -P 2 -L 1 $(BIN)/python -m speechformer.train experiment=ladder_lm corpus=speeches study=ladder_lm \
+		'hydra.run.dir=$(LADDER)/mixed/$${run_name:}' threads=1 # a sweep would put the repeated settings into one place
 	$(RUNG) $(RUNGS_9) recipe.label_smoothing=0.2 'seed=range(5)'
 	$(RUNG) $(RUNGS_9) task.unknown_rate=0.2,0.8 'seed=range(5)'
 	$(RUNG) $(RUNGS_10) layers=2 'seed=range(5)'

@@ -44,6 +44,7 @@ from speechformer.tasks.registry import TASKS
 
 MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
 COUNTS = "counts."  # begins the names of their tensors
+NAMES = ("model.safetensors", "model.pt2", "tokenizer.json", "export.json", "tokenizers.json", "README.md")
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
 
 
@@ -61,14 +62,14 @@ def description(run: TrainedRun) -> dict[str, Any]:
 
 
 class Predictor(nn.Module):
-    """A network, and counts of words that its predictions are combined with, as one."""
+    """What a task computes, without the task: its network, with counts of words if it has them."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.model, self.counts = task.model, task.counts
 
     def forward(self, *ids: Tensor) -> Tensor:
-        """Return the logits of both, shaped as the network's."""
+        """Return the logits, shaped as the network's."""
         logits = self.model(*ids)
         return logits if self.counts is None else self.counts.add(ids[0], logits)
 
@@ -149,11 +150,8 @@ def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
 @torch.no_grad()
 def compare(run: TrainedRun, exported: Any) -> float:
     """Return the largest difference between a logit of the run and of its export, over a few batches."""
-    batches, own = (
-        [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))],
-        Predictor(run.task),
-    )
-    return float(torch.stack([(exported(*ids) - own(*ids)).abs().max() for ids in batches]).max())
+    batches = [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))]
+    return float(torch.stack([(exported(*ids) - run.task(*ids)).abs().max() for ids in batches]).max())
 
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
@@ -166,12 +164,10 @@ def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
         file.flush()
         written = Path(file.name)
         program = None if safetensors else torch.export.load(io.BytesIO(written.read_bytes())).module()
-        exported = program or Predictor(load_safetensors(written))
+        exported = program or load_safetensors(written)
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    if run.task.has_counts:
-        console.say("The export has the counts of words, too, and so the training text that was counted.")
     shutil.copy(run.directory / "tokenizer.json", tokenizer)
     header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference
@@ -201,11 +197,15 @@ def main() -> None:
     def command() -> None:
         run = load_run(arguments.run, arguments.checkpoint)
         folder = arguments.output or arguments.run / "export"
+        for name in NAMES:  # before any is written
+            OutputFolder(folder).file(name)
         formats = [arguments.format] if arguments.format else ["safetensors"] if not_exportable(run) else list(FILES)
         for format in formats:
             path, difference = export(run, format, folder)
             megabytes = path.stat().st_size / 2**20
             console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
+        if run.task.has_counts:
+            console.say("The export has the counts of words, too, and so the training text that was counted.")
         describe(run, formats, folder)
         console.write(f"{folder / 'README.md'} has an example that needs no speechformer.")
 

@@ -17,7 +17,7 @@ from speechformer.errors import UserError
 from speechformer.report import claims, published
 from speechformer.report.__main__ import main
 from speechformer.report.claims import Judgement, content, judge
-from speechformer.report.findings import agreement, distinct, found
+from speechformer.report.findings import agreement, claims_table, distinct, found
 from speechformer.report.pages import Context, render, update
 from speechformer.report.results import Run, build_tables, read_runs
 from speechformer.runs.folder import PREDICTIONS, read_json, write_result
@@ -121,6 +121,26 @@ def test_three_rows_make_one_effect(tmp_path: Path) -> None:
     )
     own = next(own for own in judge(tables_of(folder)) if own.name == "alibi_needs_nothing")
     assert own.effect.mean == pytest.approx(440 - 2 * 394 + 391, abs=1e-6)  # the noise of common seeds cancels
+
+
+def test_an_effect_on_perplexity_has_one_over_known_words(tmp_path: Path) -> None:
+    """Oracle: scipy's test of the values; claims on train or on contexts of other lengths have none."""
+    results = []
+    for k, experiment in enumerate(("singhal_table2", "singhal_table4")):
+        for seed in range(8):
+            own = result(f"experiment={experiment}", f"seed={seed}", value=400 - 30 * k)
+            own["metrics"] |= {
+                "test_known_perplexity_mean": 350 - 20 * k + 100 * DRAWS[k, seed],
+                "train_perplexity": 100,
+            }
+            results.append(own)
+    judged = {own.name: own for own in judge(tables_of(put(tmp_path, *results)))}
+    known, values = judged["singhal_lm_alibi"].known, [350 - 20 * k + 100 * DRAWS[k] for k in (0, 1)]
+    assert known and known.p == pytest.approx(stats.ttest_ind(values[1], values[0], equal_var=False).pvalue)
+    assert judged["singhal_lm_alibi_train"].known is None
+    table = str(claims_table([judged["singhal_lm_alibi"], judged["singhal_lm_alibi_train"]]))
+    assert "effect over known words" in table and f"{known.mean:.1f}".replace("-", "−") in table
+    assert "effect over known words" not in str(claims_table([judged["singhal_lm_alibi_train"]]))
 
 
 def predictions(folder: Path, seeds: int) -> Path:

@@ -15,7 +15,7 @@ from speechformer.analysis.continuation import continue_text
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
-from speechformer.export import FILES, Predictor, export, load_safetensors
+from speechformer.export import FILES, describe, export, load_safetensors
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.models.mixture import Counted, CountsMixture
 from speechformer.tasks.registry import build_data
@@ -112,8 +112,11 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     ids, exports = ids[None, :25], {format: export(run, format, tmp_path / format)[0] for format in FILES}
     after = torch.stack([mixed(run.model(ids)[0, k], ids[0, : k + 1].tolist()) for k in range(25)])
     program = torch.export.load(exports["torch.export"]).module()
-    for exported in (program, Predictor(load_safetensors(exports["safetensors"]))):
+    for exported in (program, load_safetensors(exports["safetensors"])):
         torch.testing.assert_close(exported(ids)[0], after, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run.logits(ids[0]), after, atol=1e-4, rtol=1e-4)
+    describe(run, [*FILES], tmp_path / "torch.export")
+    assert "hold the training text itself" in (tmp_path / "torch.export" / "README.md").read_text(encoding="utf-8")
     words = list(continue_text(run, "we will", tokens=30))
     mixed.weights.fill_(1 - 1e-6)  # the model alone
     assert words != list(continue_text(run, "we will", tokens=30))

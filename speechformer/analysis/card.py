@@ -76,6 +76,7 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
         LIMITS[ability],
         "The model is for experiments with attention. Its weights may hold sentences of its training set, and their "
         "license, if there is one.",
+        *(["The files hold the training text itself, whose words were counted."] if run.task.has_counts else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -124,7 +125,11 @@ def figures(run: TrainedRun) -> list[str]:
         f"{intervals or 'There are no intervals within a run'}; this is the run of seed {seed}, and others differ.",
     ]
     if run.task.hparams.get("naive_bayes") is not None:
-        notes.append("The figures are of the network with naive Bayes; exports have the network alone.")
+        notes.append("The figures are of the network with naive Bayes; exports compute both.")
+    if run.task.hparams.get("mixture") is not None:
+        notes.append(
+            "The column *with counts* is of the mixture with a Kneser-Ney model; exports compute the mixture."
+        )
     if best["chosen_on"] == "test":
         notes.append("`best.ckpt` was chosen on the test set, and its figures are optimistic.")
     return ["\n".join(lines), " ".join(notes)]

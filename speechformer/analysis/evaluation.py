@@ -173,7 +173,7 @@ def data_of(run: TrainedRun, config: dict[str, Any], root: str | None = None) ->
     """
     trained, place = result_of(run)["corpus"], dict(config.get("corpus") or {})
     if place.get("name") == "auto" and trained["name"] in CORPORA[config["task"]["data"]]:
-        place["name"] = trained["name"]
+        place = {**dict(place.get(trained["name"]) or place), "name": trained["name"]}  # its own settings
     if root is not None:
         place["root"] = root
     corpus = load_corpus(config | {"corpus": place})

@@ -89,7 +89,7 @@ class TrainedRun:
 
     @torch.no_grad()
     def logits(self, *inputs: str | Tensor) -> Tensor:
-        """Compute the model's logits for a text, or for ids.
+        """Compute the model's logits for a text, or for ids; with counts of words, those of both.
 
         Args:
             inputs: one text, or the ids of each input of the model (of a translator source and target), [T], or

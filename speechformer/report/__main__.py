@@ -116,7 +116,8 @@ def main() -> None:
         own = (arguments.folders, arguments.output, not arguments.no_plots, arguments.pages)
         for table in write_report(*own, Options(*about)):
             print_table(table)
-        console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX), figures ({arguments.formats})")
+        figures = "" if arguments.no_plots else f", figures ({arguments.formats})"
+        console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX){figures}")
 
     run_command(command)
 

@@ -73,7 +73,7 @@ def difficulty(table: Table, row: Row, names: Sequence[str]) -> Markdown:
 def learning_curve(tables: Sequence[Table], names: Sequence[str]) -> Markdown:
     """Return the accuracy of each table's first row and of baselines, by the number of sentences in train.
 
-    The last row has what a doubling of train adds, by the two largest.
+    The last row has what a doubling of train adds, by the largest and about half of it.
     """
     rows, means = [], []
     for table in sorted(tables, key=sentences_in_train):
@@ -87,8 +87,9 @@ def learning_curve(tables: Sequence[Table], names: Sequence[str]) -> Markdown:
             ]
         )
         means.append((math.log2(sentences_in_train(table)), summary.mean, *baselines))
-    if len(means) > 1:
-        doublings, *gains = (last - before for before, last in zip(*means[-2:]))
+    smaller = [own for own in means if own[0] < means[-1][0] - 0.9]  # in doublings
+    if smaller:
+        doublings, *gains = (last - before for before, last in zip(smaller[-1], means[-1]))
         rows.append(["for each doubling", *(number(METRIC, gain / doublings, True) for gain in gains)])
     heads = [baseline_name(run) for run in by_name(tables[0], names)]
     return markdown_table(["sentences in train", "the model", *heads], rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,13 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim with its measured effect; `corrected` is the p-value after Holm, `terms` what the effect is made of."""
+    """A claim with its measured effect.
+
+    Attributes:
+        terms: what the effect is made of.
+        known: of perplexities, the same effect over known words; None without one.
+        corrected: the p-value after Holm.
+    """
 
     name: str
     family: str
@@ -61,6 +68,7 @@ class Judgement:
     over_sentences: bool
     effect: Effect
     terms: Sequence[Term]
+    known: Effect | None = None
     corrected: float = math.nan
 
     @property
@@ -140,7 +148,23 @@ def measure(
         both = over_seeds_and_items(right, constant)
         effect = replace(effect, interval=both.interval, p=both.p, error=both.error, freedom=both.freedom)
     about = (claim["family"], claim["by"], claim["says"], SIGNS[claim["expect"]])
-    return Judgement(name, *about, over_sentences, effect, terms)
+    known = effect_over_known_words(terms, counted, constant, same_runs)
+    return Judgement(name, *about, over_sentences, effect, terms, known)
+
+
+def effect_over_known_words(
+    terms: Sequence[Term], counted: Sequence[Answered], constant: float, same_runs: bool
+) -> Effect | None:
+    """Return the effect of a claim on perplexities of a test, over known words; None if it is on something else."""
+    metrics = [own.metric for own in terms] + [own.metric for own in counted]
+    names = {metric: re.sub(r"\btest_perplexity", "test_known_perplexity", metric) for metric in metrics}
+    if any("test_length" in metric for metric in metrics) or all(name == known for name, known in names.items()):
+        return None
+    exact = [own.runs[0].metrics.get(names[own.metric]) for own in counted]
+    if any(value is None for value in exact):
+        return None
+    values = [(own.times, own.row.values(names[own.metric], own.at)) for own in terms]
+    return contrast(values, constant + sum(own.times * (value or 0) for own, value in zip(counted, exact)), same_runs)
 
 
 def right_answers(terms: Sequence[Answered]) -> list[tuple[float, Any]]:

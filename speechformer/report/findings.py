@@ -57,7 +57,7 @@ def best_row(table: Table) -> Markdown | str:
     if not rows:
         return ""
     best, summary = max(rows, key=lambda pair: better * pair[1].mean)
-    result = f"{mean_and_sd(metric, summary)} ({heading(metric)}; {count(summary.n, 'seed')})"
+    result = f"{mean_and_sd(metric, summary)} ({heading(best.mixed(metric))}; {count(summary.n, 'seed')})"
     parts = [f"{best.label} has {result}"]
     if len(rows) > 1:
         beaten, tested = beats(best, [row for row, _ in rows if row is not best], metric, better)
@@ -107,17 +107,20 @@ def count(number: int, noun: str) -> str:
 
 def claims_table(judgements: Sequence[Judgement], page: str = "") -> Markdown:
     """Return claims with effect, interval, p-values and verdict; `page` is that of the tables, for links."""
-    rows = []
+    rows, shows_known = [], any(own.known for own in judgements)
     for own in judgements:
         effect, metric = own.effect, own.metric
         where = Markdown("[{}]({}#{})").format(heading(metric), page, own.terms[0].table.name)
         verdict = Markdown("**{}**").format(own.verdict) if own.verdict != "inconclusive" else own.verdict
         test = "over sentences" if own.over_sentences else method(effect)
         cells = [own.says, own.by, verdict, Markdown("{} {}").format(*estimate(metric, effect)), where]
+        if shows_known:
+            cells.append(Markdown("{} {}").format(*estimate(metric, own.known)) if own.known else "")
         detectable = number(metric, effect.detectable, like=precision(effect))
         rows.append([*cells, seeds_cell(effect), detectable, test, f"{p_value(effect.p)}; {p_value(own.corrected)}"])
-    header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of", "seeds", "detectable", "test"]
-    return markdown_table([*header, "p; after Holm"], rows)
+    header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of"]
+    header += ["effect over known words"] if shows_known else []
+    return markdown_table([*header, "seeds", "detectable", "test", "p; after Holm"], rows)
 
 
 def untested_table() -> Markdown:

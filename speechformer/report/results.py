@@ -245,9 +245,14 @@ class Row:
         values = {run.seed: run.value(metric, at) for run in self.finished}
         return {seed: value for seed, value in values.items() if value is not None}
 
+    def mixed(self, metric: str) -> str:
+        """Return the name of a metric; of a model that is mixed with counts, of the same of the mixture."""
+        name = re.sub("^(test|validation)_", r"\1_mixture_", metric)
+        return name if self.values(name) else metric
+
     def mixed_values(self, metric: str) -> dict[int | None, float]:
         """Return a metric by seed; of a model that is mixed with counts, that of the mixture."""
-        return self.values(re.sub("^(test|validation)_", r"\1_mixture_", metric)) or self.values(metric)
+        return self.values(self.mixed(metric))
 
     def summary(self, metric: str, best: bool = False) -> Summary | None:
         """Return the statistics of the final or best values of a metric, or None if no run has it."""

@@ -149,8 +149,9 @@ class Task(EvaluableModule):
         return next((own for name in COUNTED if (own := getattr(self, name, None)) is not None), None)
 
     def forward(self, *ids: Tensor) -> Tensor:
-        """Compute the logits of the network for its inputs."""
-        return self.model(*ids)
+        """Compute the logits of the network for its inputs; with counts of words, those of both."""
+        logits = self.model(*ids)
+        return logits if self.counts is None else self.counts.add(ids[0], logits)
 
     def attach(self, data: TaskData) -> None:
         """Take from the data what evaluation and reports need besides batches."""

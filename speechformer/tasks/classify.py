@@ -97,10 +97,6 @@ class Classify(PretrainedTask):
         if self.naive_bayes is not None:
             self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
-    def forward(self, *ids: Tensor) -> Tensor:
-        """Return the logits of sentences, [B, classes], naive Bayes included."""
-        return self.forward_batch(self.model, {"ids": ids[0]})
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         if "progress" in checkpoint:
