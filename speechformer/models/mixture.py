@@ -128,9 +128,9 @@ class CountsMixture(nn.Module):
     def add(self, ids_BT: Tensor, logits_BTV: Tensor) -> Tensor:
         """Return the logits of the mixture after each token of some texts, [B, T, V], by tensor operations alone.
 
-        Equal to `forward` for each context, in more time: every word is looked up after every history.
+        Equal to `forward` for each context, in more time: every word is looked up after every history, on the CPU.
         """
-        ids, base, T = ids_BT.long(), self.vocabulary + 1, ids_BT.shape[1]
+        ids, base, T = ids_BT.cpu().long(), self.vocabulary + 1, ids_BT.shape[1]
         number, matched, is_known = torch.zeros_like(ids), torch.zeros_like(ids), torch.ones_like(ids) == 1
         p_BTV = self.kneser_ney.single_words.expand(*ids.shape, base)
         for k, own in enumerate(self.histories, start=1):
@@ -141,9 +141,10 @@ class CountsMixture(nn.Module):
             places, has_gram = find(own.grams_G, number[..., None] * base + torch.arange(base))
             longer = torch.where(has_gram, own.values_G[places], 0) + own.backoff_H[number][..., None] * p_BTV
             p_BTV = torch.where(is_known[..., None], longer, p_BTV)
-        weights, model_BTV = self.weights.double()[matched][..., None], logits_BTV.double().softmax(dim=-1)
+        weights = self.weights.cpu().double()[matched][..., None]
+        model_BTV = logits_BTV.cpu().double().softmax(dim=-1)
         counts_BTV = nn.functional.pad(p_BTV.double(), (0, logits_BTV.shape[-1] - base))
-        return (weights * model_BTV + (1 - weights) * counts_BTV).log().to(logits_BTV.dtype)
+        return (weights * model_BTV + (1 - weights) * counts_BTV).log().to(logits_BTV)
 
     def forward(self, logits_V: Tensor, context: Sequence[int]) -> Tensor:
         """Return the logits of the mixture from those of the model after a context, [V]."""
