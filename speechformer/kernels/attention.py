@@ -24,7 +24,7 @@ from speechformer.layers.positions import ScoreMod
 
 
 class DroppedAttention(torch.autograd.Function):
-    """Self-attention with dropout on the CPU, from projected queries, keys and values [R, E] to the output [R, D].
+    """Self-attention with dropout on the CPU, from projected queries, keys and values [..., E] to the output [..., D].
 
     Autograd spends a tenth of the training step of a small model on splitting qkv and on joining its gradient again.
     Here the three parts of the gradient are written where they belong. With scores S, P = softmax(S), dropout mask M
@@ -32,35 +32,37 @@ class DroppedAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
 
-    Arguments of `apply`: qkv_RE, bias [1 or B, 1 or N, T, T], dropout mask [B, N, T, T], the `Unpadder`, and z_TP of
-    `kernels.rotation` or None. With z, queries and keys are rotated first, and their gradients by its conjugate.
-    Padding holds a copy of the first token; the bias hides its keys, and its output is dropped.
+    Arguments of `apply`: the projections, [R, E] or [B, T, E]; bias [1 or B, 1 or N, T, T]; dropout mask
+    [B, N, T, T]; the `Unpadder`; and z_TP of `kernels.rotation` or None. With z, queries and keys are rotated first,
+    and their gradients by its conjugate. Padding holds a copy of the first token; the bias hides its keys, and its
+    output is dropped.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_RE: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder, z_TP: Tensor | None
+        ctx: Any, projections: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder, z_TP: Tensor | None
     ) -> Tensor:
         B, N, T, _ = mask_BNTT.shape
-        to_tokens, to_heads, output_rows = unpadder.head_rows(N)
-        R, E = qkv_RE.shape
-        qkv = qkv_RE.view(R * 3 * N, -1).index_select(0, to_heads).view(3, B * N, T, -1)
+        rows = unpadder.head_rows(N)
+        E = projections.shape[-1]
+        qkv = projections.view(-1, E // (3 * N)).index_select(0, rows.to_heads).view(3, B * N, T, -1)
         if z_TP is not None:
             rotate_in_place(qkv[:2], z_TP)
         q, k, v = qkv
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, N, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
         dropped = (weights * mask_BNTT).view(-1, T, T)
-        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows, z_TP)
-        ctx.bias_shape = bias.shape
-        return torch.bmm(dropped, v).view(B * N * T, -1).index_select(0, output_rows).view(R, E // 3)
+        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, z_TP)
+        ctx.bias_shape, ctx.rows = bias.shape, rows
+        output = torch.bmm(dropped, v).view(B * N * T, -1).index_select(0, rows.output)
+        return output.view(*projections.shape[:-1], E // 3)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, mask_BNTT, dropped, to_tokens, output_rows, z_TP = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, mask_BNTT, dropped, z_TP = ctx.saved_tensors
         T, H = q.shape[1:]
-        grad = grad_RD.new_zeros(q.numel() // H, H).index_copy_(0, output_rows, grad_RD.view(-1, H)).view(q.shape)
+        grad = ctx.rows.output_to_heads(grad_output.view(-1, H)).view(q.shape)
         grad_qkv = grad.new_empty(3, *q.shape)
         torch.bmm(dropped.transpose(1, 2), grad, out=grad_qkv[2])
         grad_weights = torch.bmm(grad, v.transpose(1, 2)).view_as(weights).mul_(mask_BNTT)
@@ -71,7 +73,8 @@ class DroppedAttention(torch.autograd.Function):
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
         if z_TP is not None:
             rotate_in_place(grad_qkv[:2], z_TP.conj())
-        return grad_qkv.view(-1, H).index_select(0, to_tokens).view(len(grad_RD), -1), grad_bias, None, None, None
+        grad_projections = grad_qkv.view(-1, H).index_select(0, ctx.rows.to_tokens)
+        return grad_projections.view(*grad_output.shape[:-1], -1), grad_bias, None, None, None
 
 
 def attention_in_query_blocks(

@@ -265,12 +265,9 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
                 bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
-            qkv_RE = qkv.flatten(0, 1) if unpadder is None else qkv
             z_TP = None if rope is None else rotation_factors(rope.table(0, T), qkv.dtype)
-            output_RD = DroppedAttention.apply(
-                qkv_RE, dense(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP
-            )
-            return self.output(output_RD.view(x_BTD.shape)), None
+            output = DroppedAttention.apply(qkv, dense(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP)
+            return self.output(output), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights

@@ -10,9 +10,35 @@ Shapes: B sequences of T places, R tokens, D width, N heads, H width of a head.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Row indices that convert between the order of tokens and that of heads, in rows of width H.
+
+    Args:
+        to_tokens: rows of [3, B, N, T] that give [R, 3, N].
+        to_heads: rows of [R, 3, N] that give [3, B, N, T]; padding takes row 0.
+        output: rows of [B, N, T] that give [R, N].
+        inverse: rows of [R, N] that give [B, N, T]; None with padding, which has none.
+        count: B N T.
+    """
+
+    to_tokens: Tensor
+    to_heads: Tensor
+    output: Tensor
+    inverse: Tensor | None
+    count: int
+
+    def output_to_heads(self, x: Tensor) -> Tensor:
+        """Return rows in the order of heads, [B N T, H], from [R N, H], with 0 on padding."""
+        if self.inverse is not None:
+            return x.index_select(0, self.inverse)
+        return x.new_zeros(self.count, x.shape[1]).index_copy_(0, self.output, x)
 
 
 class Unpadder:
@@ -20,7 +46,7 @@ class Unpadder:
 
     def __init__(self, B: int, T: int, index_R: Tensor) -> None:
         self.B, self.T, self.index_R = B, T, index_R
-        self.rows: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all layers of a pass share them
+        self.rows: dict[int, HeadRows] = {}  # all layers of a pass share them
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """Return the tokens alone, [R, D]."""
@@ -31,24 +57,23 @@ class Unpadder:
         x = x_RD.new_zeros(self.B * self.T, x_RD.shape[1]).index_copy(0, self.index_R, x_RD)
         return x.view(self.B, self.T, -1)
 
-    @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
-    def head_rows(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row indices that convert between the order of tokens and that of heads, in rows of width H.
-
-        Returns:
-            to_tokens: rows of [3, B, N, T] that give [R, 3, N].
-            to_heads: rows of [R, 3, N] that give [3, B, N, T]; padding takes row 0.
-            output: rows of [B, N, T] that give [R, N].
-        """
+    def head_rows(self, N: int) -> HeadRows:
+        """Return the row indices of N heads."""
         if N not in self.rows:
-            B, T, R = self.B, self.T, len(self.index_R)
-            first_head_R = self.index_R + self.index_R // T * (N - 1) * T
-            output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
-            to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
-            to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
-            to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
-            self.rows[N] = to_tokens_R3N.flatten(), to_heads, output_RN.flatten()
+            with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
+                self.rows[N] = self.find_head_rows(N)
         return self.rows[N]
+
+    def find_head_rows(self, N: int) -> HeadRows:
+        """Compute what `head_rows` returns."""
+        B, T, R = self.B, self.T, len(self.index_R)
+        first_head_R = self.index_R + self.index_R // T * (N - 1) * T
+        output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
+        to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
+        to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
+        to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
+        output = output_RN.flatten()
+        return HeadRows(to_tokens_R3N.flatten(), to_heads, output, output.argsort() if R == B * T else None, B * N * T)
 
 
 @functools.lru_cache(maxsize=8)
