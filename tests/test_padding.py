@@ -28,13 +28,13 @@ def test_head_rows_are_a_permutation() -> None:
     for tokens in (unpadder_for(TOKEN_MASK), without_padding(B, T)):
         assert isinstance(tokens, Unpadder)
         qkv_RE = torch.randn(len(tokens.index_R), 3 * N * H)
-        to, back, mixed = tokens.head_rows(N)
-        rows = qkv_RE.view(-1, H).index_select(0, back).view(3, B, N, T, H)
+        of_heads = tokens.head_rows(N)
+        rows = qkv_RE.view(-1, H).index_select(0, of_heads.to_heads).view(3, B, N, T, H)
         oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
         real = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1)
         assert torch.equal(rows * real, oracle)
         assert torch.equal(rows, torch.where(real == 1, oracle, qkv_RE[0, :H]))
-        assert torch.equal(rows.view(-1, H).index_select(0, to).view_as(qkv_RE), qkv_RE)
-        assert torch.equal(
-            oracle[0].reshape(-1, H).index_select(0, mixed).view(-1, N * H), qkv_RE.view(-1, 3, N * H)[:, 0]
-        )
+        assert torch.equal(rows.view(-1, H).index_select(0, of_heads.to_tokens).view_as(qkv_RE), qkv_RE)
+        q_RD = qkv_RE.view(-1, 3, N * H)[:, 0]
+        assert torch.equal(oracle[0].reshape(-1, H).index_select(0, of_heads.output).view_as(q_RD), q_RD)
+        assert torch.equal(of_heads.output_to_heads(q_RD.reshape(-1, H)).view(B, N, T, H), oracle[0])

@@ -22,7 +22,7 @@ from speechformer.bench.timing import Comparison, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.kernels.attention import attention_in_query_blocks, flex_attention
 from speechformer.kernels.dispatch import AttentionBias, choose_kernel
-from speechformer.kernels.sparse import layout_of, sparse_attention
+from speechformer.kernels.sparse import keeps_weights, layout_of, sparse_attention
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import all_pairs, build_pattern
 from speechformer.layers.positions import build_positions
@@ -163,6 +163,12 @@ def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str]) -> lis
                 memory[name] = held_bytes(run, bias, qkv)
                 sides[name] = functools.partial(forward_and_backward, run, bias, qkv)
         more: dict[str, Any] = {"bytes": memory, "tokens": T, "chosen": next(iter(sides), None)}
+        if "sparse blocks" in sides:
+            more["recomputed"] = not all(
+                keeps_weights(heads, own, group)
+                for part, biases in zip(bias.layout or [], bias.of_blocks)
+                for group, own in zip(part.groups, biases)
+            )
         if sides:
             rows.append(Comparison(f"attention, {T} tokens", what, "pass", turns(sides, rounds), more))
     return rows

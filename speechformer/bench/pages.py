@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speechformer.bench.plots import mebibytes_of, seconds_of, slope
+from speechformer.bench.plots import format_powers, slopes
 from speechformer.bench.timing import Comparison, format_seconds
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.pages import short_commit, update
@@ -109,23 +109,21 @@ class LongTexts(Rows):
         for what in patterns:
             for name in ("sparse blocks", "dense mask"):
                 tokens = max(row.more["tokens"] for row in self.of("attention", what) if name in row.seconds)
-                powers = [f"T^{power:.2f}" for power in self.slopes(what, name)]
+                powers = map(format_powers, self.slopes(what, name).values())
                 lines.append([what, name, f"512 to {tokens:,}", *powers])
         return markdown(lines)
 
-    def slopes(self, what: str, name: str) -> list[float]:
+    def slopes(self, what: str, name: str) -> dict[str, list[float]]:
         """Return the exponents of time and of memory of a kernel, fitted over the length."""
-        own = [row for row in self.of("attention", what) if name in row.seconds]
-        tokens = [row.more["tokens"] for row in own]
-        return [slope(tokens, [measure(row, name) for row in own]) for measure in (seconds_of, mebibytes_of)]
+        return slopes([row for row in self.of("attention", what) if name in row.seconds], name)
 
     def slope_goals(self, *patterns: str) -> str:
         """Return which exponents of blocks miss the goal of 1 ± 0.15."""
-        all_powers = {what: dict(zip(("time", "memory"), self.slopes(what, "sparse blocks"))) for what in patterns}
         missed = [
             f"{measure} of {what} ({power:.2f})"
-            for what, powers in all_powers.items()
-            for measure, power in powers.items()
+            for what in patterns
+            for measure, powers in self.slopes(what, "sparse blocks").items()
+            for power in powers
             if abs(power - 1) > 0.15
         ]
         return f"The goal of blocks was 1.00 ± 0.15; outside: {', '.join(missed) or 'none'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,12 @@ def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
     texts["window 64", "dense mask"] = "any pattern as a dense mask"  # which takes the same time for all
     for k, ((what, name), text) in enumerate(texts.items()):
         own = [row for row in rows if row.what == what and name in row.seconds]
-        tokens, powers = [row.more["tokens"] for row in own], []
+        tokens = [row.more["tokens"] for row in own]
         look: Any = {"color": plt.colormaps["tab20"](k), "marker": "osD^vP*XdhH"[k % 11], "markersize": 4}
         look = {"color": "#444444", "linestyle": "--"} if name == "dense mask" else look
         for axis, measure in zip(axes, (seconds_of, mebibytes_of)):
-            values = [measure(row, name) for row in own]
-            powers.append(slope(tokens, values))
-            (line,) = axis.plot(tokens, values, **look)
-        line.set_label("{} (T^{:.2f}, T^{:.2f})".format(text, *powers))
+            (line,) = axis.plot(tokens, [measure(row, name) for row in own], **look)
+        line.set_label(f"{text} ({', '.join(map(format_powers, slopes(own, name).values()))})")
     for axis, title in zip(axes, ("seconds, forward and backward", "MiB held for the backward pass")):
         axis.set(yscale="log", xlabel="tokens", title=title)
         axis.set_xscale("log", base=2)
@@ -99,7 +97,31 @@ def mebibytes_of(row: Comparison, name: str) -> float:
     return max(row.more["bytes"][name], 1) / 2**20
 
 
-def slope(tokens: Sequence[int], values: Sequence[float], start: int = 512) -> float:
-    """Return the exponent of the power law that fits the values from `start` tokens on; NaN for fewer than two."""
-    pairs = [(math.log(T), math.log(value)) for T, value in zip(tokens, values) if start <= T]
+def slopes(rows: Sequence[Comparison], name: str) -> dict[str, list[float]]:
+    """Return the exponents of a kernel's time and memory over the length.
+
+    Sparse blocks keep their weights for the backward pass up to some length and compute them again beyond it
+    (`more["recomputed"]`). Each of the two ways has its own exponent of memory.
+    """
+    ways = [list(rows)]
+    if name == "sparse blocks":
+        ways = [[row for row in rows if row.more.get("recomputed", False) == again] for again in (False, True)]
+    memory = [slope(own, name, mebibytes_of) for own in ways]
+    return {
+        "time": [slope(rows, name, seconds_of)],
+        "memory": [power for power in memory if not math.isnan(power)],
+    }
+
+
+def format_powers(powers: Sequence[float]) -> str:
+    """Format exponents of the length."""
+    return " and ".join(f"T^{power:.2f}" for power in powers)
+
+
+def slope(
+    rows: Sequence[Comparison], name: str, measure: Callable[[Comparison, str], float], start: int = 512
+) -> float:
+    """Return the exponent of the power law that fits a measure from `start` tokens on; NaN for less than two rows."""
+    own = [row for row in rows if start <= row.more["tokens"]]
+    pairs = [(math.log(row.more["tokens"]), math.log(measure(row, name))) for row in own]
     return statistics.linear_regression(*zip(*pairs)).slope if len(pairs) > 1 else math.nan

@@ -24,7 +24,7 @@ from speechformer.layers.positions import ScoreMod
 
 
 class DroppedAttention(torch.autograd.Function):
-    """Self-attention with dropout on the CPU, from projected queries, keys and values [..., E] to the output [..., D].
+    """Self-attention with dropout on the CPU, from projected queries, keys and values to the output.
 
     Autograd spends a tenth of the training step of a small model on splitting qkv and on joining its gradient again.
     Here the three parts of the gradient are written where they belong. With scores S, P = softmax(S), dropout mask M
@@ -32,10 +32,10 @@ class DroppedAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
 
-    Arguments of `apply`: the projections, [R, E] or [B, T, E]; bias [1 or B, 1 or N, T, T]; dropout mask
-    [B, N, T, T]; the `Unpadder`; and z_TP of `kernels.rotation` or None. With z, queries and keys are rotated first,
-    and their gradients by its conjugate. Padding holds a copy of the first token; the bias hides its keys, and its
-    output is dropped.
+    Arguments of `apply`: the projections, [R, E] or [B, T, E], for an output [R, D] or [B, T, D]; bias
+    [1 or B, 1 or N, T, T]; dropout mask [B, N, T, T]; the `Unpadder`; and z_TP of `kernels.rotation` or None. With z,
+    queries and keys are rotated first, and their gradients by its conjugate. Padding holds a copy of the first token;
+    the bias hides its keys, and its output is dropped.
     """
 
     @staticmethod

@@ -30,6 +30,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
+| `linear.FastLinear`: bias after product  | no gradients, on a CPU in single or double precision, at most 112      |
+|                                          | inputs, not compiled, no autocast                                      |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
@@ -66,6 +68,7 @@ from speechformer.kernels.attention import (
     flex_attention,
 )
 from speechformer.kernels.dropout import FastDropout, draw_ahead
+from speechformer.kernels.linear import FastLinear
 from speechformer.kernels.padding import Unpadder, without_padding
 from speechformer.kernels.rotation import is_exact, rotate_pairs_as_complex, rotation_factors
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
@@ -216,6 +219,7 @@ def choose_kernel(
 class FastAttention(reference.MultiHeadAttention):
     """Multi-head attention by any kernel but "fused dropout"."""
 
+    linear_class = FastLinear
     dropout: FastDropout
 
     def attention(
@@ -285,15 +289,14 @@ def plain_rope(positions: Positions, H: int, pairs: int, dtype: torch.dtype) -> 
 class FastBlock(Block):
     """A `Block` of fast layers. x may be the tokens without padding, [R, D]."""
 
-    attention_class, cross_attention_class, dropout_class = FastSelfAttention, FastCrossAttention, FastDropout
+    attention_class, cross_attention_class = FastSelfAttention, FastCrossAttention
+    dropout_class, linear_class = FastDropout, FastLinear
     compiled = False  # by `compile_blocks`
     dropout: FastDropout
 
     def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
         dropped = self.dropout(branch_BTD)
-        if (
-            self.dropout.active and dropped.dtype == x_BTD.dtype
-        ):  # without dropout it is the branch, which hooks may keep
+        if self.dropout.active and dropped.dtype == x_BTD.dtype:  # otherwise it is the branch, which hooks may keep
             return dropped.add_(x_BTD)
         return x_BTD + dropped
 

@@ -73,7 +73,9 @@ class Unpadder:
         to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
         to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
         output = output_RN.flatten()
-        return HeadRows(to_tokens_R3N.flatten(), to_heads, output, output.argsort() if R == B * T else None, B * N * T)
+        return HeadRows(
+            to_tokens_R3N.flatten(), to_heads, output, output.argsort() if R == B * T else None, B * N * T
+        )
 
 
 @functools.lru_cache(maxsize=8)

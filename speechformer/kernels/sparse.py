@@ -267,7 +267,7 @@ class BlockAttention(torch.autograd.Function):
         (G, Q, K), (B, N, _, H) = group.mask.shape, q.shape
         output, log_sums = q.new_empty(B, N, G, Q, H), q.new_empty(B, N, G, Q) if merged else None
         saved: list[Tensor] = []
-        stores = max(KEPT, bias.numel()) >= B * N * G * Q * K
+        stores = keeps_weights(B * N, bias, group)
         for blocks in group.chunks(B * N):
             weights, sums = weights_of(q, k, bias, group, blocks, merged)
             dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
@@ -308,6 +308,11 @@ class BlockAttention(torch.autograd.Function):
                 add(dq, torch.bmm(grad_scores, take(k, keys, group.run)), queries, Q)
                 add(dk, torch.bmm(grad_scores.transpose(1, 2), take(q, queries, Q)), keys, group.run)
         return dq, dk, dv, dbias, None, None, None
+
+
+def keeps_weights(rows: int, bias: Tensor, group: Group) -> bool:
+    """Return whether the weights of a group, in so many sequences and heads, are kept for the backward pass."""
+    return max(KEPT, bias.numel()) >= rows * group.mask.numel()
 
 
 def weights_of(

@@ -33,7 +33,8 @@ class Block(nn.Module):
         gated: whether the encoding of this layer has a gate.
     """
 
-    attention_class, cross_attention_class, dropout_class = SelfAttention, CrossAttention, Dropout
+    attention_class, cross_attention_class = SelfAttention, CrossAttention
+    dropout_class, linear_class = Dropout, nn.Linear
 
     def __init__(
         self,
@@ -53,9 +54,9 @@ class Block(nn.Module):
         self.pre_norm = pick(NORMS, norm, "architecture.norm")
         self.attention = self.attention_class(width, heads, self.dropout_class(dropout), qkv_bias, bias, gated)
         self.feed_forward = nn.Sequential(
-            nn.Linear(width, ff, bias=bias),
+            self.linear_class(width, ff, bias=bias),
             pick(ACTIVATIONS, activation, "architecture.activation")(),
-            nn.Linear(ff, width, bias=bias),
+            self.linear_class(ff, width, bias=bias),
         )
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward_norm = nn.LayerNorm(width)
