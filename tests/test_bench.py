@@ -21,13 +21,13 @@ from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
 from speechformer.bench.long import bench_stream, measure, peak_of_steps
 from speechformer.bench.pages import Results
-from speechformer.bench.plots import draw
+from speechformer.bench.plots import draw, slopes
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, device, table, turns
 from speechformer.bench.translation import main
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
-from speechformer.kernels.sparse import pairs_computed
+from speechformer.kernels.sparse import KEPT, keeps_weights, pairs_computed
 from speechformer.layers.patterns import all_pairs
 from speechformer.training.memory import peak_bytes
 
@@ -193,6 +193,41 @@ def test_tables_of_long_texts() -> None:
     assert results.doubled("full", 4096, 2) == ratio.format(2, "met")
     assert results.doubled("full", 4096, 1.5) == ratio.format(1.5, "missed")
     assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
+
+
+def test_each_way_of_the_backward_pass_has_an_exponent_of_memory() -> None:
+    """Oracles: two power laws of memory, with a drop between them, and the rule of the kernel."""
+    rows = []
+    for k, T in enumerate((512, 1024, 2048, 4096, 8192)):
+        again = k > 2
+        held = {"sparse blocks": T**0.9 * (10 if again else 100)}
+        more = {"bytes": held, "tokens": T, "chosen": "sparse blocks", "recomputed": again}
+        rows.append(Comparison(f"attention, {T} tokens", "window 256", "pass", {"sparse blocks": T / 1e4}, more))
+    assert slopes(rows, "sparse blocks") == {"time": pytest.approx([1]), "memory": pytest.approx([0.9, 0.9])}
+    assert slopes(rows[:4], "sparse blocks")["memory"] == pytest.approx([0.9])  # one length tells no exponent
+    results = Results({"rows": [*map(asdict, rows)]})
+    assert results.slope_goals("window 256").endswith("outside: none")
+    T, overrides = 1024, VARIANTS["window 64"]
+    bias = bias_of(overrides, T)
+    (group, *_), (pairs, *_) = bias.layout[0].groups, bias.of_blocks[0]
+    assert keeps_weights(4, pairs, group) and not keeps_weights(KEPT, pairs, group)
+
+
+def test_goals_of_a_large_text() -> None:
+    """Oracles: a ratio of 1.05 in every turn, and the t-interval of two turns, 12.71 standard errors to each side."""
+    first = Comparison("a large text", "bpe, 1 GB", "first start", {"first": 100}, {"text_bytes": 1e9, "cores": 2})
+    turns = [{"large text": 1.05, "sample": 1.0}] * 2
+    even = Comparison("a large text", "bpe, 1 GB", "100 steps, training", turns[0], {"processes": turns})
+    turns = [{"large text": 1.2 * math.exp(own), "sample": 1.0} for own in (-0.01, 0.01)]
+    uneven = Comparison("a large text", "words, 1 GB", "100 steps, training", turns[0], {"processes": turns})
+    older = Comparison("a large text", "bytes, 1 GB", "100 steps, training", {"large text": 0.9, "sample": 1.0}, {})
+    results = Results({"rows": [*map(asdict, (first, even, uneven, older))]})
+    low, high = (100 * (1.2 * math.exp(sign * 12.706 * 0.01) - 1) for sign in (-1, 1))
+    assert results.corpus_goals() == (
+        "The goal of 4 MB a second and core is met. Against the sample, 100 steps of training take "
+        f"+5 % [+5, +5] (bpe), +20 % [{low:+.0f}, {high:+.0f}] (words), −10 % (bytes); the goal of at most +10 % is "
+        "missed by: words"
+    )
 
 
 def test_the_training_step_and_the_stream_of_the_bench() -> None:

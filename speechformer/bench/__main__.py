@@ -46,7 +46,7 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "loop": runs.bench_loop,
     "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
     "long": lambda rounds: long.bench_long(fewer(rounds)),
-    "corpus": lambda rounds: corpus.bench_corpus(fewer(rounds)),
+    "corpus": corpus.bench_corpus,
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -43,11 +45,15 @@ def bench_corpus(rounds: int, stories: int = STORIES) -> list[Comparison]:
             rows.append(
                 Comparison("a large text", what, "first start", {"first": first}, {**about, "peak_bytes": peak})
             )
-            rows.append(Comparison("a large text", what, "start", medians(sides, rounds), about))
+            starts = medians(sides, max(1, rounds // 3))
+            rows.append(Comparison("a large text", what, "start", starts, about))
             runs = {"large text": words, "sample": ["corpus=sample", f"task.tokens={tokens}", "protocol=clean"]}
+            seconds = phases_in_turns(runs, (rounds + 1) // 2)
             for phase in ("training", "evaluation"):
-                sides = {name: functools.partial(seconds_of_phase, phase, *run) for name, run in runs.items()}
-                rows.append(Comparison("a large text", what, f"100 steps, {phase}", medians(sides, rounds), about))
+                turns = [{name: own[phase] for name, own in turn.items()} for turn in seconds]
+                middle = {name: statistics.median(turn[name] for turn in turns) for name in runs}
+                more = {**about, "processes": turns}
+                rows.append(Comparison("a large text", what, f"100 steps, {phase}", middle, more))
     return rows
 
 
@@ -65,9 +71,14 @@ def seconds_to_first_step(*overrides: str) -> float:
         return seconds_until_printed(FIRST_STEP, "task=lm", *overrides, f"hydra.run.dir={folder}/run")
 
 
-def seconds_of_phase(phase: str, *overrides: str) -> float:
-    """Measure the seconds that a run of 100 steps and one evaluation spends in a phase."""
+def phases_in_turns(runs: Mapping[str, Sequence[str]], rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Measure the phases of runs in turns, after a turn to warm up; return the seconds by run and phase of each."""
+    return [{name: seconds_by_phase(*own) for name, own in runs.items()} for _ in range(rounds + 1)][1:]
+
+
+def seconds_by_phase(*overrides: str) -> dict[str, float]:
+    """Measure the phases of a run of 100 steps and one evaluation."""
     size = ["vocab_size=6000"]  # so that both sides have as much to compute
     cfg = compose(["task=lm", "trainer.max_steps=100", "threads=1", *size, *overrides])
     with tempfile.TemporaryDirectory() as folder, mock.patch("speechformer.console.say"):
-        return execute(cfg, Path(folder) / "run")["seconds_by_phase"][phase]
+        return execute(cfg, Path(folder) / "run")["seconds_by_phase"]

@@ -30,8 +30,8 @@ Side = Callable[[], float]  # does some work and returns its amount
 class Comparison:
     """Seconds per unit of work of each side, the first of which is ours; `more` holds figures beside the times.
 
-    After `over_processes`, `seconds` are medians, and `more["processes"]` has those of each process. Rows of a
-    bench.json have `more["machine"]`, what `machine` said there.
+    After `over_processes`, `seconds` are medians, and `more["processes"]` has those of each process, or of each turn.
+    Rows of a bench.json have `more["machine"]`, what `machine` said there.
     """
 
     part: str
