@@ -15,19 +15,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
-from speechformer.bench import long
+from speechformer.bench import corpus, long
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
+from speechformer.bench.attention import measure as bench_of_attention
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
 from speechformer.bench.long import bench_stream, measure, peak_of_steps
 from speechformer.bench.pages import Results
-from speechformer.bench.plots import draw, slopes
+from speechformer.bench.plots import draw, fits
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, device, table, turns
 from speechformer.bench.translation import main
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
-from speechformer.kernels.sparse import KEPT, keeps_weights, pairs_computed
+from speechformer.kernels import sparse
+from speechformer.kernels.sparse import pairs_computed
 from speechformer.layers.patterns import all_pairs
 from speechformer.training.memory import peak_bytes
 
@@ -180,8 +182,8 @@ def test_tables_of_long_texts() -> None:
     )
     assert results.unmasked(2048) == "205 ms and 2 MiB"
     assert results.attention_slopes("window 64").splitlines()[2:] == [
-        "| window 64 | sparse blocks | 512 to 2,048 | T^1.10 | T^1.00 |",
-        "| window 64 | dense mask | 512 to 2,048 | T^2.00 | T^2.00 |",
+        "| window 64 | sparse blocks | T^1.10, 512 to 2,048 | T^1.00, 512 to 2,048 |",
+        "| window 64 | dense mask | T^2.00, 512 to 2,048 | T^2.00, 512 to 2,048 |",
     ]
     ratio = {T: T**0.9 / 10 for T in (256, 512, 2048)}
     assert results.sparse_rule() == (
@@ -196,21 +198,43 @@ def test_tables_of_long_texts() -> None:
 
 
 def test_each_way_of_the_backward_pass_has_an_exponent_of_memory() -> None:
-    """Oracles: two power laws of memory, with a drop between them, and the rule of the kernel."""
+    """Oracle: two power laws of memory, with a drop between them."""
     rows = []
-    for k, T in enumerate((512, 1024, 2048, 4096, 8192)):
-        again = k > 2
-        held = {"sparse blocks": T**0.9 * (10 if again else 100)}
+    for k, T in enumerate((256, 512, 1024, 2048, 4096, 8192)):
+        again = k > 3
+        held = {"sparse blocks": T**0.9 * (10 if again else 100), "dense mask": T**2}
         more = {"bytes": held, "tokens": T, "chosen": "sparse blocks", "recomputed": again}
-        rows.append(Comparison(f"attention, {T} tokens", "window 256", "pass", {"sparse blocks": T / 1e4}, more))
-    assert slopes(rows, "sparse blocks") == {"time": pytest.approx([1]), "memory": pytest.approx([0.9, 0.9])}
-    assert slopes(rows[:4], "sparse blocks")["memory"] == pytest.approx([0.9])  # one length tells no exponent
+        times = {"sparse blocks": T / 1e4, "dense mask": T**2 / 1e8}
+        rows.append(Comparison(f"attention, {T} tokens", "window 256", "pass", times, more))
     results = Results({"rows": [*map(asdict, rows)]})
+    assert results.attention_slopes("window 256").splitlines()[2:] == [
+        "| window 256 | sparse blocks | T^1.00, 512 to 8,192 | T^0.90 kept, 512 to 2,048; "
+        "T^0.90 recomputed, 4,096 to 8,192 |",
+        "| window 256 | dense mask | T^2.00, 512 to 8,192 | T^2.00, 512 to 8,192 |",
+    ]
     assert results.slope_goals("window 256").endswith("outside: none")
-    T, overrides = 1024, VARIANTS["window 64"]
-    bias = bias_of(overrides, T)
-    (group, *_), (pairs, *_) = bias.layout[0].groups, bias.of_blocks[0]
-    assert keeps_weights(4, pairs, group) and not keeps_weights(KEPT, pairs, group)
+    (one,) = fits(rows[:5], "sparse blocks")["memory"]  # one length tells no exponent
+    assert (one.how, one.tokens) == ("kept", (512, 2048))
+
+
+def test_rows_say_whether_weights_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: memory without the weights of all pairs in the blocks, a float for each of four heads."""
+    rows = []
+    for most in (sparse.KEPT, 0):
+        monkeypatch.setattr(sparse, "KEPT", most)
+        rows += bench_of_attention(1, (512,), ["window 64"])
+    assert [row.more["recomputed"] for row in rows] == [False, True]
+    with_weights, without = (row.more["bytes"]["sparse blocks"] for row in rows)
+    pairs = pairs_computed(bias_of(VARIANTS["window 64"], 512).layout or [])
+    assert with_weights - without == 4 * 4 * pairs
+
+
+def test_phases_of_runs_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(corpus, "seconds_by_phase", lambda name: calls.append(name) or {"training": len(calls)})
+    turns = corpus.phases_in_turns({"large text": ["a"], "sample": ["b"]}, 2)
+    assert calls == ["a", "b"] * 3
+    assert turns == [{"large text": {"training": k}, "sample": {"training": k + 1}} for k in (3, 5)]
 
 
 def test_goals_of_a_large_text() -> None:
@@ -225,8 +249,8 @@ def test_goals_of_a_large_text() -> None:
     low, high = (100 * (1.2 * math.exp(sign * 12.706 * 0.01) - 1) for sign in (-1, 1))
     assert results.corpus_goals() == (
         "The goal of 4 MB a second and core is met. Against the sample, 100 steps of training take "
-        f"+5 % [+5, +5] (bpe), +20 % [{low:+.0f}, {high:+.0f}] (words), −10 % (bytes); the goal of at most +10 % is "
-        "missed by: words"
+        f"+5 % (bpe, +5 to +5), +20 % (words, {low:+.0f} to {high:+.0f}), −10 % (bytes); the goal of at most +10 % "
+        "is missed by: words"
     )
 
 

@@ -12,7 +12,7 @@ from test_models import VOCABULARY, T, classifier, decoder, sentences
 
 from speechformer.errors import UserError
 from speechformer.kernels import dispatch, dropout
-from speechformer.kernels.attention import flex_attention
+from speechformer.kernels.attention import DroppedAttention, flex_attention
 from speechformer.kernels.dispatch import (
     FLEX_MIN_LENGTH,
     AttentionBias,
@@ -24,7 +24,7 @@ from speechformer.kernels.dispatch import (
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
-from speechformer.kernels.padding import unpadder_for
+from speechformer.kernels.padding import unpadder_for, without_padding
 from speechformer.layers.attention import SelfAttention, attention_bias, attention_mask, attention_reference
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
@@ -447,6 +447,52 @@ def test_the_loss_in_chunks_has_the_bits_of_torchs(R: int, D: int, with_bias: bo
         F.linear_cross_entropy(hidden, weight, targets, linear_bias=used, options=options),
     ):
         results.append([loss, *torch.autograd.grad(loss * scale, inputs)])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("V", [400, 40_000])
+def test_the_loss_has_the_same_bits_in_parts_of_any_size(
+    V: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: parts as with one thread. torch shares the sum of a row by itself, if it is long, among threads."""
+    weight, bias, results = torch.randn(V, 8, requires_grad=True), torch.randn(V, requires_grad=True), []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):
+            own = []
+            for R in (65, 129, 193):
+                hidden = torch.randn(R, 8, generator=torch.Generator().manual_seed(R)).requires_grad_()
+                loss = next_token_loss(weight, bias, hidden, torch.arange(R))
+                own += [loss, *torch.autograd.grad(loss, (weight, bias, hidden))]
+                with torch.no_grad():
+                    own.append(next_token_loss(weight, bias, hidden, torch.arange(R)))
+            results.append(own)
+            monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
+
+
+def test_the_loss_of_no_targets_is_zero() -> None:
+    weight, bias, hidden = (torch.randn(*shape, requires_grad=True) for shape in ((400, 8), (400,), (0, 8)))
+    loss = next_token_loss(weight, bias, hidden, torch.arange(0))
+    assert loss == 0 and not any(grad.any() for grad in torch.autograd.grad(loss, (weight, bias, hidden)))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_with_dropout_takes_tensors_that_are_not_contiguous(padded: bool) -> None:
+    """Oracle: the same numbers, contiguous."""
+    B, T, N, H = 2, 3, 2, 4
+    unpadder = unpadder_for(torch.tensor([[True, True, False], [True] * 3])) if padded else without_padding(B, T)
+    R = len(unpadder.index_R)
+    qkv, grad, mask = torch.randn(R, 3 * N * H), torch.randn(R, N * H), torch.rand(B, N, T, T)
+    results = []
+    for change in (torch.Tensor.contiguous, lambda x: x.t().contiguous().t()):
+        projections = change(qkv).requires_grad_()
+        output = DroppedAttention.apply(projections, torch.zeros(1, 1, T, T), mask, unpadder, None)
+        results.append([output, *torch.autograd.grad(output, projections, change(grad))])
     assert all(map(torch.equal, *results))
 
 

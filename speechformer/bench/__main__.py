@@ -15,8 +15,9 @@
 
 Without PART, all but corpus and the last three. Where possible, the sides take turns in one process, so that other
 load on the machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as
-the fastest other; of steps and translation it has a 95 % interval over processes, and a peer's time is that of its
-fastest setting. In the folder --output, results of other parts stay; each names its machine.
+the fastest other; it has a 95 % interval over processes for steps and translation, and over turns for a large text. A
+peer's time is that of its fastest setting. In the folder --output, results of other parts stay; each names its
+machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "loop": runs.bench_loop,
     "attention": lambda rounds: attention.bench_attention(fewer(rounds)),
     "long": lambda rounds: long.bench_long(fewer(rounds)),
-    "corpus": corpus.bench_corpus,
+    "corpus": lambda rounds: corpus.bench_corpus(fewer(rounds)),
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
     "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),

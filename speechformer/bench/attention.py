@@ -120,6 +120,12 @@ def held_bytes(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor
     return sum(storages.values())
 
 
+def recomputes(bias: AttentionBias, heads: int) -> bool:
+    """Return whether the backward pass of sparse blocks computes the weights of any group again."""
+    groups = [group for part in bias.layout or [] for group in part.groups]
+    return not all(keeps_weights(heads, own, group) for own, group in zip(itertools.chain(*bias.of_blocks), groups))
+
+
 def forward_and_backward(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor]) -> float:
     """Run passes for a fifth of a second, as most then find the caches that they left; return their number."""
     started, passes = time.perf_counter(), 0
@@ -155,20 +161,16 @@ def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str]) -> lis
         if device().type == "cpu" and T > SCATTERED and not shaped:
             continue
         qkv = [torch.randn(1, heads, T, width, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
-        sides, memory = {}, {}
+        sides, memory, recomputed = {}, {}, False
         for name, run in kernels(bias, overrides, dtype).items():
             if device().type == "cpu" and LONGEST.get(name, T) < T:
                 continue
             with contextlib.suppress(torch.OutOfMemoryError):
                 memory[name] = held_bytes(run, bias, qkv)
+                recomputed |= name == "sparse blocks" and recomputes(bias, heads)
                 sides[name] = functools.partial(forward_and_backward, run, bias, qkv)
         more: dict[str, Any] = {"bytes": memory, "tokens": T, "chosen": next(iter(sides), None)}
-        if "sparse blocks" in sides:
-            more["recomputed"] = not all(
-                keeps_weights(heads, own, group)
-                for part, biases in zip(bias.layout or [], bias.of_blocks)
-                for group, own in zip(part.groups, biases)
-            )
+        more["recomputed"] = recomputed
         if sides:
             rows.append(Comparison(f"attention, {T} tokens", what, "pass", turns(sides, rounds), more))
     return rows

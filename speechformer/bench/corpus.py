@@ -45,12 +45,11 @@ def bench_corpus(rounds: int, stories: int = STORIES) -> list[Comparison]:
             rows.append(
                 Comparison("a large text", what, "first start", {"first": first}, {**about, "peak_bytes": peak})
             )
-            starts = medians(sides, max(1, rounds // 3))
-            rows.append(Comparison("a large text", what, "start", starts, about))
+            rows.append(Comparison("a large text", what, "start", medians(sides, rounds), about))
             runs = {"large text": words, "sample": ["corpus=sample", f"task.tokens={tokens}", "protocol=clean"]}
-            seconds = phases_in_turns(runs, (rounds + 1) // 2)
+            phases = phases_in_turns(runs, rounds + 2)  # they differ more than starts
             for phase in ("training", "evaluation"):
-                turns = [{name: own[phase] for name, own in turn.items()} for turn in seconds]
+                turns = [{name: seconds[phase] for name, seconds in turn.items()} for turn in phases]
                 middle = {name: statistics.median(turn[name] for turn in turns) for name in runs}
                 more = {**about, "processes": turns}
                 rows.append(Comparison("a large text", what, f"100 steps, {phase}", middle, more))
@@ -72,7 +71,7 @@ def seconds_to_first_step(*overrides: str) -> float:
 
 
 def phases_in_turns(runs: Mapping[str, Sequence[str]], rounds: int) -> list[dict[str, dict[str, float]]]:
-    """Measure the phases of runs in turns, after a turn to warm up; return the seconds by run and phase of each."""
+    """Measure the phases of runs in turns, after one to warm up; return for each turn seconds by run and phase."""
     return [{name: seconds_by_phase(*own) for name, own in runs.items()} for _ in range(rounds + 1)][1:]
 
 

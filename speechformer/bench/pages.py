@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speechformer.bench.plots import format_powers, slopes
+from speechformer.bench.plots import Fit, fits
 from speechformer.bench.timing import Comparison, format_seconds
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.pages import short_commit, update
@@ -105,26 +105,27 @@ class LongTexts(Rows):
 
     def attention_slopes(self, *patterns: str) -> str:
         """Return the table of the exponents of time and memory over the length, of blocks and of a dense mask."""
-        lines = [["pattern", "kernel", "tokens", "time", "memory"]]
+        lines = [["pattern", "kernel", "time, tokens", "memory, tokens"]]
         for what in patterns:
             for name in ("sparse blocks", "dense mask"):
-                tokens = max(row.more["tokens"] for row in self.of("attention", what) if name in row.seconds)
-                powers = map(format_powers, self.slopes(what, name).values())
-                lines.append([what, name, f"512 to {tokens:,}", *powers])
+                power_laws = self.fits(what, name)
+                cells = [f"{fit}, {fit.tokens[0]:,} to {fit.tokens[1]:,}" for fit in power_laws["memory"]]
+                (time,) = power_laws["time"]
+                lines.append([what, name, f"{time}, {time.tokens[0]:,} to {time.tokens[1]:,}", "; ".join(cells)])
         return markdown(lines)
 
-    def slopes(self, what: str, name: str) -> dict[str, list[float]]:
-        """Return the exponents of time and of memory of a kernel, fitted over the length."""
-        return slopes([row for row in self.of("attention", what) if name in row.seconds], name)
+    def fits(self, what: str, name: str) -> dict[str, list[Fit]]:
+        """Return the power laws of time and of memory of a kernel over the length."""
+        return fits([row for row in self.of("attention", what) if name in row.seconds], name)
 
     def slope_goals(self, *patterns: str) -> str:
         """Return which exponents of blocks miss the goal of 1 ± 0.15."""
         missed = [
-            f"{measure} of {what} ({power:.2f})"
+            f"{measure} of {what} ({fit})"
             for what in patterns
-            for measure, powers in self.slopes(what, "sparse blocks").items()
-            for power in powers
-            if abs(power - 1) > 0.15
+            for measure, power_laws in self.fits(what, "sparse blocks").items()
+            for fit in power_laws
+            if abs(fit.power - 1) > 0.15
         ]
         return f"The goal of blocks was 1.00 ± 0.15; outside: {', '.join(missed) or 'none'}"
 
@@ -188,16 +189,11 @@ class LongTexts(Rows):
                 (seconds,), more = row.seconds.values(), row.more
                 speeds.append(more["text_bytes"] / 1e6 / seconds / more["cores"])
             elif row.unit == "100 steps, training":
-                large, sample = row.seconds.values()
-                shares = (
-                    [large / sample]
-                    if row.interval is None
-                    else [1 / (row.ratio or 1), *(1 / r for r in row.interval)]
-                )
-                percent = [f"{100 * (share - 1):+.0f}".replace("-", "−") for share in shares]
-                interval = f" [{percent[2]}, {percent[1]}]" if len(percent) > 1 else ""
-                slower.append(f"{percent[0]} %{interval} ({name})")
-                missed += [name] if shares[0] > 1.1 else []
+                ratios = [1 / row.ratio] if row.ratio else []  # time on the text by time on the sample
+                ratios += [1 / bound for bound in reversed(row.interval or ())]
+                percent, *interval = (f"{100 * (ratio - 1):+.0f}".replace("-", "−") for ratio in ratios)
+                slower.append(f"{percent} % ({', '.join([name, ' to '.join(interval)]).removesuffix(', ')})")
+                missed += [name] if ratios[0] > 1.1 else []
         return (
             f"The goal of 4 MB a second and core is {'met' if min(speeds) >= 4 else 'missed'}. Against the sample, "
             f"100 steps of training take {', '.join(slower)}; the goal of at most +10 % is missed by: "

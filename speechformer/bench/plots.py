@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def draw_attention(rows: Sequence[Comparison], path: Path) -> Path:
         look = {"color": "#444444", "linestyle": "--"} if name == "dense mask" else look
         for axis, measure in zip(axes, (seconds_of, mebibytes_of)):
             (line,) = axis.plot(tokens, [measure(row, name) for row in own], **look)
-        line.set_label(f"{text} ({', '.join(map(format_powers, slopes(own, name).values()))})")
+        exponents = [" and ".join(map(str, power_laws)) for power_laws in fits(own, name).values() if power_laws]
+        line.set_label(f"{text} ({', '.join(exponents)})" if exponents else text)
     for axis, title in zip(axes, ("seconds, forward and backward", "MiB held for the backward pass")):
         axis.set(yscale="log", xlabel="tokens", title=title)
         axis.set_xscale("log", base=2)
@@ -97,31 +99,47 @@ def mebibytes_of(row: Comparison, name: str) -> float:
     return max(row.more["bytes"][name], 1) / 2**20
 
 
-def slopes(rows: Sequence[Comparison], name: str) -> dict[str, list[float]]:
-    """Return the exponents of a kernel's time and memory over the length.
+@dataclass(frozen=True)
+class Fit:
+    """A power law over the length, T^power, fitted from `tokens` to `tokens`; `how` names one of two ways."""
 
-    Sparse blocks keep their weights for the backward pass up to some length and compute them again beyond it
-    (`more["recomputed"]`). Each of the two ways has its own exponent of memory.
+    power: float
+    tokens: tuple[int, int]
+    how: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"T^{self.power:.2f}", self.how)))
+
+
+def fits(rows: Sequence[Comparison], name: str) -> dict[str, list[Fit]]:
+    """Fit a kernel's time and memory over the length.
+
+    Sparse blocks keep the weights of a group of blocks for the backward pass if they are not too many, and compute
+    them again otherwise (`more["recomputed"]`, if there is such a group). Each way has its own exponent of memory,
+    if it has two lengths.
     """
-    ways = [list(rows)]
-    if name == "sparse blocks":
-        ways = [[row for row in rows if row.more.get("recomputed", False) == again] for again in (False, True)]
-    memory = [slope(own, name, mebibytes_of) for own in ways]
-    return {
-        "time": [slope(rows, name, seconds_of)],
-        "memory": [power for power in memory if not math.isnan(power)],
-    }
+    ways = {"": list(rows)}
+    if name == "sparse blocks" and any(row.more.get("recomputed") for row in rows):
+        ways = {
+            how: [row for row in rows if row.more["recomputed"] == again]
+            for how, again in (("kept", False), ("recomputed", True))
+        }
+    memory = [fit(own, name, mebibytes_of, how) for how, own in ways.items()]
+    power_laws = {"time": [fit(rows, name, seconds_of)], "memory": memory}
+    return {measure: [own for own in of_measure if own is not None] for measure, of_measure in power_laws.items()}
 
 
-def format_powers(powers: Sequence[float]) -> str:
-    """Format exponents of the length."""
-    return " and ".join(f"T^{power:.2f}" for power in powers)
-
-
-def slope(
-    rows: Sequence[Comparison], name: str, measure: Callable[[Comparison, str], float], start: int = 512
-) -> float:
-    """Return the exponent of the power law that fits a measure from `start` tokens on; NaN for less than two rows."""
+def fit(
+    rows: Sequence[Comparison],
+    name: str,
+    measure: Callable[[Comparison, str], float],
+    how: str = "",
+    start: int = 512,
+) -> Fit | None:
+    """Return the power law of a measure from `start` tokens on, or None for fewer than two rows."""
     own = [row for row in rows if start <= row.more["tokens"]]
-    pairs = [(math.log(row.more["tokens"]), math.log(measure(row, name))) for row in own]
-    return statistics.linear_regression(*zip(*pairs)).slope if len(pairs) > 1 else math.nan
+    if len(own) < 2:
+        return None
+    tokens = [row.more["tokens"] for row in own]
+    line = statistics.linear_regression([math.log(T) for T in tokens], [math.log(measure(row, name)) for row in own])
+    return Fit(line.slope, (min(tokens), max(tokens)), how)

@@ -1,6 +1,7 @@
 """Time alternatives in turns, so that other load on the machine affects all of them.
 
-A ratio is of medians, or over several processes the geometric mean of theirs, with a 95 % confidence interval.
+A ratio is of medians, or over several processes or turns the geometric mean of theirs, with a 95 % confidence
+interval.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Comparison:
 
     @property
     def log_ratios(self) -> list[float]:
-        """The logarithm of the ratio in each process; empty without another side."""
+        """The logarithm of the ratio in each process or turn; empty without another side."""
         pairs = [[*own.values()] for own in self.more.get("processes", [self.seconds])]
         return [math.log(min(others) / ours) for ours, *others in pairs if others]
 
@@ -53,7 +54,7 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % t-interval of the ratio over processes; None with fewer than two."""
+        """The 95 % t-interval of the ratio over independent processes or turns; None with fewer than two."""
         n = len(self.log_ratios)
         if n < 2:
             return None

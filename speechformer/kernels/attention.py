@@ -45,7 +45,7 @@ class DroppedAttention(torch.autograd.Function):
         B, N, T, _ = mask_BNTT.shape
         rows = unpadder.head_rows(N)
         E = projections.shape[-1]
-        qkv = projections.view(-1, E // (3 * N)).index_select(0, rows.to_heads).view(3, B * N, T, -1)
+        qkv = projections.reshape(-1, E // (3 * N)).index_select(0, rows.to_heads).view(3, B * N, T, -1)
         if z_TP is not None:
             rotate_in_place(qkv[:2], z_TP)
         q, k, v = qkv
@@ -62,7 +62,7 @@ class DroppedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask_BNTT, dropped, z_TP = ctx.saved_tensors
         T, H = q.shape[1:]
-        grad = ctx.rows.output_to_heads(grad_output.view(-1, H)).view(q.shape)
+        grad = ctx.rows.output_to_heads(grad_output.reshape(-1, H)).view(q.shape)
         grad_qkv = grad.new_empty(3, *q.shape)
         torch.bmm(dropped.transpose(1, 2), grad, out=grad_qkv[2])
         grad_weights = torch.bmm(grad, v.transpose(1, 2)).view_as(weights).mul_(mask_BNTT)

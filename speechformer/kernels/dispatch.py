@@ -30,8 +30,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
-| `linear.FastLinear`: bias after product  | no gradients, on a CPU in single or double precision, at most 112      |
-|                                          | inputs, not compiled, no autocast                                      |
+| `linear.FastLinear`: bias after product  | layers of a block without gradients, on a CPU with MKL, in single or   |
+|                                          | double precision, 2 to 112 inputs; no compilation, autocast, torch.func|
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
@@ -296,7 +296,8 @@ class FastBlock(Block):
 
     def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
         dropped = self.dropout(branch_BTD)
-        if self.dropout.active and dropped.dtype == x_BTD.dtype:  # otherwise it is the branch, which hooks may keep
+        # Without dropout it is the branch, which hooks may keep; with autocast the types differ.
+        if self.dropout.active and dropped.dtype == x_BTD.dtype:
             return dropped.add_(x_BTD)
         return x_BTD + dropped
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these that fit into a core's cache
+CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
+SHARED = 32768  # least elements that torch shares among threads (at::internal::GRAIN_SIZE)
 
 
 def rows_at_once(width: int) -> int:
@@ -21,8 +22,12 @@ def rows_at_once(width: int) -> int:
 
 
 def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Replace logits z by e = exp(z + b - max) in place, part by part; yield e, log e of the targets, and sum e."""
-    rows = CPU_PART * torch.get_num_threads()
+    """Replace logits z by e = exp(z + b - max) in place, and yield e, log e of the targets, and sum e of some rows.
+
+    These are `CPU_PART` rows for each thread. With a vocabulary that torch sums by several threads if it is a row by
+    itself, they are `CPU_PART`, so that sums do not depend on which row is the last.
+    """
+    rows = CPU_PART * (torch.get_num_threads() if logits.shape[1] < SHARED else 1)
     for z, y in zip(logits.split(rows), targets.split(rows)):
         if bias_V is not None:
             z.add_(bias_V)
@@ -43,23 +48,23 @@ class ChunkedLoss(torch.autograd.Function):
         (R, D), V = hidden_RD.shape, len(weight_VD)
         loss, share_R = hidden_RD.new_zeros(()), hidden_RD.new_full((R,), -1.0 / max(R, 1))
         grad_hidden = weight_VD.index_select(0, targets_R).mul_(share_R[:, None])
-        shares_RD, grad_weight, earlier = hidden_RD * share_R[:, None], torch.empty_like(weight_VD), 0
+        grad_weight, earlier = torch.empty_like(weight_VD), 0
         grad_bias = None if bias_V is None else torch.zeros_like(bias_V)
         buffer = hidden_RD.new_empty(min(R, rows_at_once(D)), V)
-        tensors = (hidden_RD, shares_RD, grad_hidden, targets_R, share_R)
-        for hidden, of_targets_RD, grad, targets, share in zip(*(own.split(rows_at_once(D)) for own in tensors)):
+        chunks = (tensor.split(rows_at_once(D)) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
+        for hidden, grad, targets, share in zip(*chunks):
             logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
             of_targets, sums = [], []
             for z, of_target, total in exponentiate(logits, bias_V, targets):
                 of_targets.append(of_target)
                 sums.append(total)
-                z.mul_((share[0] / total)[:, None])
+                z.mul_((share[:1] / total)[:, None])
             loss.add_(share.dot(torch.cat(of_targets))).sub_(share.dot(torch.cat(sums).log_()))
             if grad_bias is not None:
                 grad_bias.sub_(logits.sum(dim=0)).index_add_(0, targets, share)
             grad.addmm_(logits, weight_VD, alpha=-1)
             grad_weight.addmm_(logits.t(), hidden, beta=earlier, alpha=-1)  # the first chunk begins the sum
-            grad_weight.index_add_(0, targets, of_targets_RD)
+            grad_weight.index_add_(0, targets, hidden * share[:, None])
             earlier = 1
         ctx.gradients = [grad_hidden, grad_weight, grad_bias]
         return loss
@@ -80,7 +85,7 @@ def inference_loss(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, 
     for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
         logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
         for _, of_target, total in exponentiate(logits, bias_V, targets):
-            for own in total.log_().sub_(of_target).split(CPU_PART):  # whose sums do not depend on the threads
+            for own in total.log_().sub_(of_target).split(CPU_PART):  # fixed parts: any number of threads, same sum
                 loss.add_(own.sum())
     return loss / max(len(targets_R), 1)
 

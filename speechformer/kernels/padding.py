@@ -24,7 +24,7 @@ class HeadRows:
         to_tokens: rows of [3, B, N, T] that give [R, 3, N].
         to_heads: rows of [R, 3, N] that give [3, B, N, T]; padding takes row 0.
         output: rows of [B, N, T] that give [R, N].
-        inverse: rows of [R, N] that give [B, N, T]; None with padding, which has none.
+        inverse: rows of [R, N] that give [B, N, T]; None if the batch has padding.
         count: B N T.
     """
 
@@ -34,11 +34,11 @@ class HeadRows:
     inverse: Tensor | None
     count: int
 
-    def output_to_heads(self, x: Tensor) -> Tensor:
+    def output_to_heads(self, rows: Tensor) -> Tensor:
         """Return rows in the order of heads, [B N T, H], from [R N, H], with 0 on padding."""
         if self.inverse is not None:
-            return x.index_select(0, self.inverse)
-        return x.new_zeros(self.count, x.shape[1]).index_copy_(0, self.output, x)
+            return rows.index_select(0, self.inverse)
+        return rows.new_zeros(self.count, rows.shape[1]).index_copy_(0, self.output, rows)
 
 
 class Unpadder:
@@ -59,23 +59,18 @@ class Unpadder:
 
     def head_rows(self, N: int) -> HeadRows:
         """Return the row indices of N heads."""
-        if N not in self.rows:
-            with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
-                self.rows[N] = self.find_head_rows(N)
-        return self.rows[N]
-
-    def find_head_rows(self, N: int) -> HeadRows:
-        """Compute what `head_rows` returns."""
+        if N in self.rows:
+            return self.rows[N]
         B, T, R = self.B, self.T, len(self.index_R)
-        first_head_R = self.index_R + self.index_R // T * (N - 1) * T
-        output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
-        to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
-        to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
-        to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
-        output = output_RN.flatten()
-        return HeadRows(
-            to_tokens_R3N.flatten(), to_heads, output, output.argsort() if R == B * T else None, B * N * T
-        )
+        with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
+            first_head_R = self.index_R + self.index_R // T * (N - 1) * T
+            output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
+            to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
+            to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
+            to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
+            inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if R == B * T else None
+            self.rows[N] = HeadRows(to_tokens_R3N.flatten(), to_heads, output_RN.flatten(), inverse, B * N * T)
+        return self.rows[N]
 
 
 @functools.lru_cache(maxsize=8)
