@@ -21,7 +21,7 @@ from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.attention import measure as bench_of_attention
 from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
 from speechformer.bench.long import bench_stream, measure, peak_of_steps
-from speechformer.bench.pages import Results
+from speechformer.bench.pages import BLOCK_GOALS, Results
 from speechformer.bench.plots import draw, fits
 from speechformer.bench.steps import SIZES
 from speechformer.bench.timing import Comparison, device, table, turns
@@ -215,6 +215,18 @@ def test_each_way_of_the_backward_pass_has_an_exponent_of_memory() -> None:
     assert results.slope_goals("window 256").endswith("outside: none")
     (one,) = fits(rows[:5], "sparse blocks")["memory"]  # one length tells no exponent
     assert (one.how, one.tokens) == ("kept", (512, 2048))
+
+
+def test_goals_of_blocks() -> None:
+    """Oracle: one pattern below its goal of 15, the others at 20."""
+    rows = [
+        Comparison("attention, 4096 tokens", what, "pass", {"sparse blocks": 1.0, "dense mask": 14.0 + 6 * bool(k)})
+        for k, what in enumerate(BLOCK_GOALS)
+    ]
+    text = Results({"rows": [*map(asdict, rows)]}).attention_goals(4096)
+    assert text.startswith("The goals were 15 (window 64), 6 (window 256)") and text.endswith(
+        "missed: window 64 (14.0)"
+    )
 
 
 def test_rows_say_whether_weights_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

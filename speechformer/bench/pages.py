@@ -26,6 +26,7 @@ LIBRARY = "times as fast as local-attention"
 LONG = (
     "attention_table",
     "unmasked",
+    "attention_goals",
     "attention_slopes",
     "sparse_rule",
     "long_table",
@@ -79,6 +80,17 @@ class Rows:
 GOALS = {("report", "classify, training step"): 1.5, ("report", "lm, training step"): 1.3}  # else 1
 
 
+BLOCK_GOALS = {  # of blocks at 4,096 tokens, in times as fast as a dense mask
+    "window 64": 15,
+    "window 256": 6,
+    "block 64": 12,
+    "global and window 64": 8,
+    "bigbird and window 64": 6,
+    "strided 64": 6,
+    "dilated 64": 6,
+}
+
+
 class LongTexts(Rows):
     """What templates can show of sparse patterns and long texts."""
 
@@ -102,6 +114,16 @@ class LongTexts(Rows):
         (row,) = self.of(f"attention, {tokens} tokens", "full")
         name = "SDPA without mask"
         return f"{format_seconds(row.seconds[name])} and {row.more['bytes'][name] / 2**20:.0f} MiB"
+
+    def attention_goals(self, tokens: int) -> str:
+        """Return the goals of blocks, in times as fast as a dense mask, and which ones are missed."""
+        missed = []
+        for what, goal in BLOCK_GOALS.items():
+            (row,) = self.of(f"attention, {tokens} tokens", what)
+            ratio = row.seconds["dense mask"] / row.seconds["sparse blocks"]
+            missed += [f"{what} ({ratio:.1f})"] if ratio < goal else []
+        goals = ", ".join(f"{goal} ({what})" for what, goal in BLOCK_GOALS.items())
+        return f"The goals were {goals} times as fast as a dense mask; missed: {', '.join(missed) or 'none'}"
 
     def attention_slopes(self, *patterns: str) -> str:
         """Return the table of the exponents of time and memory over the length, of blocks and of a dense mask."""
