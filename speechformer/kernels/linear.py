@@ -2,7 +2,7 @@
 
 torch's `linear` first copies the bias into every row of the output, which the product then reads again. Adding it
 afterwards is faster. It rounds equally if the product sums all inputs of an output at once: MKL does so up to
-`EXACT_WIDTH` inputs. Layers of one input or one output are products of vectors, which round otherwise.
+`EXACT_WIDTH` inputs. Layers of one input or one output may round otherwise.
 """
 
 from __future__ import annotations
