@@ -91,8 +91,8 @@ BLOCK_GOALS = {  # of blocks at 4,096 tokens, in times as fast as a dense mask
 }
 
 
-class LongTexts(Rows):
-    """What templates can show of sparse patterns and long texts."""
+class AttentionRows(Rows):
+    """What templates can show of `bench attention`."""
 
     def attention_table(self, tokens: int) -> str:
         """Return the table of patterns at a length: blocks against a dense mask and a library."""
@@ -163,6 +163,10 @@ class LongTexts(Rows):
             f"where the rule takes blocks ({len(taken)} rows), they are {min(taken):.1f} to {max(taken):.0f} times "
             f"as fast as a dense mask; where it does not ({len(left)}), {min(left):.1f} to {max(left):.1f} times"
         )
+
+
+class LongTexts(AttentionRows):
+    """What templates can show of long texts."""
 
     def long_table(self) -> str:
         """Return the table of training steps over long texts."""
