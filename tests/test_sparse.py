@@ -71,12 +71,18 @@ def check(output: Tensor, reference: Tensor, trained: list[Tensor]) -> None:
             torch.testing.assert_close(own, other, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("padded", "cached"), [(False, sparse.CACHED), (True, 1 << 13)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "full"])
 @pytest.mark.parametrize("model", MODELS)
-def test_sparse_blocks_are_the_reference(model: str, pattern: str, causal: bool, padded: bool) -> None:
-    """Without and with dropout: the masks of all blocks, put where their pairs are, make that of the reference."""
+def test_sparse_blocks_are_the_reference(
+    model: str, pattern: str, causal: bool, padded: bool, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without and with dropout: the masks of all blocks, put where their pairs are, make that of the reference.
+
+    All heads of a sequence at once, or some blocks of one head.
+    """
+    monkeypatch.setattr(sparse, "CACHED", cached)
     bias, layout, trained = in_double(bias_of(model, pattern, causal, padded, T))
     q, k, v = trained[:3]
     masks: list[Tensor] = []
@@ -126,15 +132,16 @@ def test_query_blocks_draw_the_same_dropout_forwards_and_backwards() -> None:
     check(output, attention_reference(*trained[:3], dense(bias), lambda x: x * mask_BNTT)[0], trained)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kept", [sparse.KEPT, 0])
+@pytest.mark.parametrize(("kept", "cached"), [(sparse.KEPT, sparse.CACHED), (sparse.KEPT, 0), (0, 0)])
 @pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "full"])
-def test_gradients_of_the_kernel(pattern: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_the_kernel(pattern: str, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: finite differences. Weights above KEPT are computed again in the backward pass."""
     monkeypatch.setattr(sparse, "KEPT", kept)
+    monkeypatch.setattr(sparse, "CACHED", cached)
     layout = layout_of(build_pattern(group("pattern", pattern)), 40, True, CPU) or []
-    inputs = [torch.randn(2, 1, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(2, 2, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
     inputs += [
-        torch.randn(1, 1, *own.mask.shape, dtype=torch.double, requires_grad=True)
+        torch.randn(1, 2, *own.mask.shape, dtype=torch.double, requires_grad=True)
         for part in layout
         for own in part.groups
     ]

@@ -17,10 +17,11 @@ queries, each with K keys.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,56 @@ RUNS = (64, 32, 16, 1)  # keys that are gathered together
 GATHER, BLOCK_COST = 1.0, 8.0  # time to gather a run, in keys, and time of a block, in queries; measured
 CACHED = 1 << 18  # scores at once
 KEPT = 1 << 24  # most weights of a group that are kept for the backward pass; more are computed again
+
+
+class Chunk(NamedTuple):
+    """What is computed at once: in one sequence b, all blocks of some heads, or some blocks of one head.
+
+    `blocks` are numbers in the group, `queries` numbers in the part; `keys`, Q and `run` are as for `Group`.
+    """
+
+    b: int
+    heads: slice
+    blocks: slice
+    queries: slice | Tensor
+    keys: Tensor
+    Q: int
+    run: int
+
+    def pairs(self, x: Tensor) -> Tensor:
+        """Return what belongs to the pairs of x, [1 or B, 1 or N, G, Q, K], as [heads or 1, blocks, Q, K]."""
+        x = x[self.b if len(x) > 1 else 0]
+        return (x[self.heads] if len(x) > 1 else x)[:, self.blocks]
+
+    def in_blocks(self, x_BNPH: Tensor) -> Tensor:
+        """Return a view of the heads, [heads, P / Q, Q, H]."""
+        x = x_BNPH[self.b, self.heads]
+        return x.view(len(x), -1, self.Q, x.shape[-1])
+
+    def take_queries(self, x_BNPH: Tensor) -> Tensor:
+        """Return the places of the queries, [heads blocks, Q, H]; a view if they follow one another."""
+        return self.in_blocks(x_BNPH)[:, self.queries].reshape(-1, self.Q, x_BNPH.shape[-1])
+
+    def put_queries(self, x_BNPH: Tensor, values: Tensor) -> None:
+        """Write the places of the queries."""
+        x = self.in_blocks(x_BNPH)
+        x[:, self.queries] = values.view(len(x), -1, *x.shape[2:])
+
+    def key_rows(self, x_BNPH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a view of the heads in rows of a run, and the numbers of the rows that hold the keys."""
+        x = x_BNPH[self.b, self.heads]
+        count = x.shape[1] // self.run
+        return x.view(len(x) * count, -1), flat(self.keys, len(x), count)
+
+    def take_keys(self, x_BNPH: Tensor) -> Tensor:
+        """Gather the places of the keys, [heads blocks, K, H]."""
+        rows, numbers = self.key_rows(x_BNPH)
+        return rows.index_select(0, numbers).view(-1, self.keys.shape[1] * self.run, x_BNPH.shape[-1])
+
+    def add_keys(self, total_BNPH: Tensor, values: Tensor) -> None:
+        """Add values, [heads blocks, K, H], to the places that `take_keys` finds."""
+        rows, numbers = self.key_rows(total_BNPH)
+        rows.index_add_(0, numbers, values.view(-1, rows.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -53,11 +104,27 @@ class Group:
     j: Tensor
     mask: Tensor
 
-    def chunks(self, rows: int) -> list[slice]:
-        """Return slices of the blocks whose scores, in so many sequences and heads, fit into a CPU's cache."""
+    @functools.cached_property
+    def first(self) -> int | None:
+        """The number of the first block if the others follow one another, else None."""
+        first, G = int(self.queries[0]), len(self.queries)
+        return (
+            first
+            if bool((self.queries == torch.arange(first, first + G, device=self.queries.device)).all())
+            else None
+        )
+
+    def chunks(self, B: int, N: int) -> Iterator[Chunk]:
+        """Return the parts of B sequences and N heads whose scores fit into a CPU's cache."""
         G, Q, K = self.mask.shape
-        size = max(1, CACHED // (rows * Q * K))
-        return [slice(start, start + size) for start in range(0, G, size)]
+        fitting = max(1, CACHED // (Q * K))
+        heads, size = max(1, fitting // G), math.ceil(G / math.ceil(G / fitting))
+        for b, n, g in itertools.product(range(B), range(0, N, heads), range(0, G, size)):
+            blocks = slice(g, min(g + size, G))
+            queries: slice | Tensor = self.queries[blocks]
+            if self.first is not None:
+                queries = slice(self.first + blocks.start, self.first + blocks.stop)
+            yield Chunk(b, slice(n, n + heads), blocks, queries, self.keys[blocks], Q, self.run)
 
     def to(self, device: torch.device) -> Group:
         """Return the group on another device."""
@@ -84,6 +151,17 @@ class Part:
         """Return the part on another device."""
         return Part(self.place.to(device), self.block, [group.to(device) for group in self.groups], self.in_order)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the groups have all blocks."""
+        return sum(len(group.queries) for group in self.groups) * self.block == len(self.place)
+
+    def with_pairs(self, biases_and_masks: Sequence[Tensor]) -> Iterator[tuple[Group, Tensor, Tensor | None]]:
+        """Return each group with its bias and its dropout mask; the biases come first, and there may be no masks."""
+        count = len(self.groups)
+        masks: Sequence[Tensor | None] = biases_and_masks[count:] or [None] * count
+        return zip(self.groups, biases_and_masks[:count], masks)
+
     def to_places(self, x_BNTH: Tensor) -> Tensor:
         """Return the tokens in the order of this part, then padding, [B, N, P, H]."""
         B, N, T, H = x_BNTH.shape
@@ -100,6 +178,13 @@ class Part:
         if self.in_order:
             return x_BNPH if P == T else x_BNPH[:, :, :T]
         return x_BNPH.reshape(-1, H).index_select(0, flat(self.place.argsort()[:T], B * N, P)).view(B, N, T, H)
+
+
+def flat(rows: Tensor, copies: int, count: int) -> Tensor:
+    """Return the numbers of rows in tensors of `count` rows that lie one after another."""
+    if copies == 1:
+        return rows.flatten()
+    return (torch.arange(0, copies * count, count, device=rows.device)[:, None] + rows.flatten()).flatten()
 
 
 @functools.lru_cache(maxsize=32)
@@ -150,9 +235,19 @@ class Plan:
         return grouped([*map(len, self.runs)])
 
     @property
+    def gathered(self) -> int:
+        """The number of runs that are gathered in all groups, the repeated ones included."""
+        return sum(len(own) * max(len(self.runs[k]) for k in own) for own in self.groups)
+
+    @property
     def pairs(self) -> int:
         """The number of pairs in all groups."""
-        return sum(len(own) * max(len(self.runs[k]) for k in own) for own in self.groups) * self.run * self.block
+        return self.gathered * self.run * self.block
+
+    @property
+    def cost(self) -> float:
+        """The time of a pass, in units of a pair."""
+        return self.gathered * (self.run + GATHER) * (self.block + BLOCK_COST)
 
     def build(self) -> Part:
         """Build the part."""
@@ -182,10 +277,8 @@ def best_plan(pattern: Pattern, stride: int, T: int, causal: bool) -> Plan:
         joined = [keys[k : k + block // BLOCKS[0]] for k in range(0, len(keys), block // BLOCKS[0])]
         for run in RUNS:
             runs = [torch.unique(torch.cat(own) // run) for own in joined]
-            cost = sum(map(len, runs)) * (run + GATHER) * (block + BLOCK_COST)
-            candidates.append((cost, block, run, runs))
-    _, block, run, runs = min(candidates, key=lambda own: own[0])
-    return Plan(place, block, run, runs, stride == 1, pattern, T, causal)
+            candidates.append(Plan(place, block, run, runs, stride == 1, pattern, T, causal))
+    return min(candidates, key=lambda plan: plan.cost)
 
 
 def visible_keys(pattern: Pattern, place: Tensor, block: int, T: int, causal: bool) -> list[Tensor]:
@@ -220,94 +313,75 @@ def grouped(sizes: list[int]) -> list[list[int]]:
     return [sorted(own) for own in groups]
 
 
-def take(x_BNPH: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Gather runs of `size` places, of which `rows` [G, runs] has the numbers: [B N G, places, H]."""
-    B, N, P, H = x_BNPH.shape
-    return x_BNPH.view(-1, size * H).index_select(0, flat(rows, B * N, P // size)).view(B * N * len(rows), -1, H)
-
-
-def add(total_BNPH: Tensor, gathered: Tensor, rows: Tensor, size: int) -> None:
-    """Add the gradients of gathered values to those of the places that `take` found them at."""
-    B, N, P, H = total_BNPH.shape
-    total_BNPH.view(-1, size * H).index_add_(0, flat(rows, B * N, P // size), gathered.view(-1, size * H))
-
-
-def flat(rows: Tensor, copies: int, count: int) -> Tensor:
-    """Return the numbers of rows in tensors of `count` rows that lie one after another."""
-    return (torch.arange(0, copies * count, count, device=rows.device)[:, None] + rows.flatten()).flatten()
-
-
 class BlockAttention(torch.autograd.Function):
-    """Attention of the blocks of a group, and the log-sum-exp of each query's scores.
+    """Attention of the blocks of a part, and the log-sum-exp of each query's scores.
 
-    Arguments of `apply`: q_BNPH (divided by sqrt(H)), k_BNPH, v_BNPH; the bias [1 or B, 1 or N, G, Q, K]; the
-    dropout mask [B, N, G, Q, K] or None; the group; whether the log-sum-exp is needed.
+    Arguments of `apply`: q_BNPH, k_BNPH, v_BNPH; the part; whether the log-sum-exp is needed; for each group its
+    bias, [1 or B, 1 or N, G, Q, K]; and, with dropout, for each group its mask, [B, N, G, Q, K].
 
-    It returns the output, [B, N, G, Q, H], and the log-sum-exp, [B, N, G, Q] or None. With scores S, P = softmax(S),
+    It returns the output, [B, N, P, H], and the log-sum-exp, [B, N, P] or None. With scores S, P = softmax(S),
     dropout mask M, output O and log-sum-exp l:
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P + dl)
 
-    It works on as many blocks at once as fit into a CPU's cache. For the backward pass it gathers queries, keys and
-    values again. It keeps P unless that is larger than KEPT and than the bias, from which it is computed again, and
-    always keeps M.
+    It works on as many blocks at once as fit into a CPU's cache. For the backward pass it gathers keys and values
+    again. It keeps P of a group unless that is larger than KEPT and than the bias, from which it is computed again,
+    and always keeps M.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor,
-        dropout_mask: Tensor | None,
-        group: Group,
-        merged: bool,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, part: Part, merged: bool, *biases_and_masks: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        (G, Q, K), (B, N, _, H) = group.mask.shape, q.shape
-        output, log_sums = q.new_empty(B, N, G, Q, H), q.new_empty(B, N, G, Q) if merged else None
-        saved: list[Tensor] = []
-        stores = keeps_weights(B * N, bias, group)
-        for blocks in group.chunks(B * N):
-            weights, sums = weights_of(q, k, bias, group, blocks, merged)
-            dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
-            values = take(v, group.keys[blocks], group.run)
-            output[:, :, blocks] = torch.bmm(dropped.view(-1, Q, K), values).view(B, N, -1, Q, H)
-            if log_sums is not None and sums is not None:
-                log_sums[:, :, blocks] = sums
-            if stores:
-                saved.append(weights)
-        ctx.save_for_backward(q, k, v, None if stores else bias, dropout_mask, *saved)
-        ctx.group, ctx.merged, ctx.bias_shape = group, merged, bias.shape
-        return output, log_sums
+        B, N, P, _ = q.shape
+        output = torch.empty_like(q) if part.is_whole else torch.zeros_like(q)
+        log_sums = q.new_full((B, N, P, 1), -math.inf) if merged else None
+        weights_of_chunks: list[Tensor] = []
+        for group, bias, mask in part.with_pairs(biases_and_masks):
+            stores = keeps_weights(B * N, bias, group)
+            for chunk in group.chunks(B, N):
+                weights, sums = weights_of(q, k, bias, chunk, merged)
+                dropped = weights if mask is None else weights * chunk.pairs(mask)
+                chunk.put_queries(output, torch.bmm(dropped.flatten(0, 1), chunk.take_keys(v)))
+                if log_sums is not None and sums is not None:
+                    chunk.put_queries(log_sums, sums)
+                if stores:
+                    weights_of_chunks.append(weights)
+        ctx.save_for_backward(q, k, v, *biases_and_masks, *weights_of_chunks)
+        ctx.part, ctx.merged, ctx.arguments = part, merged, len(biases_and_masks)
+        return output, None if log_sums is None else log_sums[..., 0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, dropout_mask, *saved = ctx.saved_tensors
-        group: Group = ctx.group
-        _, Q, K = group.mask.shape
+        q, k, v, *rest = ctx.saved_tensors
+        biases_and_masks, weights_of_chunks = rest[: ctx.arguments], iter(rest[ctx.arguments :])
+        (B, N, _, H), grad = q.shape, grad.contiguous()
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        dbias = q.new_empty(ctx.bias_shape) if ctx.needs_input_grad[3] else None
-        with torch.autocast(q.device.type, enabled=False):
-            for number, blocks in enumerate(group.chunks(q.shape[0] * q.shape[1])):
-                weights = saved[number] if saved else weights_of(q, k, bias, group, blocks, ctx.merged)[0]
-                queries, keys = group.queries[blocks][:, None], group.keys[blocks]
-                dropped = weights if dropout_mask is None else weights * dropout_mask[:, :, blocks]
-                own = grad[:, :, blocks].reshape(-1, Q, q.shape[-1])
-                add(dv, torch.bmm(dropped.view(-1, Q, K).transpose(1, 2), own), keys, group.run)
-                grad_weights = torch.bmm(own, take(v, keys, group.run).transpose(1, 2)).view_as(weights)
-                if dropout_mask is not None:
-                    grad_weights.mul_(dropout_mask[:, :, blocks])
+        dbiases: list[Tensor | None] = [None] * ctx.arguments
+        for number, (group, bias, mask) in enumerate(ctx.part.with_pairs(biases_and_masks)):
+            dbias = dbiases[number] = torch.zeros_like(bias) if ctx.needs_input_grad[5 + number] else None
+            stores = keeps_weights(B * N, bias, group)
+            for chunk in group.chunks(B, N):
+                weights = next(weights_of_chunks) if stores else weights_of(q, k, bias, chunk, ctx.merged)[0]
+                dropped = weights if mask is None else weights * chunk.pairs(mask)
+                own = chunk.take_queries(grad)
+                chunk.add_keys(dv, torch.bmm(dropped.flatten(0, 1).transpose(1, 2), own))
+                grad_weights = torch.bmm(own, chunk.take_keys(v).transpose(1, 2)).view_as(weights)
+                if mask is not None:
+                    grad_weights.mul_(chunk.pairs(mask))
                 grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
                 if grad_log_sums is not None:
-                    grad_scores.addcmul_(weights, grad_log_sums[:, :, blocks, :, None])
+                    sums = chunk.take_queries(grad_log_sums[..., None]).view(*weights.shape[:-1], 1)
+                    grad_scores.addcmul_(weights, sums)
                 if dbias is not None:
-                    dbias[:, :, blocks] = grad_scores.sum_to_size(dbias[:, :, blocks].shape)
-                grad_scores = grad_scores.view(-1, Q, K)
-                add(dq, torch.bmm(grad_scores, take(k, keys, group.run)), queries, Q)
-                add(dk, torch.bmm(grad_scores.transpose(1, 2), take(q, queries, Q)), keys, group.run)
-        return dq, dk, dv, dbias, None, None, None
+                    dbias_of_chunk = chunk.pairs(dbias)
+                    dbias_of_chunk.add_(grad_scores.sum_to_size(dbias_of_chunk.shape))
+                grad_scores = grad_scores.flatten(0, 1)
+                chunk.put_queries(dq, torch.bmm(grad_scores, chunk.take_keys(k)))
+                chunk.add_keys(dk, torch.bmm(grad_scores.transpose(1, 2), chunk.take_queries(q)))
+        scale = 1 / math.sqrt(H)
+        return dq.mul_(scale), dk.mul_(scale), dv, None, None, *dbiases
 
 
 def keeps_weights(rows: int, bias: Tensor, group: Group) -> bool:
@@ -315,23 +389,22 @@ def keeps_weights(rows: int, bias: Tensor, group: Group) -> bool:
     return max(KEPT, bias.numel()) >= rows * group.mask.numel()
 
 
-def weights_of(
-    q: Tensor, k: Tensor, bias: Tensor, group: Group, blocks: slice, merged: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the softmax of the scores of some blocks, [B, N, blocks, Q, K].
+def weights_of(q: Tensor, k: Tensor, bias: Tensor, chunk: Chunk, merged: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the softmax of the scores of a chunk, [heads, blocks, Q, K].
 
-    Also their log-sum-exp, [B, N, blocks, Q], if it is needed.
+    Also their log-sum-exp, [heads, blocks, Q, 1], if it is needed.
     """
-    (B, N, _, _), (_, Q, K) = q.shape, group.mask.shape
-    queries, keys = take(q, group.queries[blocks][:, None], Q), take(k, group.keys[blocks], group.run)
-    scores = torch.bmm(queries, keys.transpose(1, 2)).view(B, N, -1, Q, K).add_(bias[:, :, blocks])
+    bias_of_chunk = chunk.pairs(bias)
+    products = torch.bmm(chunk.take_queries(q), chunk.take_keys(k).transpose(1, 2))
+    scores = products.view(-1, *bias_of_chunk.shape[1:])
+    torch.add(bias_of_chunk, scores, alpha=1 / math.sqrt(q.shape[-1]), out=scores)
     if not merged:
         return scores.softmax(dim=-1), None
     numbers = torch.finfo(scores.dtype)  # a part may have no key for a query
     largest = scores.amax(dim=-1, keepdim=True).clamp_(min=numbers.min)
     weights = scores.sub_(largest).exp_()
     sums = weights.sum(dim=-1, keepdim=True)
-    return weights.div_(sums.clamp(min=numbers.tiny)), (sums.log() + largest)[..., 0]
+    return weights.div_(sums.clamp(min=numbers.tiny)), sums.log() + largest
 
 
 def sparse_attention(
@@ -350,27 +423,21 @@ def sparse_attention(
         biases: for each group of each part, [1 or B, 1 or N, G, Q, K].
         dropout: applied to the weights.
     """
-    B, N, T, H = q_BNTH.shape
+    B, N, T, _ = q_BNTH.shape
     single = torch.promote_types(q_BNTH.dtype, torch.float32)
-    outputs, log_sums = [], []
+    outputs: list[Tensor] = []
+    log_sums: list[Tensor] = []
     with torch.autocast(q_BNTH.device.type, enabled=False):
-        qkv = [q_BNTH.to(single) / math.sqrt(H), k_BNTH.to(single), v_BNTH.to(single)]
+        qkv = [x.to(single) for x in (q_BNTH, k_BNTH, v_BNTH)]
+        one = torch.ones((), dtype=single, device=q_BNTH.device)
         for part, own in zip(layout, biases):
             placed = [part.to_places(x) for x in qkv]
-            zero = q_BNTH.new_zeros((), dtype=single)
-            blocks = zero.expand(B, N, len(part.place) // part.block, part.block, H)
-            sums = blocks.new_full(blocks.shape[:-1], -math.inf)
-            for group, bias in zip(part.groups, own):
-                shape = (B, N, *group.mask.shape)
-                mask = None if dropout is None else dropout(blocks.new_ones(shape))
-                output, log_sum = BlockAttention.apply(*placed, bias.to(single), mask, group, len(layout) > 1)
-                if len(group.queries) == blocks.shape[2]:
-                    blocks, sums = output, log_sum
-                    continue
-                blocks = blocks.index_copy(2, group.queries, output)
-                sums = sums if log_sum is None else sums.index_copy(2, group.queries, log_sum)
-            outputs.append(part.from_places(blocks.flatten(2, 3), T))
-            log_sums.append(None if sums is None else part.from_places(sums.flatten(2, 3)[..., None], T))
+            pairs = [bias.to(single) for bias in own]
+            if dropout is not None:
+                pairs += [dropout(one.expand(B, N, *group.mask.shape)) for group in part.groups]
+            output, sums = BlockAttention.apply(*placed, part, len(layout) > 1, *pairs)
+            outputs.append(part.from_places(output, T))
+            log_sums += [] if sums is None else [part.from_places(sums[..., None], T)]
         if len(layout) == 1:
             return outputs[0].to(q_BNTH.dtype)
         total = torch.stack(log_sums).logsumexp(dim=0)
