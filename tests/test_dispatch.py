@@ -24,7 +24,7 @@ from speechformer.kernels.dispatch import (
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
-from speechformer.kernels.padding import unpadder_for, without_padding
+from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import SelfAttention, attention_bias, attention_mask, attention_reference
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
@@ -325,6 +325,27 @@ def test_unpadding_changes_nothing(model: str, pattern: str, changes: Any, monke
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dropout", [0.3, 0.0])
+@pytest.mark.parametrize(("model", "pattern"), KINDS)
+def test_tokens_in_rows_change_nothing(
+    model: str, pattern: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the same decoder over sequences as they are, to the bit. Batches of one length differ in size."""
+    kinds = {"model": group("model", model), "pattern": group("pattern", pattern)}
+    network, results = decoder(dropout=dropout, **kinds).train(), []
+    widths: list[int] = []
+    network.decoder.blocks[0].register_forward_hook(lambda _, x, y: widths.append(x[0].dim()))
+    for in_rows in (True, False):
+        monkeypatch.setattr(type(network.decoder), "can_unpad", in_rows)
+        torch.manual_seed(2)
+        network.zero_grad()
+        outputs = [network(sentences(size)) for size in (3, 2)]
+        sum(output.square().sum() for output in outputs).backward()
+        results.append([*outputs, *(parameter.grad.clone() for parameter in network.parameters())])
+    assert widths == [2, 2, 3, 3]
+    assert all(map(torch.equal, *results))
+
+
 def test_unpadding_under_autocast_draws_the_masks_of_the_padded_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact in the masks, so the outputs differ by the rounding of bfloat16 only."""
     model, ids, results = classifier(dropout=0.5, model=group("model", "rope")).train(), sentences(), []
@@ -344,7 +365,6 @@ def test_only_training_on_a_cpu_unpads() -> None:
     model.train().encoder.blocks[0].compiled = True
     assert not model.encoder.can_unpad
     assert not classifier().train().to("meta").encoder.can_unpad  # not the CPU
-    assert unpadder_for(torch.ones(2, 3, dtype=torch.bool)) is None
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -485,7 +505,7 @@ def test_the_loss_of_no_targets_is_zero() -> None:
 def test_attention_with_dropout_takes_tensors_that_are_not_contiguous(padded: bool) -> None:
     """Oracle: the same numbers, contiguous."""
     B, T, N, H = 2, 3, 2, 4
-    unpadder = unpadder_for(torch.tensor([[True, True, False], [True] * 3])) if padded else without_padding(B, T)
+    unpadder = unpadder_for(B, T, torch.tensor([[True, True, False], [True] * 3]) if padded else None)
     R = len(unpadder.index_R)
     qkv, grad, mask = torch.randn(R, 3 * N * H), torch.randn(R, N * H), torch.rand(B, N, T, T)
     results = []

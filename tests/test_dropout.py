@@ -61,7 +61,7 @@ def test_masks_drawn_together_are_those_drawn_one_by_one() -> None:
 
 
 def test_masks_drawn_ahead_without_padding_are_those_of_the_tokens() -> None:
-    unpadder = unpadder_for(torch.tensor([[True, True, False], [True, False, False]]))
+    unpadder = unpadder_for(2, 3, torch.tensor([[True, True, False], [True, False, False]]))
     dropout, weights, x = FastDropout(0.4), torch.randn(2, 2, 3, 3), torch.randn(2, 3, 4)
     torch.manual_seed(1)
     expected = dropout(weights), dropout(x), dropout(x)

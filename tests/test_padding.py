@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from speechformer.kernels.padding import Unpadder, unpadder_for, without_padding
+from speechformer.kernels.padding import unpadder_for, without_padding
 
 TOKEN_MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
 def test_unpad_and_pad_are_inverse() -> None:
-    tokens = unpadder_for(TOKEN_MASK)
-    assert tokens is not None and tokens.index_R.tolist() == [0, 1, 3]
+    tokens = unpadder_for(2, 3, TOKEN_MASK)
+    assert tokens.index_R.tolist() == [0, 1, 3]
     x = torch.arange(12.0).view(2, 3, 2)
     assert tokens.unpad(x).tolist() == [[0, 1], [2, 3], [6, 7]]
     assert tokens.pad(tokens.unpad(x)).tolist() == [[[0, 1], [2, 3], [0, 0]], [[6, 7], [0, 0], [0, 0]]]
 
 
 def test_without_padding_nothing_is_left_out() -> None:
-    assert unpadder_for(torch.ones(2, 3, dtype=torch.bool)) is None
-    x = torch.randn(2, 3, 4)
-    assert torch.equal(without_padding(2, 3).pad(x.flatten(0, 1)), x)
+    """Nothing is copied, and passes of one shape share their places. A batch of padding alone keeps it."""
+    tokens, x = without_padding(2, 3), torch.randn(2, 3, 4)
+    ones = torch.ones(2, 3, dtype=torch.bool)
+    assert all(unpadder_for(2, 3, mask) is tokens for mask in (None, ones, ~ones))
+    assert torch.equal(tokens.unpad(x), x.view(6, 4)) and torch.equal(tokens.pad(tokens.unpad(x)), x)
+    assert tokens.pad(tokens.unpad(x)).data_ptr() == x.data_ptr()
+    assert without_padding(0, 3).pad(torch.empty(0, 4)).shape == (0, 3, 4)
 
 
 def test_head_rows_are_a_permutation() -> None:
     B, T, N, H = 2, 3, 2, 4
-    for tokens in (unpadder_for(TOKEN_MASK), without_padding(B, T)):
-        assert isinstance(tokens, Unpadder)
+    for tokens in (unpadder_for(B, T, TOKEN_MASK), without_padding(B, T)):
         qkv_RE = torch.randn(len(tokens.index_R), 3 * N * H)
         of_heads = tokens.head_rows(N)
         rows = qkv_RE.view(-1, H).index_select(0, of_heads.to_heads).view(3, B, N, T, H)

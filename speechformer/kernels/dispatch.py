@@ -25,7 +25,8 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 |------------------------------------------|------------------------------------------------------------------------|
 | `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
 | `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
-| `padding.Unpadder`: tokens alone         | training on a CPU, plain pass with padding, not compiled, no ensemble  |
+| `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
+|                                          | padding it spares autograd the views around every linear layer         |
 | `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
@@ -324,7 +325,8 @@ class StackKernels(nn.Module):
     def can_unpad(self) -> bool:
         """Whether a plain pass may leave out padding."""
         on_cpu = self.embedding.weight.device.type == "cpu"
-        return self.training and on_cpu and not any(block.compiled for block in self.blocks)
+        compiled = torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)
+        return self.training and on_cpu and not compiled
 
     def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
@@ -370,7 +372,7 @@ class StackKernels(nn.Module):
         biases: list[Bias] = [built[k] for k in self.kinds]
         if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
             # autograd cannot save tensors made in inference mode
-            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled)
+            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]

@@ -46,16 +46,19 @@ class Unpadder:
 
     def __init__(self, B: int, T: int, index_R: Tensor) -> None:
         self.B, self.T, self.index_R = B, T, index_R
+        self.is_whole = len(index_R) == B * T  # whether there is no padding
         self.rows: dict[int, HeadRows] = {}  # all layers of a pass share them
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """Return the tokens alone, [R, D]."""
-        return x_BTD.flatten(0, 1).index_select(0, self.index_R)
+        rows = x_BTD.flatten(0, 1)
+        return rows if self.is_whole else rows.index_select(0, self.index_R)
 
     def pad(self, x_RD: Tensor) -> Tensor:
         """Return the tokens at their places, [B, T, D], with 0 on padding."""
-        x = x_RD.new_zeros(self.B * self.T, x_RD.shape[1]).index_copy(0, self.index_R, x_RD)
-        return x.view(self.B, self.T, -1)
+        D = x_RD.shape[1]
+        x = x_RD if self.is_whole else x_RD.new_zeros(self.B * self.T, D).index_copy(0, self.index_R, x_RD)
+        return x.view(self.B, self.T, D)
 
     def head_rows(self, N: int) -> HeadRows:
         """Return the row indices of N heads."""
@@ -68,7 +71,7 @@ class Unpadder:
             to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
             to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
             to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
-            inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if R == B * T else None
+            inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if self.is_whole else None
             self.rows[N] = HeadRows(to_tokens_R3N.flatten(), to_heads, output_RN.flatten(), inverse, B * N * T)
         return self.rows[N]
 
@@ -80,8 +83,9 @@ def without_padding(B: int, T: int) -> Unpadder:
     return Unpadder(B, T, torch.arange(B * T))
 
 
-def unpadder_for(token_mask_BT: Tensor) -> Unpadder | None:
-    """Return the places of the tokens of a batch on the CPU; None if there is no padding, or nothing else."""
+def unpadder_for(B: int, T: int, token_mask_BT: Tensor | None) -> Unpadder:
+    """Return the places of the tokens of a batch on the CPU; all places if nothing else is there."""
+    if token_mask_BT is None:
+        return without_padding(B, T)
     index_R = token_mask_BT.flatten().nonzero().flatten()
-    B, T = token_mask_BT.shape
-    return Unpadder(B, T, index_R) if 0 < len(index_R) < B * T else None
+    return Unpadder(B, T, index_R) if 0 < len(index_R) < B * T else without_padding(B, T)

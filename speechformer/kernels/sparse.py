@@ -107,12 +107,8 @@ class Group:
     @functools.cached_property
     def first(self) -> int | None:
         """The number of the first block if the others follow one another, else None."""
-        first, G = int(self.queries[0]), len(self.queries)
-        return (
-            first
-            if bool((self.queries == torch.arange(first, first + G, device=self.queries.device)).all())
-            else None
-        )
+        numbers = self.queries.tolist()
+        return numbers[0] if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None
 
     def chunks(self, B: int, N: int) -> Iterator[Chunk]:
         """Return the parts of B sequences and N heads whose scores fit into a CPU's cache."""

@@ -132,7 +132,8 @@ class Stack(StackKernels):
         S = offset + x_BTD.shape[1]
         self.positions.begin(S, x_BTD.device)
         plain = memory is None and cache is None
-        unpadder = unpadder_for(token_mask_BT) if plain and token_mask_BT is not None and self.can_unpad else None
+        B, T, _ = x_BTD.shape
+        unpadder = unpadder_for(B, T, token_mask_BT) if plain and self.can_unpad else None
         biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
         if plain:
             self.draw_dropout(x_BTD, biases, unpadder)
