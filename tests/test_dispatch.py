@@ -333,8 +333,8 @@ def test_tokens_in_rows_change_nothing(
     """Oracle: the same decoder over sequences as they are, to the bit. Batches of one length differ in size."""
     kinds = {"model": group("model", model), "pattern": group("pattern", pattern)}
     network, results = decoder(dropout=dropout, **kinds).train(), []
-    widths: list[int] = []
-    network.decoder.blocks[0].register_forward_hook(lambda _, x, y: widths.append(x[0].dim()))
+    dims: list[int] = []
+    network.decoder.blocks[0].register_forward_hook(lambda _, x, y: dims.append(x[0].dim()))
     for in_rows in (True, False):
         monkeypatch.setattr(type(network.decoder), "can_unpad", in_rows)
         torch.manual_seed(2)
@@ -342,7 +342,7 @@ def test_tokens_in_rows_change_nothing(
         outputs = [network(sentences(size)) for size in (3, 2)]
         sum(output.square().sum() for output in outputs).backward()
         results.append([*outputs, *(parameter.grad.clone() for parameter in network.parameters())])
-    assert widths == [2, 2, 3, 3]
+    assert dims == [2, 2, 3, 3]
     assert all(map(torch.equal, *results))
 
 

@@ -24,7 +24,8 @@ def test_without_padding_nothing_is_left_out() -> None:
     assert all(unpadder_for(2, 3, mask) is tokens for mask in (None, ones, ~ones))
     assert torch.equal(tokens.unpad(x), x.view(6, 4)) and torch.equal(tokens.pad(tokens.unpad(x)), x)
     assert tokens.pad(tokens.unpad(x)).data_ptr() == x.data_ptr()
-    assert without_padding(0, 3).pad(torch.empty(0, 4)).shape == (0, 3, 4)
+    nothing = without_padding(0, 3)
+    assert nothing.pad(torch.empty(0, 4)).shape == (0, 3, 4) and nothing.head_rows(2).to_heads.shape == (0,)
 
 
 def test_head_rows_are_a_permutation() -> None:

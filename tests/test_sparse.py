@@ -71,7 +71,7 @@ def check(output: Tensor, reference: Tensor, trained: list[Tensor]) -> None:
             torch.testing.assert_close(own, other, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("padded", "cached"), [(False, sparse.CACHED), (True, 1 << 13)])
+@pytest.mark.parametrize(("padded", "cached"), [(False, 1 << 13), (True, 1 << 13), (True, sparse.CACHED)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "full"])
 @pytest.mark.parametrize("model", MODELS)
@@ -132,16 +132,16 @@ def test_query_blocks_draw_the_same_dropout_forwards_and_backwards() -> None:
     check(output, attention_reference(*trained[:3], dense(bias), lambda x: x * mask_BNTT)[0], trained)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kept", "cached"), [(sparse.KEPT, sparse.CACHED), (sparse.KEPT, 0), (0, 0)])
+@pytest.mark.parametrize(("kept", "cached"), [(sparse.KEPT, 1 << 13), (sparse.KEPT, 0), (0, 0)])
 @pytest.mark.parametrize("pattern", [name for name in PATTERNS if name != "full"])
 def test_gradients_of_the_kernel(pattern: str, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: finite differences. Weights above KEPT are computed again in the backward pass."""
     monkeypatch.setattr(sparse, "KEPT", kept)
     monkeypatch.setattr(sparse, "CACHED", cached)
     layout = layout_of(build_pattern(group("pattern", pattern)), 40, True, CPU) or []
-    inputs = [torch.randn(2, 2, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(2, 3, 40, 2, dtype=torch.double, requires_grad=True) for _ in range(3)]
     inputs += [
-        torch.randn(1, 2, *own.mask.shape, dtype=torch.double, requires_grad=True)
+        torch.randn(1, 3, *own.mask.shape, dtype=torch.double, requires_grad=True)
         for part in layout
         for own in part.groups
     ]
@@ -232,8 +232,8 @@ def test_half_precision_is_computed_in_single_precision(pattern: str, dtype: tor
     reference = attention_reference(*exact, bias.dense)[0]  # type: ignore[arg-type]
     with torch.autocast("cpu", torch.bfloat16):
         output = sparse_attention(*inputs, blocks_of(bias), bias.of_blocks)  # type: ignore[arg-type]
-    grad = torch.randn_like(output)
-    ours = output, *torch.autograd.grad(output, inputs, grad)
+        grad = torch.randn_like(output)
+        ours = output, *torch.autograd.grad(output, inputs, grad)
     theirs = reference, *torch.autograd.grad(reference, exact, grad.double())
     for own, other in zip(ours, theirs, strict=True):
         assert own.dtype == dtype
@@ -298,6 +298,38 @@ def test_dropout_in_blocks_draws_its_own_masks(monkeypatch: pytest.MonkeyPatch) 
     assert not any(getattr(module, "ahead", None) for module in network.modules())
 
 
+@pytest.mark.parametrize(("stride", "blocks"), [(150, 3), (192, 0)])
+def test_blocks_without_keys(stride: int, blocks: int) -> None:
+    """Of 192 tokens the last 42 have a key 150 tokens earlier; with these they fill 84 places, in 3 blocks."""
+    bias = bias_of("kerple", {"name": "strided", "stride": stride}, length=192)
+    trained = [torch.randn(B, N, 192, H, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    trained += bias.positions.double().parameters()
+    layout = blocks_of(bias)
+    assert [sum(len(group.queries) for group in part.groups) for part in layout if not part.is_whole] == [blocks]
+    output = sparse_attention(*trained[:3], layout, bias.of_blocks)
+    check(output, attention_reference(*trained[:3], bias.dense)[0], trained)
+
+
+@pytest.mark.parametrize(("kept", "saved"), [(sparse.KEPT, False), (0, True)])
+def test_a_bias_is_saved_only_to_compute_weights_again(
+    kept: int, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "KEPT", kept)
+    bias, layout, trained = in_double(bias_of("alibi", "window", length=T))
+    storages: set[int] = set()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: storages.add(x.data_ptr()) or x, lambda x: x):
+        sparse_attention(*trained[:3], layout, bias.of_blocks)
+    assert {own.data_ptr() in storages for part in bias.of_blocks for own in part} == {saved}
+
+
+def test_a_batch_of_no_sequences() -> None:
+    for pattern in ("window", "strided"):
+        bias = bias_of("alibi", pattern, length=T)
+        empty = torch.empty(0, 2, T, H, requires_grad=True)
+        output = sparse_attention(empty, empty, empty, blocks_of(bias), bias.of_blocks)
+        assert output.shape == torch.autograd.grad(output.sum(), empty)[0].shape == empty.shape
+
+
 @pytest.mark.parametrize("pattern", ["window", "strided"])
 def test_weights_that_are_computed_again_are_the_same(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: the gradients with weights that were kept, with the same dropout."""
@@ -345,9 +377,14 @@ def test_random_positions_are_not_computed_again() -> None:
 
 
 def test_the_share_of_pairs_that_blocks_compute() -> None:
-    """A window of 64 in 4,096 tokens: 1.6 % of the pairs are allowed, and blocks of 32 queries have 96 keys."""
+    """A window of 64 in 4,096 tokens: 1.6 % of the pairs are allowed, and blocks of 32 queries have 96 keys.
+
+    Random links are gathered one by one, not in runs, which would hold more than twice as many pairs.
+    """
     pattern = build_pattern({"name": "window", "window": 64})
     layout = layout_of(pattern, 4096, True, CPU) or []
     assert pairs_computed(layout) == 4096 * 96 and [part.block for part in layout] == [32]
     assert layout_of(pattern, 4096, True, CPU, 96 / 4096) is not None
     assert layout_of(pattern, 4096, True, CPU, 95 / 4096) is None
+    bigbird = build_pattern({"name": "bigbird", "window": 64, "tokens": 2, "links": 2})
+    assert layout_of(bigbird, 512, True, CPU, 0.3) is not None

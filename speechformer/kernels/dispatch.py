@@ -100,7 +100,7 @@ class AttentionBias:
     causal: bool
     token_mask_BS: Tensor | None
     device: torch.device
-    unpadder: Unpadder | None = None  # if the pass leaves out padding
+    unpadder: Unpadder | None = None  # if the pass runs on rows of tokens
     compiled: bool = False  # whether compiled blocks read it
     z_BSN: Tensor | None = None  # gates of the layer, which only the kernels in blocks take from here
     j: Tensor | None = None  # positions of the keys, if the cache has forgotten some
@@ -322,11 +322,14 @@ class StackKernels(nn.Module):
     last_bias: tuple[tuple, list[Bias]] | None = None
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether blocks are or will be compiled."""
+        return torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)
+
+    @property
     def can_unpad(self) -> bool:
-        """Whether a plain pass may leave out padding."""
-        on_cpu = self.embedding.weight.device.type == "cpu"
-        compiled = torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)
-        return self.training and on_cpu and not compiled
+        """Whether a plain pass may run on rows of tokens, without padding."""
+        return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
 
     def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
@@ -359,7 +362,7 @@ class StackKernels(nn.Module):
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
             token_mask_BS = None
         own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
-        compiled = torch.compiler.is_compiling() or any(block.compiled for block in self.blocks)
+        compiled = self.is_compiled
         built = {
             k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled)
             for k, pair in own.items()

@@ -2,7 +2,8 @@
 
 Linear layers, norms, residuals and activations treat every token alone, so they run on [R, D] instead of [B, T, D].
 Only attention needs the sequences; there the tokens go back to their places. About a third of a training batch of
-sentences is padding. Zhai et al. 2023, "ByteTransformer", section III.
+sentences is padding. Without any, rows and sequences are views of each other; layers then still run on rows, since
+autograd would keep a view before and after each linear layer. Zhai et al. 2023, "ByteTransformer", section III.
 
 Shapes: B sequences of T places, R tokens, D width, N heads, H width of a head.
 """
@@ -68,7 +69,7 @@ class Unpadder:
         with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
             first_head_R = self.index_R + self.index_R // T * (N - 1) * T
             output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
-            to_tokens_R3N = output_RN[:, None] + torch.arange(0, 3 * B * N * T, B * N * T)[:, None]
+            to_tokens_R3N = output_RN[:, None] + B * N * T * torch.arange(3)[:, None]
             to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
             to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
             inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if self.is_whole else None

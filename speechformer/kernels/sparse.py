@@ -1,8 +1,8 @@
 """Sparse attention: only the pairs that a pattern allows, in blocks, so that time and memory grow with their number.
 
 The queries are cut into blocks. `layout_of` finds from the pattern which keys the queries of each block can see, one
-block after another, so it never builds a T x T tensor. `BlockAttention` then computes, for all blocks with a similar
-number of keys at once,
+block after another, so it never builds a T x T tensor. `BlockAttention` then computes, for as many blocks with a
+similar number of keys at once as fit into a CPU's cache,
 
     out = softmax(q k^T / sqrt(H) + bias) v    with k and v gathered for each block, and the log of the sum of exp
 
@@ -30,7 +30,7 @@ from speechformer.layers.patterns import Pattern, parts
 
 BLOCKS = (32, 64)  # queries of a block: fewer see fewer keys, more are faster for each pair
 RUNS = (64, 32, 16, 1)  # keys that are gathered together
-GATHER, BLOCK_COST = 1.0, 8.0  # time to gather a run, in keys, and time of a block, in queries; measured
+GATHER, BLOCK_COST = 0.5, 24.0  # time to gather a run, in keys, and time of a block, in queries; measured
 CACHED = 1 << 18  # scores at once
 KEPT = 1 << 24  # most weights of a group that are kept for the backward pass; more are computed again
 
@@ -60,7 +60,7 @@ class Chunk(NamedTuple):
         return x.view(len(x), -1, self.Q, x.shape[-1])
 
     def take_queries(self, x_BNPH: Tensor) -> Tensor:
-        """Return the places of the queries, [heads blocks, Q, H]; a view if they follow one another."""
+        """Return the places of the queries, [heads blocks, Q, H]; of one head a view if they follow one another."""
         return self.in_blocks(x_BNPH)[:, self.queries].reshape(-1, self.Q, x_BNPH.shape[-1])
 
     def put_queries(self, x_BNPH: Tensor, values: Tensor) -> None:
@@ -111,7 +111,7 @@ class Group:
         return numbers[0] if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None
 
     def chunks(self, B: int, N: int) -> Iterator[Chunk]:
-        """Return the parts of B sequences and N heads whose scores fit into a CPU's cache."""
+        """Yield what is computed at once, of B sequences and N heads: scores that fit into a CPU's cache."""
         G, Q, K = self.mask.shape
         fitting = max(1, CACHED // (Q * K))
         heads, size = max(1, fitting // G), math.ceil(G / math.ceil(G / fitting))
@@ -166,14 +166,15 @@ class Part:
         if self.in_order:
             return torch.nn.functional.pad(x_BNTH, (0, 0, 0, len(self.place) - T)).contiguous()
         rows = flat(self.place.clamp(max=T - 1), B * N, T)
-        return x_BNTH.reshape(-1, H).index_select(0, rows).view(B, N, -1, H)
+        return x_BNTH.reshape(B * N * T, H).index_select(0, rows).view(B, N, len(self.place), H)
 
     def from_places(self, x_BNPH: Tensor, T: int) -> Tensor:
         """Return the tokens in their own order, without padding, [B, N, T, H]."""
         B, N, P, H = x_BNPH.shape
         if self.in_order:
             return x_BNPH if P == T else x_BNPH[:, :, :T]
-        return x_BNPH.reshape(-1, H).index_select(0, flat(self.place.argsort()[:T], B * N, P)).view(B, N, T, H)
+        rows = flat(self.place.argsort()[:T], B * N, P)
+        return x_BNPH.reshape(B * N * P, H).index_select(0, rows).view(B, N, T, H)
 
 
 def flat(rows: Tensor, copies: int, count: int) -> Tensor:
@@ -320,9 +321,8 @@ class BlockAttention(torch.autograd.Function):
 
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P + dl)
 
-    It works on as many blocks at once as fit into a CPU's cache. For the backward pass it gathers keys and values
-    again. It keeps P of a group unless that is larger than KEPT and than the bias, from which it is computed again,
-    and always keeps M.
+    For the backward pass it gathers keys and values again. It keeps P of a group unless that is larger than KEPT and
+    than the bias, from which it is computed again, and always keeps M.
     """
 
     @staticmethod
@@ -333,18 +333,22 @@ class BlockAttention(torch.autograd.Function):
         output = torch.empty_like(q) if part.is_whole else torch.zeros_like(q)
         log_sums = q.new_full((B, N, P, 1), -math.inf) if merged else None
         weights_of_chunks: list[Tensor] = []
+        keeps: list[bool] = []  # for each group, whether its weights are kept
         for group, bias, mask in part.with_pairs(biases_and_masks):
-            stores = keeps_weights(B * N, bias, group)
+            keeps.append(any(ctx.needs_input_grad) and keeps_weights(B * N, bias, group))
             for chunk in group.chunks(B, N):
                 weights, sums = weights_of(q, k, bias, chunk, merged)
                 dropped = weights if mask is None else weights * chunk.pairs(mask)
                 chunk.put_queries(output, torch.bmm(dropped.flatten(0, 1), chunk.take_keys(v)))
                 if log_sums is not None and sums is not None:
                     chunk.put_queries(log_sums, sums)
-                if stores:
+                if keeps[-1]:
                     weights_of_chunks.append(weights)
-        ctx.save_for_backward(q, k, v, *biases_and_masks, *weights_of_chunks)
-        ctx.part, ctx.merged, ctx.arguments = part, merged, len(biases_and_masks)
+        G = len(keeps)
+        biases = [None if keep else bias for keep, bias in zip(keeps, biases_and_masks)]
+        ctx.save_for_backward(q, k, v, *biases, *biases_and_masks[G:], *weights_of_chunks)
+        ctx.part, ctx.merged, ctx.keeps, ctx.arguments = part, merged, keeps, len(biases_and_masks)
+        ctx.bias_shapes = [bias.shape for bias in biases_and_masks[:G]]
         return output, None if log_sums is None else log_sums[..., 0]
 
     @staticmethod
@@ -353,29 +357,32 @@ class BlockAttention(torch.autograd.Function):
         q, k, v, *rest = ctx.saved_tensors
         biases_and_masks, weights_of_chunks = rest[: ctx.arguments], iter(rest[ctx.arguments :])
         (B, N, _, H), grad = q.shape, grad.contiguous()
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        dq = torch.empty_like(q) if ctx.part.is_whole else torch.zeros_like(q)
+        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
         dbiases: list[Tensor | None] = [None] * ctx.arguments
-        for number, (group, bias, mask) in enumerate(ctx.part.with_pairs(biases_and_masks)):
-            dbias = dbiases[number] = torch.zeros_like(bias) if ctx.needs_input_grad[5 + number] else None
-            stores = keeps_weights(B * N, bias, group)
-            for chunk in group.chunks(B, N):
-                weights = next(weights_of_chunks) if stores else weights_of(q, k, bias, chunk, ctx.merged)[0]
-                dropped = weights if mask is None else weights * chunk.pairs(mask)
-                own = chunk.take_queries(grad)
-                chunk.add_keys(dv, torch.bmm(dropped.flatten(0, 1).transpose(1, 2), own))
-                grad_weights = torch.bmm(own, chunk.take_keys(v).transpose(1, 2)).view_as(weights)
-                if mask is not None:
-                    grad_weights.mul_(chunk.pairs(mask))
-                grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-                if grad_log_sums is not None:
-                    sums = chunk.take_queries(grad_log_sums[..., None]).view(*weights.shape[:-1], 1)
-                    grad_scores.addcmul_(weights, sums)
-                if dbias is not None:
-                    dbias_of_chunk = chunk.pairs(dbias)
-                    dbias_of_chunk.add_(grad_scores.sum_to_size(dbias_of_chunk.shape))
-                grad_scores = grad_scores.flatten(0, 1)
-                chunk.put_queries(dq, torch.bmm(grad_scores, chunk.take_keys(k)))
-                chunk.add_keys(dk, torch.bmm(grad_scores.transpose(1, 2), chunk.take_queries(q)))
+        with torch.autocast(q.device.type, enabled=False):
+            for number, (group, bias, mask) in enumerate(ctx.part.with_pairs(biases_and_masks)):
+                dbias = q.new_zeros(ctx.bias_shapes[number]) if ctx.needs_input_grad[5 + number] else None
+                dbiases[number] = dbias
+                for chunk in group.chunks(B, N):
+                    keep = ctx.keeps[number]
+                    weights = next(weights_of_chunks) if keep else weights_of(q, k, bias, chunk, ctx.merged)[0]
+                    dropped = weights if mask is None else weights * chunk.pairs(mask)
+                    own = chunk.take_queries(grad)
+                    chunk.add_keys(dv, torch.bmm(dropped.flatten(0, 1).transpose(1, 2), own))
+                    grad_weights = torch.bmm(own, chunk.take_keys(v).transpose(1, 2)).view_as(weights)
+                    if mask is not None:
+                        grad_weights.mul_(chunk.pairs(mask))
+                    grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+                    if grad_log_sums is not None:
+                        sums = chunk.take_queries(grad_log_sums[..., None]).view(*weights.shape[:-1], 1)
+                        grad_scores.addcmul_(weights, sums)
+                    if dbias is not None:
+                        dbias_of_chunk = chunk.pairs(dbias)
+                        dbias_of_chunk.add_(grad_scores.sum_to_size(dbias_of_chunk.shape))
+                    grad_scores = grad_scores.flatten(0, 1)
+                    chunk.put_queries(dq, torch.bmm(grad_scores, chunk.take_keys(k)))
+                    chunk.add_keys(dk, torch.bmm(grad_scores.transpose(1, 2), chunk.take_queries(q)))
         scale = 1 / math.sqrt(H)
         return dq.mul_(scale), dk.mul_(scale), dv, None, None, *dbiases
 

@@ -131,8 +131,7 @@ class Stack(StackKernels):
         offset = cached_tokens(cache[0]) if cache else 0
         S = offset + x_BTD.shape[1]
         self.positions.begin(S, x_BTD.device)
-        plain = memory is None and cache is None
-        B, T, _ = x_BTD.shape
+        (B, T, _), plain = x_BTD.shape, memory is None and cache is None
         unpadder = unpadder_for(B, T, token_mask_BT) if plain and self.can_unpad else None
         biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
         if plain:
