@@ -172,5 +172,6 @@ def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str]) -> lis
         more: dict[str, Any] = {"bytes": memory, "tokens": T, "chosen": next(iter(sides), None)}
         more["recomputed"] = recomputed
         if sides:
-            rows.append(Comparison(f"attention, {T} tokens", what, "pass", turns(sides, rounds), more))
+            own_rounds = rounds if T > 4096 else 3 * rounds
+            rows.append(Comparison(f"attention, {T} tokens", what, "pass", turns(sides, own_rounds), more))
     return rows

@@ -7,8 +7,8 @@ cached keys and compilation, on a CPU or where Triton, which compiles FlexAttent
 
 | kernel              | computed by                    | taken when                                                 |
 |---------------------|--------------------------------|------------------------------------------------------------|
-| "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512, and a pattern whose blocks hold at    |
-|                     |                                | most 30 % of them                                          |
+| "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512, and a pattern whose blocks are        |
+|                     |                                | expected to cost less; see `SPARSE_COST`                   |
 | "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048, and a bias, a mask or dropout; not   |
 |                     |                                | with random positions                                      |
 | "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but that |
@@ -84,7 +84,7 @@ Kernel = Literal[
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
 FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
-SPARSE_MIN_LENGTH, SPARSE_SHARE = 512, 0.3  # `bench attention` measures both sides of them
+SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.7  # most for each of T^2 pairs; `bench attention` measures both sides
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
 
@@ -153,10 +153,10 @@ class AttentionBias:
 
     @functools.cached_property
     def layout(self) -> list[Part] | None:
-        """The blocks of the pattern; None for a short text, or if they hold too many of the pairs."""
+        """The blocks of the pattern; None for a short text, or if they cost too much."""
         if self.T != self.S or self.T < SPARSE_MIN_LENGTH or self.pattern is all_pairs:
             return None
-        return layout_of(self.pattern, self.T, self.causal, self.device, SPARSE_SHARE)
+        return layout_of(self.pattern, self.T, self.causal, self.device, SPARSE_COST)
 
     @functools.cached_property
     def of_blocks(self) -> list[list[Tensor]]:

@@ -187,15 +187,15 @@ def flat(rows: Tensor, copies: int, count: int) -> Tensor:
 @functools.lru_cache(maxsize=32)
 @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
 def layout_of(
-    pattern: Pattern, T: int, causal: bool, device: torch.device, share: float = math.inf
+    pattern: Pattern, T: int, causal: bool, device: torch.device, cost: float = math.inf
 ) -> list[Part] | None:
     """Return the blocks of each part of a pattern over T tokens.
 
-    None if they would hold more than this share of all pairs, times the number of parts, whose merging takes time.
+    None if they would cost more than this for each pair of the text, times the number of parts, which takes merging.
     """
     with torch.device("cpu"):
         plans = [best_plan(part, stride, T, causal) for part, stride in parts(pattern)]
-        if sum(plan.pairs for plan in plans) * len(plans) > share * T**2:
+        if sum(plan.cost for plan in plans) * len(plans) > cost * T**2:
             return None
         layout = [plan.build() for plan in plans]
     return layout if device.type == "cpu" else [part.to(device) for part in layout]
@@ -237,13 +237,8 @@ class Plan:
         return sum(len(own) * max(len(self.runs[k]) for k in own) for own in self.groups)
 
     @property
-    def pairs(self) -> int:
-        """The number of pairs in all groups."""
-        return self.gathered * self.run * self.block
-
-    @property
     def cost(self) -> float:
-        """The time of a pass, in units of a pair."""
+        """The time of a pass, in that of a pair without what gathering and blocks add to it."""
         return self.gathered * (self.run + GATHER) * (self.block + BLOCK_COST)
 
     def build(self) -> Part:
