@@ -394,8 +394,17 @@ def test_the_share_of_pairs_that_blocks_compute() -> None:
     assert pairs_computed(layout_of(bigbird, 512, True, CPU) or []) < 0.3 * 512**2
 
 
-@pytest.mark.parametrize(("what", "faster"), [("window 256", True), ("bigbird and window 64", False)])
-def test_blocks_are_taken_where_they_are_faster(what: str, faster: bool) -> None:
-    """By `bench attention` at 512 tokens: long runs may hold half of the pairs, single keys not even 30 %."""
-    bias = attention.bias_of(attention.VARIANTS[what], 512)
-    assert (bias.layout is not None) == faster
+@pytest.mark.parametrize(
+    ("what", "T", "faster"),
+    [
+        ("dilated 64", 512, True),
+        ("window 256", 512, False),
+        ("bigbird and window 64", 512, False),
+        ("strided 64", 512, False),
+        ("window 256", 1024, True),
+        ("bigbird and window 64", 1024, True),
+    ],
+)
+def test_blocks_are_taken_where_they_are_faster(what: str, T: int, faster: bool) -> None:
+    """Oracle: the committed timings of `bench attention`, 1.17 to 1.60 times as fast or 0.65 to 0.82 times."""
+    assert (attention.bias_of(attention.VARIANTS[what], T).layout is not None) == faster

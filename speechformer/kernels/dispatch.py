@@ -84,7 +84,7 @@ Kernel = Literal[
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
 FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
-SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.7  # most for each of T^2 pairs; `bench attention` measures both sides
+SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs; `bench attention` measures both sides
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
 
