@@ -41,7 +41,11 @@ if sys.argv[:1] == ["-m"]:  # `python -m speechformer...` is about to import the
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("speechformer")
+        metadata = importlib.import_module("importlib.metadata")
+        try:
+            return metadata.version("speechformer")
+        except metadata.PackageNotFoundError:  # run in a checkout, with only what it requires installed
+            return "not installed"
     if name not in _MODULES:
         raise AttributeError(f"module 'speechformer' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -19,7 +19,7 @@ from speechformer.bench import corpus, long
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.attention import measure as bench_of_attention
-from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, decoder_of
+from speechformer.bench.gpu import bench_compiled, bench_gpu, bench_large, bench_precision, decoder_of
 from speechformer.bench.long import bench_stream, measure, peak_of_steps
 from speechformer.bench.pages import BLOCK_GOALS, Results
 from speechformer.bench.plots import draw, fits
@@ -105,7 +105,13 @@ def test_the_measured_kernels_agree(what: str) -> None:
         torch.testing.assert_close(mixed, outputs["reference"], atol=1e-5, rtol=1e-5)
 
 
-def test_memory_includes_the_attention_weights_of_the_reference() -> None:
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure on the CPU, whose memory is counted exactly, on a machine with a GPU, too."""
+    monkeypatch.setattr("speechformer.bench.attention.device", lambda: torch.device("cpu"))
+
+
+def test_memory_includes_the_attention_weights_of_the_reference(on_the_cpu: None) -> None:
     """Oracle: softmax saves its T x T weights for each head; every kernel saves at least q, k, v and the output."""
     T, bias = 64, bias_of("pattern=full", 64)
     qkv = [torch.randn(1, 4, T, 32, requires_grad=True) for _ in range(3)]
@@ -113,7 +119,7 @@ def test_memory_includes_the_attention_weights_of_the_reference() -> None:
     assert held["reference"] >= 4 * T * T * 4 > held["SDPA without mask"] - 4 * T * 32 * 4 - 4 * T * 4
 
 
-def test_memory_includes_the_bias_of_blocks() -> None:
+def test_memory_includes_the_bias_of_blocks(on_the_cpu: None) -> None:
     """Oracle: a float and a bool for each pair in the blocks, and the weights of each head."""
     T, overrides = 1024, VARIANTS["window 64"]
     bias = bias_of(overrides, T)
@@ -229,7 +235,7 @@ def test_goals_of_blocks() -> None:
     )
 
 
-def test_rows_say_whether_weights_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_say_whether_weights_are_computed_again(on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: memory without the weights of all pairs in the blocks, a float for each of four heads."""
     rows = []
     for most in (sparse.KEPT, 0):
@@ -322,6 +328,13 @@ def test_the_share_of_the_rate_and_the_flops_of_a_large_model() -> None:
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, 1:]).backward()
     spared = 6 * 2 * 32 * 64 * 64
     assert counter.get_total_flops() - spared == pytest.approx(result.more["flops"], rel=0.1)
+
+
+def test_steps_in_bfloat16_are_timed_beside_single_precision() -> None:
+    sizes = {"width": 32, "heads": 2, "layers": 2, "ff": 64, "block_size": 64, "vocab_size": 100}
+    rows = bench_precision(1, sizes, steps=1)
+    assert [[*row.seconds] for row in rows] == [["bf16-mixed", "32-true"]] * 2
+    assert [row.what for row in rows] == [f"lm, 32 wide, 2 layers, {batch} x 64 tokens" for batch in (1, 8)]
 
 
 def test_the_decoder_of_the_bench_begins_without_knowledge() -> None:

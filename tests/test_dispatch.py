@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 from test_models import VOCABULARY, T, classifier, decoder, sentences
+from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
 from speechformer.errors import UserError
 from speechformer.kernels import dispatch, dropout
-from speechformer.kernels.attention import DroppedAttention, flex_attention
+from speechformer.kernels.attention import DroppedAttention, compiled_function, flex_attention
 from speechformer.kernels.dispatch import (
     FLEX_MIN_LENGTH,
+    FLEX_MIN_MASKED,
     AttentionBias,
     FastBlock,
     FastSelfAttention,
@@ -72,7 +74,9 @@ ROWS = {
     "longer, nothing to mask": ("nope", "full", False, 2048, CPU, 0.0, False, False, "SDPA without mask"),
     "CUDA": ("alibi", "window", True, 12, CUDA, 0.0, False, False, "SDPA"),
     "CUDA training": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.3, False, False, "SDPA"),
-    "CUDA, long": ("alibi", "window", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, padding": ("alibi", "window", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "SDPA"),
+    "CUDA, padding alone": ("rope", "full", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "SDPA"),
     "CUDA, long, without Triton": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
     "CUDA, all pairs, without Triton": ("alibi", "full", True, 2048, CUDA, 0.0, False, False, "query blocks"),
     "CUDA, long, nothing to mask": (
@@ -149,7 +153,13 @@ def test_objects_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     bias = AttentionBias(own, build_pattern({"name": "window"}), long, long, True, None, CUDA)
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     assert choose_kernel(bias, CUDA, 0.0, False) == "SDPA"
-    cached = AttentionBias(Positions(width=32, heads=2, length=4, causal=True), all_pairs, 1, long, True, None, CPU)
+    padded, plain = (
+        torch.ones(1, FLEX_MIN_MASKED, dtype=torch.bool),
+        Positions(width=32, heads=2, length=4, causal=True),
+    )
+    bias = AttentionBias(plain, bias.pattern, FLEX_MIN_MASKED, FLEX_MIN_MASKED, True, padded, CUDA)
+    assert choose_kernel(bias, CUDA, 0.0, False) == "FlexAttention"
+    cached = AttentionBias(plain, all_pairs, 1, long, True, None, CPU)
     assert choose_kernel(cached, CPU, 0.0, False) == "SDPA"
 
 
@@ -269,6 +279,36 @@ def test_flex_attention_on_cuda_has_the_gradients_of_the_reference(model: str, p
     for fast, reference in zip(*results):
         if reference is not None:
             torch.testing.assert_close(fast, reference, atol=5e-3, rtol=5e-3)
+
+
+def test_flex_attention_stays_compiled_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's count of graphs: one for a first length, one for others, one for other numbers of blocks."""
+    build = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: build(function, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    run = compiled_function.__wrapped__(uncompiled)
+    for length in range(160, 280, 10):
+        bias = bias_of("alibi", "window", length=length)
+        q, k, v = torch.randn(3, 2, 2, length, 16)
+        with torch.no_grad():
+            output = run(q, k, v, score_mod=bias.positions.score_mod(), block_mask=bias.block_mask)
+            torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+
+
+@cuda
+@needs_cuda
+def test_flex_attention_on_cuda_has_no_tensor_of_all_pairs_at_any_length() -> None:
+    """Oracle: the memory of one, at twelve lengths, which are more than torch compiles by itself."""
+    for length in range(FLEX_MIN_LENGTH, FLEX_MIN_LENGTH + 12 * 128, 128):
+        bias = bias_of("alibi", "window", length=length, device=CUDA)
+        qkv = [torch.randn(1, 2, length, 16, device="cuda", requires_grad=True) for _ in range(3)]
+        mask = bias.block_mask
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        flex_attention(*qkv, bias.positions.score_mod(), mask).sum().backward()
+        assert torch.cuda.max_memory_allocated() - before < 2 * length**2 * 4
 
 
 @cuda

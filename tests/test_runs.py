@@ -6,6 +6,7 @@ import json
 import math
 import os
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(identity, "__file__", str(installed))
     assert identity.commit.__wrapped__() is None
+
+
+def test_a_checkout_that_is_not_installed_says_so_in_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: importlib.metadata, which knows no such distribution; a run must not fail at its end for it."""
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "speechformer":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    versions = identity.versions.__wrapped__()
+    assert versions["speechformer"] == "not installed" and versions["torch"] == installed("torch")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

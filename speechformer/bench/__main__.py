@@ -10,7 +10,7 @@
     ensemble     an ensemble of runs against the same runs in sequence
     whole        from the command to its last line
     threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
-    gpu          what needs a GPU: 32 runs as an ensemble, a window over 16k tokens, a model of 124M parameters
+    gpu          what needs a GPU: patterns, compiled blocks, bfloat16, a model of 124M parameters, 32 runs at once
     translation  the encoder-decoder; takes the overrides of a run, and --run
 
 Without PART, all but corpus and the last three. Where possible, the sides take turns in one process, so that other

@@ -127,9 +127,12 @@ def recomputes(bias: AttentionBias, heads: int) -> bool:
 
 
 def forward_and_backward(run: Callable[..., Tensor], bias: AttentionBias, qkv: list[Tensor]) -> float:
-    """Run passes for a fifth of a second, as most then find the caches that they left; return their number."""
-    started, passes = time.perf_counter(), 0
-    while passes == 0 or (time.perf_counter() - started < 0.2 and device().type == "cpu"):
+    """Run passes for a fifth of a second, as most then find the caches that they left; return their number.
+
+    A GPU has no such caches, and computes while the next passes begin.
+    """
+    started, passes, least = time.perf_counter(), 0, 0.2 if device().type == "cpu" else 0.02
+    while passes == 0 or time.perf_counter() - started < least:
         if [*bias.positions.parameters()]:
             for name in ("dense", "of_blocks"):
                 bias.__dict__.pop(name, None)  # models cache it only where it has no parameters

@@ -1,10 +1,11 @@
-"""Benchmark what needs a GPU, in less than eight minutes: `python -m speechformer.bench gpu`.
+"""Benchmark what needs a GPU, in a few minutes: `python -m speechformer.bench gpu`.
 
-ensemble    32 seeds of the reports' language model as an ensemble, against the same runs in sequence
-window      a window of 256 over 16,384 tokens: FlexAttention against a dense mask, forward and backward
+patterns    forward and backward of attention over 1,024 to 16,384 tokens: FlexAttention, a dense mask, blocks
 compiled    a training step of the reports' language model with compiled blocks, and replayed as CUDA graphs
+precision   a training step of a language model 512 wide over 1,024 tokens, in bfloat16 and in single precision
 124M        a training step of a language model of GPT-2's size in bfloat16, and its share of the rate of matrix
             products in bfloat16 on the same machine
+ensemble    32 seeds of the reports' language model as an ensemble, against such runs in sequence
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import functools
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from speechformer.bench.attention import bench_attention
 from speechformer.bench.peers import parameters
 from speechformer.bench.runs import bench_ensemble
 from speechformer.bench.steps import batches_of, losses_of, models_of, train
-from speechformer.bench.timing import Comparison, device, turns
+from speechformer.bench.timing import Comparison, Side, device, turns
 from speechformer.config import as_plain, compose
 from speechformer.errors import UserError
 from speechformer.kernels.dispatch import compile_blocks
@@ -26,6 +28,8 @@ from speechformer.kernels.loss import next_token_loss
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
 
+PATTERNS = ("window 256", "bigbird and window 64", "alibi, full")
+MIDDLE = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "block_size": 1024, "vocab_size": 8192}
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 
 
@@ -45,27 +49,45 @@ def decoder_of(sizes: dict[str, int], *overrides: str) -> Decoder:
     return decoder
 
 
-def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
-    """Measure a training step; `rate` is that of matrix products in bfloat16, in FLOP/s."""
+def train_decoder(model: Decoder, optimizer: torch.optim.Optimizer, ids: Tensor, half: bool, steps: int) -> float:
+    """Take training steps on ids, [B, T + 1], with autocast to bfloat16 if `half`."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast(device().type, torch.bfloat16, enabled=half):
+            hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
+            loss = next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+    return steps
+
+
+def steps_of(sizes: dict[str, int], batch: int, half: bool, steps: int, compiled: bool = False) -> tuple[Side, int]:
+    """Return training steps on random words as a function, and the number of the model's parameters."""
     torch.manual_seed(0)
     model = decoder_of(sizes, "architecture.activation=gelu").to(device())
-    if device().type == "cuda":
+    if compiled:
         compile_blocks(model, "default", device())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=device())
+    return functools.partial(train_decoder, model, optimizer, ids, half, steps), parameters(model)
 
-    def training_steps() -> float:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast(device().type, torch.bfloat16):
-                hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
-                loss = next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-        return steps
 
-    seconds = turns({"speechformer": training_steps}, rounds=1)
-    step, tokens, count = seconds["speechformer"], batch * sizes["block_size"], parameters(model)
+def bench_precision(rounds: int, sizes: dict[str, int] = MIDDLE, steps: int = 10) -> list[Comparison]:
+    """Compare a training step with `trainer.precision=bf16-mixed` to single precision, by batch size."""
+    rows = []
+    for batch in (1, 8):
+        precisions = {"bf16-mixed": True, "32-true": False}
+        sides = {name: steps_of(sizes, batch, half, steps)[0] for name, half in precisions.items()}
+        what = f"lm, {sizes['width']} wide, {sizes['layers']} layers, {batch} x {sizes['block_size']:,} tokens"
+        rows.append(Comparison("precision", what, "step", turns(sides, rounds)))
+    return rows
+
+
+def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
+    """Measure a training step; `rate` is that of matrix products in bfloat16, in FLOP/s."""
+    side, count = steps_of(sizes, batch, True, steps, compiled=device().type == "cuda")
+    seconds = turns({"speechformer": side}, rounds=1)
+    step, tokens = seconds["speechformer"], batch * sizes["block_size"]
     # 6 FLOPs per parameter and the products of attention: Chowdhery et al. 2022, "PaLM", appendix B, of whose
     # attention term causality needs only half
     flops = (6 * count + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]) * tokens
@@ -92,5 +114,6 @@ def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
     """Measure this part; raise a UserError without a GPU."""
     if device().type != "cuda":
         raise UserError("there is no CUDA device here, and bench gpu needs one.")
-    window = bench_attention(rounds, (16_384,), variants=["window 256"])
-    return [*window, bench_compiled(rounds), bench_large(rate), *bench_ensemble(32)]
+    rows = bench_attention(rounds, variants=PATTERNS)
+    rows += [bench_compiled(rounds), *bench_precision(rounds), bench_large(rate)]
+    return rows + bench_ensemble(32, tasks=["lm"], alone=8)

@@ -155,10 +155,12 @@ def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
     return laps.seconds
 
 
-def bench_ensemble(members: int, steps: int = 60) -> list[Comparison]:
-    """Compare an ensemble to the same runs in sequence: the training alone, and the whole runs."""
+def bench_ensemble(
+    members: int, steps: int = 60, tasks: Sequence[str] = ("classify", "lm"), alone: int | None = None
+) -> list[Comparison]:
+    """Compare an ensemble to runs in sequence, the first `alone` or all: the training alone, and the whole runs."""
     rows = []
-    for task in ("classify", "lm"):
+    for task in tasks:
         cfgs = [compose([*overrides_of(task, steps), f"seed={seed}"]) for seed in range(members)]
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -166,14 +168,14 @@ def bench_ensemble(members: int, steps: int = 60) -> list[Comparison]:
             begun = time.perf_counter()
             quietly(execute_ensemble, [(cfg, folder / f"member{k}", []) for k, cfg in enumerate(cfgs)])
             between = time.perf_counter()
-            results = [quietly(execute, cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs)]
-            whole = {"ensemble": between - begun, "sequential": time.perf_counter() - between}
+            results = [quietly(execute, cfg, folder / f"alone{k}") for k, cfg in enumerate(cfgs[:alone])]
+            ended = time.perf_counter()
+            whole = {"ensemble": (between - begun) / members, "sequential": (ended - between) / len(results)}
             member = read_result(folder / "member0")
         training = {
             "ensemble": member["seconds_by_phase"]["training"] / (members * steps),
-            "sequential": sum(result["seconds_by_phase"]["training"] for result in results) / (members * steps),
+            "sequential": sum(own["seconds_by_phase"]["training"] for own in results) / (len(results) * steps),
         }
-        whole = {name: seconds / members for name, seconds in whole.items()}
         what = f"{task}, {members} seeds"
         rows.append(Comparison("ensemble", f"{what}, training", "step of a run", training))
         rows.append(Comparison("ensemble", f"{what}, whole runs", "run", whole))

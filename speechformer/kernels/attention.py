@@ -22,6 +22,8 @@ from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
 
+KINDS = 256  # most combinations of pattern, position, precision and the like that a process compiles
+
 
 class DroppedAttention(torch.autograd.Function):
     """Self-attention with dropout on the CPU, from projected queries, keys and values to the output.
@@ -132,18 +134,26 @@ def block_mask(
         return mask & (token_mask_BT[b, i] == token_mask_BT[b, j])
 
     B = None if token_mask_BT is None else len(token_mask_BT)
-    return create_block_mask(mask_mod, B, None, T, T, device=device, _compile=device.type == "cuda")
+    create = compiled_function(create_block_mask) if device.type == "cuda" else create_block_mask
+    return create(mask_mod, B, None, T, T, device=device)
 
 
 cached_block_mask = functools.lru_cache(maxsize=16)(block_mask)  # without padding
 
 
 @functools.cache
-def compiled_flex_attention() -> Any:
-    """Return torch's function, compiled; it is slow otherwise."""
-    from torch.nn.attention.flex_attention import flex_attention
+def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of torch compiled: for each kind of attention once for a first length, once for all others.
 
-    return torch.compile(flex_attention, dynamic=False)
+    After torch's own limit of 8 it would run uncompiled, with a tensor of all pairs.
+    """
+    run = torch.compile(function)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=KINDS):
+            return run(*arguments, **options)
+
+    return call
 
 
 def flex_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, score_mod: ScoreMod | None, mask: Any) -> Tensor:
@@ -158,7 +168,7 @@ def flex_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, score_mod: Sc
     if torch.compiler.is_compiling():  # a compiled block contains it
         return flex.flex_attention(q_BNTH, k_BNTH, v_BNTH, **options)
     if q_BNTH.is_cuda:
-        return compiled_flex_attention()(q_BNTH, k_BNTH, v_BNTH, **options)
+        return compiled_function(flex.flex_attention)(q_BNTH, k_BNTH, v_BNTH, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         return flex.flex_attention(q_BNTH, k_BNTH, v_BNTH, **options)

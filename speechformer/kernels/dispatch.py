@@ -15,7 +15,8 @@ cached keys and compilation, on a CPU or where Triton, which compiles FlexAttent
 |                     |                                | of `plain_rope`, no weights, cache, autocast, compilation  |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
-| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 1024, and    |
+| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 2048, or     |
+|                     |                                | 8192 with a token mask, whose blocks each batch finds; and |
 |                     |                                | positions with a `score_mod` or no bias, and no gate       |
 | "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
 
@@ -30,7 +31,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
-| one row of the mask for all queries      | "SDPA" on a CPU, if padding alone hides keys                           |
+| one row of the mask for all queries      | "SDPA", if padding alone hides keys                                    |
 | `linear.FastLinear`: bias after product  | layers of a block without gradients, on a CPU with MKL, in single or   |
 |                                          | double precision, 2 to 112 inputs; no compilation, autocast, torch.func|
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -83,7 +84,7 @@ Kernel = Literal[
     "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
-FLEX_MIN_LENGTH = 1024  # below, compiling takes longer than a small mask costs
+FLEX_MIN_LENGTH, FLEX_MIN_MASKED = 2048, 8192  # below, a mask costs less; `bench gpu` measures both sides
 SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs; `bench attention` measures both sides
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
@@ -136,7 +137,7 @@ class AttentionBias:
         """
         token_mask_BS = self.token_mask_BS
         is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
-        if is_padding and self.is_plain and not self.causal and self.device.type == "cpu":
+        if is_padding and self.is_plain and not self.causal:
             return torch.where(token_mask_BS[:, None, None], 0.0, -math.inf)  # type: ignore[index]
         return self.dense
 
@@ -213,7 +214,8 @@ def choose_kernel(
     if of_all.has_no_mask:
         return "SDPA without mask"
     flexible = not of_all.positions.overrides("bias") or of_all.positions.overrides("score_mod")
-    long_on_cuda = device.type == "cuda" and HAS_TRITON and of_all.T >= FLEX_MIN_LENGTH
+    least = FLEX_MIN_LENGTH if of_all.token_mask_BS is None else FLEX_MIN_MASKED
+    long_on_cuda = device.type == "cuda" and HAS_TRITON and least <= of_all.T
     return "FlexAttention" if flexible and long_on_cuda and not dropout_rate else "SDPA"
 
 

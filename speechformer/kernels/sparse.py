@@ -31,7 +31,8 @@ from speechformer.layers.patterns import Pattern, parts
 BLOCKS = (32, 64)  # queries of a block: fewer see fewer keys, more are faster for each pair
 RUNS = (64, 32, 16, 1)  # keys that are gathered together
 GATHER, BLOCK_COST = 0.5, 24.0  # time to gather a run, in keys, and time of a block, in queries; measured
-CACHED = 1 << 18  # scores at once
+CACHED = 1 << 18  # scores at once on a CPU, whose cache holds them
+AT_ONCE = 1 << 26  # scores at once elsewhere, where many small products take longer than few large ones
 KEPT = 1 << 24  # most weights of a group that are kept for the backward pass; more are computed again
 
 
@@ -113,7 +114,7 @@ class Group:
     def chunks(self, B: int, N: int) -> Iterator[Chunk]:
         """Yield what is computed at once, of B sequences and N heads: scores that fit into a CPU's cache."""
         G, Q, K = self.mask.shape
-        fitting = max(1, CACHED // (Q * K))
+        fitting = max(1, (CACHED if self.mask.device.type == "cpu" else AT_ONCE) // (Q * K))
         heads, size = max(1, fitting // G), math.ceil(G / math.ceil(G / fitting))
         for b, n, g in itertools.product(range(B), range(0, N, heads), range(0, G, size)):
             blocks = slice(g, min(g + size, G))

@@ -175,7 +175,8 @@ def without_first_token(pattern: Pattern, i: Tensor, j: Tensor) -> Tensor:
 
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:
     """Return a pseudo-random integer in [0, 2^31) for each index, same shape."""
-    x = index.long() * 2654435761 + seed * 40503 + link * 2246822519
+    # `&`, so that torch.compile has numbers of 64 bits to multiply, and not those of an index
+    x = (index.long() & 0xFFFFFFFF) * 2654435761 + seed * 40503 + link * 2246822519
     for _ in range(2):  # a single round leaves neighbours correlated
         x = x & 0xFFFFFFFF
         x = ((x >> 16) ^ x) * 0x45D9F3B

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import speechformer
+
 NUMERICS_VERSION = 1  # raise it when the golden runs (tests/golden_runs.py) show that a config computes other numbers
 
 # Keys that do not change the result: the machine, which checkpoints are written, whether to run again, the logger
@@ -123,5 +125,6 @@ def commit() -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that a result may depend on."""
-    names = ["speechformer", "torch", "lightning", "torchmetrics", "hydra-core", "nltk", "tokenizers", "sacrebleu"]
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in [*names, "numpy"]}}
+    names = ["torch", "lightning", "torchmetrics", "hydra-core", "nltk", "tokenizers", "sacrebleu", "numpy"]
+    own = {"python": platform.python_version(), "speechformer": speechformer.__version__}
+    return own | {name: metadata.version(name) for name in names}

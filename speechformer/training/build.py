@@ -133,7 +133,8 @@ def check_processes(arguments: dict[str, Any]) -> None:
     Raises:
         UserError: `trainer.devices` is higher.
     """
-    on_cpu = arguments["accelerator"] in ("cpu", "auto") and not torch.cuda.is_available()
+    accelerator = arguments["accelerator"]
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
     if on_cpu and count_devices(arguments["devices"]) > max(2, devices.cores()):
         raise UserError(
             f"trainer.devices={arguments['devices']} would start as many processes, and this machine lends "
