@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from speechformer.kernels import dispatch, dropout
 from speechformer.kernels.attention import DroppedAttention, compiled_function, flex_attention
 from speechformer.kernels.dispatch import (
     FLEX_MIN_LENGTH,
-    FLEX_MIN_MASKED,
     AttentionBias,
     FastBlock,
     FastSelfAttention,
     choose_kernel,
     compile_blocks,
     plain_rope,
+    split_tiles,
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
@@ -73,23 +74,17 @@ ROWS = {
     "longer, all pairs, dropout": ("alibi", "full", False, 2048, CPU, 0.3, False, False, "query blocks"),
     "longer, nothing to mask": ("nope", "full", False, 2048, CPU, 0.0, False, False, "SDPA without mask"),
     "CUDA": ("alibi", "window", True, 12, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA training": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.3, False, False, "SDPA"),
-    "CUDA, long": ("alibi", "window", False, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "FlexAttention"),
-    "CUDA, long, padding": ("alibi", "window", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA, padding alone": ("rope", "full", True, FLEX_MIN_LENGTH, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA, long, without Triton": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
+    "CUDA training": ("alibi", "window", False, 2048, CUDA, 0.3, False, False, "SDPA"),
+    "CUDA, long": ("alibi", "window", False, 2048, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, padding": ("alibi", "window", True, 2048, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, all pairs": ("alibi", "full", False, 2048, CUDA, 0.0, False, False, "FlexAttention"),
+    "CUDA, long, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "SDPA"),
+    "CUDA, longer, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "sparse blocks"),
+    "CUDA, padding alone": ("rope", "full", True, 2000, CUDA, 0.0, False, False, "SDPA"),
+    "CUDA, long, nothing to mask": ("rope", "full", False, 2048, CUDA, 0.3, False, False, "SDPA without mask"),
+    "CUDA, longer, without Triton": ("alibi", "window", True, 520, CUDA, 0.0, False, False, "sparse blocks"),
+    "CUDA, longer, dropout": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
     "CUDA, all pairs, without Triton": ("alibi", "full", True, 2048, CUDA, 0.0, False, False, "query blocks"),
-    "CUDA, long, nothing to mask": (
-        "rope",
-        "full",
-        False,
-        FLEX_MIN_LENGTH,
-        CUDA,
-        0.3,
-        False,
-        False,
-        "SDPA without mask",
-    ),
 }
 
 
@@ -100,6 +95,9 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     under the same dropout."""
     model, pattern, padded, length, device, rate, with_weights, cached, kernel = ROWS[row]
     monkeypatch.setattr(dispatch, "HAS_TRITON", "Triton" not in row)
+    monkeypatch.setattr(dispatch, "FLEX_MIN_LENGTH", 2048)  # where a tensor of all pairs fits into any GPU
+    if "blocks" in kernel:
+        monkeypatch.setattr(dispatch, "BLOCKS_MIN_ON_CUDA", 512)
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length, on_hand)
@@ -149,16 +147,11 @@ def test_objects_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_first_token(build_pattern({"name": "full"})) is all_pairs
     own = Distance(width=32, heads=2, length=4, causal=True)
     assert own.overrides("bias") and not own.overrides("rotate") and not own.overrides("score_mod")
-    long = FLEX_MIN_LENGTH
+    long, plain = FLEX_MIN_LENGTH, Positions(width=32, heads=2, length=4, causal=True)
     bias = AttentionBias(own, build_pattern({"name": "window"}), long, long, True, None, CUDA)
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     assert choose_kernel(bias, CUDA, 0.0, False) == "SDPA"
-    padded, plain = (
-        torch.ones(1, FLEX_MIN_MASKED, dtype=torch.bool),
-        Positions(width=32, heads=2, length=4, causal=True),
-    )
-    bias = AttentionBias(plain, bias.pattern, FLEX_MIN_MASKED, FLEX_MIN_MASKED, True, padded, CUDA)
-    assert choose_kernel(bias, CUDA, 0.0, False) == "FlexAttention"
+    assert choose_kernel(dataclasses.replace(bias, positions=plain), CUDA, 0.0, False) == "FlexAttention"
     cached = AttentionBias(plain, all_pairs, 1, long, True, None, CPU)
     assert choose_kernel(cached, CPU, 0.0, False) == "SDPA"
 
@@ -262,7 +255,7 @@ def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
 @pytest.mark.parametrize(("model", "pattern"), KINDS)
 def test_flex_attention_on_cuda_has_the_gradients_of_the_reference(model: str, pattern: str) -> None:
     torch.manual_seed(0)
-    bias = bias_of(model, pattern, length=FLEX_MIN_LENGTH, device=CUDA)
+    bias = bias_of(model, pattern, length=1024, device=CUDA)
     skip_without_score_mod(bias.positions)
 
     def flex(*qkv: torch.Tensor) -> torch.Tensor:
@@ -271,7 +264,7 @@ def test_flex_attention_on_cuda_has_the_gradients_of_the_reference(model: str, p
     results = []
     for run in (flex, lambda *qkv: attention_reference(*qkv, bias.dense)[0]):
         torch.manual_seed(1)
-        qkv = [torch.randn(1, 2, FLEX_MIN_LENGTH, 16, device="cuda", requires_grad=True) for _ in range(3)]
+        qkv = [torch.randn(1, 2, 1024, 16, device="cuda", requires_grad=True) for _ in range(3)]
         bias.positions.zero_grad()
         output = run(*qkv)
         output.square().sum().backward()
@@ -301,14 +294,29 @@ def test_flex_attention_stays_compiled_at_any_length(monkeypatch: pytest.MonkeyP
 @needs_cuda
 def test_flex_attention_on_cuda_has_no_tensor_of_all_pairs_at_any_length() -> None:
     """Oracle: the memory of one, at twelve lengths, which are more than torch compiles by itself."""
-    for length in range(FLEX_MIN_LENGTH, FLEX_MIN_LENGTH + 12 * 128, 128):
+    for length in range(2048, 2048 + 12 * 128, 128):
         bias = bias_of("alibi", "window", length=length, device=CUDA)
         qkv = [torch.randn(1, 2, length, 16, device="cuda", requires_grad=True) for _ in range(3)]
-        mask = bias.block_mask
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        flex_attention(*qkv, bias.positions.score_mod(), mask).sum().backward()
+        for _ in range(2):  # compilation itself measures, with memory of its own
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            flex_attention(*qkv, bias.positions.score_mod(), bias.block_mask).sum().backward()
         assert torch.cuda.max_memory_allocated() - before < 2 * length**2 * 4
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_split_tiles_are_those_of_the_mask(pattern: str, causal: bool) -> None:
+    """Oracle: the tiles of the whole mask, of which the last ones reach beyond the text."""
+    length, tile = 150, 16
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    own = build_pattern(group("pattern", pattern))
+    mask = own(i, j) & ((j <= i) | (not causal))
+    padded = F.pad(mask, (0, 10, 0, 0))
+    rows = torch.cat((padded, padded[-1:].expand(10, -1))).view(10, tile, 10, tile)  # the last query again
+    some, all_of_them = rows.any(dim=3).any(dim=1), rows.all(dim=3).all(dim=1)
+    expected = float((some & ~all_of_them).float().mean())
+    assert split_tiles(own, length, causal, tile) == pytest.approx(expected)
 
 
 @cuda

@@ -59,7 +59,9 @@ def test_the_pages_are_what_the_results_of_the_runs_give(
         assert copy.read_text() == page.read_text(), f"{page}: run make pages"
 
 
-@pytest.mark.parametrize("folder", [REFERENCE / "bench", REFERENCE / "bench" / "long"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", [REFERENCE / "bench" / own for own in ("", "long", "gpu")], ids=lambda path: path.name
+)
 def test_the_page_of_a_benchmark_is_what_its_timings_give(folder: Path, tmp_path: Path) -> None:
     """Oracle: `speechformer.bench.pages` from the committed timings."""
     page, copy = folder / "README.md", tmp_path / "page.md"

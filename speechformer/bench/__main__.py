@@ -10,20 +10,19 @@
     ensemble     an ensemble of runs against the same runs in sequence
     whole        from the command to its last line
     threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
-    gpu          what needs a GPU: patterns, compiled blocks, bfloat16, a model of 124M parameters, 32 runs at once
+    gpu          what needs a GPU: its parts patterns, compiled, precision and large, and the ensemble
     translation  the encoder-decoder; takes the overrides of a run, and --run
 
-Without PART, all but corpus and the last three. Where possible, the sides take turns in one process, so that other
-load on the machine affects all of them. Times are medians. A ratio says how many times as fast the first side is as
-the fastest other; it has a 95 % interval over processes for steps and translation, and over turns for a large text. A
-peer's time is that of its fastest setting. In the folder --output, results of other parts stay; each names its
-machine.
+Without PART, all but corpus and the last three lines. Where possible, the sides take turns in one process, so that
+other load on the machine affects all of them. Times are medians. A ratio says how many times as fast the first side
+is as the fastest other; it has a 95 % interval over processes for steps and translation, and over turns for a large
+text. A peer's time is that of its fastest setting. In the folder --output, results of other parts stay; each names
+its machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,7 +32,8 @@ from typing import Any
 import torch
 
 from speechformer import console
-from speechformer.bench import attention, corpus, gpu, long, runs, steps, translation
+from speechformer.bench import attention, corpus, long, runs, steps, translation
+from speechformer.bench.gpu import GPU_PARTS
 from speechformer.bench.pages import Results, rows_with_machine
 from speechformer.bench.plots import draw
 from speechformer.bench.timing import Comparison, machine, table
@@ -50,11 +50,12 @@ PARTS: dict[str, Callable[[int], list[Comparison]]] = {  # functions of the roun
     "corpus": lambda rounds: corpus.bench_corpus(fewer(rounds)),
     "startup": lambda rounds: runs.bench_startup(fewer(rounds)),
     "sweep": lambda rounds: runs.bench_sweep(),
-    "ensemble": lambda rounds: runs.bench_ensemble(32 if torch.cuda.is_available() else 8),
+    "ensemble": lambda rounds: runs.bench_ensemble(*((32, 8) if torch.cuda.is_available() else (8, 8))),
     "whole": lambda rounds: runs.bench_whole(),
     "threads": lambda rounds: runs.bench_threads(),
+    **GPU_PARTS,
 }
-LONG = ("corpus", "threads")  # parts that must be named, besides those of other machines and data
+LONG = ("corpus", "threads", *GPU_PARTS)  # parts that must be named
 RENAMED = {"packed": "ensemble"}  # parts of an earlier version
 
 
@@ -98,15 +99,15 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
         f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
-    chosen = parts or [part for part in PARTS if part not in LONG]
+    named = [own for part in parts for own in ([*GPU_PARTS, "ensemble"] if part == "gpu" else [part])]
+    chosen = named or [part for part in PARTS if part not in LONG]
     before = earlier(written.file("bench.json"), chosen) if written else []
     for part in chosen:
         console.warn(f"Measuring: {part}")
-        own: dict[str, Callable[[int], list[Comparison]]] = {
-            "gpu": lambda rounds: gpu.bench_gpu(fewer(rounds), about["flops_bfloat16"]),
-            "steps": functools.partial(steps.bench_steps, processes=processes),
-        }
-        comparisons = {**PARTS, **own}[part](rounds)
+        if part == "steps":
+            comparisons = steps.bench_steps(rounds, processes)
+        else:
+            comparisons = PARTS[part](fewer(rounds) if part in GPU_PARTS else rounds)
         for row in comparisons:
             row.more["machine"] = about
         console.say(table(comparisons))

@@ -1,24 +1,23 @@
-"""Benchmark what needs a GPU, in a few minutes: `python -m speechformer.bench gpu`.
+"""Benchmark what needs a GPU: `python -m speechformer.bench gpu`, or one of these parts.
 
 patterns    forward and backward of attention over 1,024 to 16,384 tokens: FlexAttention, a dense mask, blocks
 compiled    a training step of the reports' language model with compiled blocks, and replayed as CUDA graphs
 precision   a training step of a language model 512 wide over 1,024 tokens, in bfloat16 and in single precision
-124M        a training step of a language model of GPT-2's size in bfloat16, and its share of the rate of matrix
-            products in bfloat16 on the same machine
-ensemble    32 seeds of the reports' language model as an ensemble, against such runs in sequence
+large       a training step of a language model of GPT-2's size in bfloat16, with its FLOPs
+
+`gpu` also measures the part `ensemble`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from speechformer.bench.attention import bench_attention
 from speechformer.bench.peers import parameters
-from speechformer.bench.runs import bench_ensemble
 from speechformer.bench.steps import batches_of, losses_of, models_of, train
 from speechformer.bench.timing import Comparison, Side, device, turns
 from speechformer.config import as_plain, compose
@@ -83,17 +82,16 @@ def bench_precision(rounds: int, sizes: dict[str, int] = MIDDLE, steps: int = 10
     return rows
 
 
-def bench_large(rate: float, sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
-    """Measure a training step; `rate` is that of matrix products in bfloat16, in FLOP/s."""
+def bench_large(sizes: dict[str, int] = GPT2, batch: int = 16, steps: int = 10) -> Comparison:
+    """Measure a training step in bfloat16, and count its FLOPs."""
     side, count = steps_of(sizes, batch, True, steps, compiled=device().type == "cuda")
     seconds = turns({"speechformer": side}, rounds=1)
     step, tokens = seconds["speechformer"], batch * sizes["block_size"]
     # 6 FLOPs per parameter and the products of attention: Chowdhery et al. 2022, "PaLM", appendix B, of whose
     # attention term causality needs only half
     flops = (6 * count + 6 * sizes["layers"] * sizes["width"] * sizes["block_size"]) * tokens
-    share = flops / step / rate
-    more = {"parameters": count, "flops": flops, "part_of_the_rate": share, "tokens_per_second": tokens / step}
-    what = f"lm, {count / 1e6:.0f}M parameters, bfloat16, {100 * share:.0f} % of the rate"
+    more = {"parameters": count, "flops_of_step": flops, "tokens_per_second": tokens / step}
+    what = f"lm, {count / 1e6:.0f}M parameters, bfloat16"
     return Comparison("a large model", what, "step", seconds, more)
 
 
@@ -110,10 +108,20 @@ def bench_compiled(rounds: int, modes: Sequence[str] = ("reduce-overhead", "defa
     return Comparison("compiled blocks", "lm, the reports' size", "step", turns(sides, rounds))
 
 
-def bench_gpu(rounds: int, rate: float) -> list[Comparison]:
-    """Measure this part; raise a UserError without a GPU."""
-    if device().type != "cuda":
-        raise UserError("there is no CUDA device here, and bench gpu needs one.")
-    rows = bench_attention(rounds, variants=PATTERNS)
-    rows += [bench_compiled(rounds), *bench_precision(rounds), bench_large(rate)]
-    return rows + bench_ensemble(32, tasks=["lm"], alone=8)
+def on_gpu(measure: Callable[[int], list[Comparison]]) -> Callable[[int], list[Comparison]]:
+    """Return a part, a function of the rounds, that raises a UserError without a GPU."""
+
+    def measure_on_gpu(rounds: int) -> list[Comparison]:
+        if device().type != "cuda":
+            raise UserError("there is no CUDA device here, and this part of the bench needs one.")
+        return measure(rounds)
+
+    return measure_on_gpu
+
+
+GPU_PARTS = {
+    "patterns": on_gpu(lambda rounds: bench_attention(rounds, variants=PATTERNS)),
+    "compiled": on_gpu(lambda rounds: [bench_compiled(rounds)]),
+    "precision": on_gpu(bench_precision),
+    "large": on_gpu(lambda rounds: [bench_large()]),
+}

@@ -5,14 +5,19 @@ The page holds templates as for `speechformer.report.pages`; their functions are
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from speechformer.bench.attention import VARIANTS, bias_of
 from speechformer.bench.plots import Fit, fits
 from speechformer.bench.timing import Comparison, format_seconds
 from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.kernels.dispatch import choose_kernel
 from speechformer.report.pages import short_commit, update
 from speechformer.runs.folder import read_json
 
@@ -36,6 +41,7 @@ LONG = (
     "corpus_goals",
     "slope_goals",
 )
+GPU = ("gpu_table", "gpu_rule", "side_table")
 
 
 def rows_with_machine(content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -237,13 +243,75 @@ class LongTexts(AttentionRows):
         )
 
 
-class Results(LongTexts):
+class GpuRows(LongTexts):
+    """What templates can show of `bench gpu`."""
+
+    def gpu_table(self, tokens: int) -> str:
+        """Return the table of patterns at a length on a GPU."""
+        names = ("FlexAttention", "dense mask", "blocks")
+        lines = [["pattern", *names, *(f"memory, {name}" for name in names), "chosen"]]
+        for row in self.of(f"attention, {tokens} tokens"):
+            blocks = "sparse blocks" if "sparse blocks" in row.seconds else "query blocks"
+            own = (*names[:2], blocks)
+            times = [format_seconds(row.seconds[name]) for name in own]
+            memory = [f"{row.more['bytes'][name] / 2**20:,.0f} MiB" for name in own]
+            lines.append([row.what, *times, *memory, chosen_on_gpu(row.what, row.more["tokens"])])
+        return markdown(lines)
+
+    def gpu_rule(self) -> str:
+        """Return what the rule of the dispatcher gains and costs on a GPU, in all rows of patterns."""
+        gains: dict[str, list[float]] = {}
+        behind = []
+        for row in self.of("attention"):
+            ours, dense = chosen_on_gpu(row.what, row.more["tokens"]), row.seconds["dense mask"]
+            gains.setdefault(ours, []).append(dense / row.seconds[ours])
+            fastest = min(row.seconds, key=row.seconds.__getitem__)
+            if fastest != ours:
+                ratio = row.seconds[ours] / row.seconds[fastest]
+                behind.append(f"{row.what} over {row.more['tokens']:,} tokens ({fastest}, {ratio:.2f} times)")
+        total = sum(map(len, gains.values()))
+        text = [
+            f"{name} in {len(own)} of {total} rows, at {span(own)} times the speed of a dense mask"
+            for name, own in gains.items()
+            if name != "dense mask"
+        ]
+        slower = ", ".join(behind) or "none"
+        return f"It chooses {' and '.join(text)}, and a dense mask elsewhere. Another kernel is faster in: {slower}"
+
+    def side_table(self, part: str) -> str:
+        """Return the table of the sides of a part."""
+        rows = self.of(part)
+        lines = [["", *rows[0].seconds, "times as fast"]]
+        for row in rows:
+            task, _, what = row.what.partition(", ")
+            lines.append([f"{NAMES[task]}, {what}", *map(format_seconds, row.seconds.values()), row.formatted_ratio])
+        return markdown(lines)
+
+
+def span(values: list[float]) -> str:
+    """Return the smallest and the largest of some values."""
+    return " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
+
+
+@functools.cache
+def chosen_on_gpu(what: str, tokens: int) -> str:
+    """Return the kernel that the dispatcher chooses today for a row of patterns on a GPU with Triton."""
+    bias = bias_of(VARIANTS[what], tokens)
+    if bias.suits_flex and not bias.has_no_mask:
+        return "FlexAttention"
+    kernel = choose_kernel(bias, torch.device("cuda"), 0.0, with_weights=False)
+    return {"SDPA": "dense mask"}.get(kernel, kernel)
+
+
+class Results(GpuRows):
     """What templates can show of everything."""
 
     def functions(self) -> dict[str, Any]:
         """Return the functions by name."""
         shown = ("machine", "goals", "steps_table", "settings_table", "changed_table", "ratio", "overheads_table")
-        return {name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit", *LONG)}
+        return {
+            name: getattr(self, name) for name in (*shown, "threads_table", "threads_ratio", "commit", *LONG, *GPU)
+        }
 
     def ratio(self, size: str, what: str) -> str:
         """Return a ratio of steps with its interval, such as of ("report", "lm, training step")."""

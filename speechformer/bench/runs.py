@@ -155,12 +155,10 @@ def bare_loop(config: dict[str, Any], data: Any, steps: int) -> float:
     return laps.seconds
 
 
-def bench_ensemble(
-    members: int, steps: int = 60, tasks: Sequence[str] = ("classify", "lm"), alone: int | None = None
-) -> list[Comparison]:
-    """Compare an ensemble to runs in sequence, the first `alone` or all: the training alone, and the whole runs."""
+def bench_ensemble(members: int, alone: int, steps: int = 60) -> list[Comparison]:
+    """Compare an ensemble to the first `alone` of its runs in sequence: the training alone, and the whole runs."""
     rows = []
-    for task in tasks:
+    for task in ("classify", "lm"):
         cfgs = [compose([*overrides_of(task, steps), f"seed={seed}"]) for seed in range(members)]
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)

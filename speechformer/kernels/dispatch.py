@@ -3,21 +3,21 @@
 Every row computes what `speechformer.layers` computes; `tests/test_dispatch.py` checks each against it.
 
 Attention takes the first row that applies, see `choose_kernel`. "All pairs" means self-attention without weights,
-cached keys and compilation, on a CPU or where Triton, which compiles FlexAttention, is absent:
+cached keys and compilation; the second of two lengths is that of accelerators:
 
 | kernel              | computed by                    | taken when                                                 |
 |---------------------|--------------------------------|------------------------------------------------------------|
-| "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512, and a pattern whose blocks are        |
-|                     |                                | expected to cost less; see `SPARSE_COST`                   |
-| "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048, and a bias, a mask or dropout; not   |
-|                     |                                | with random positions                                      |
+| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no weights, dropout or cached keys, a bias,  |
+|                     |                                | mask or pattern, T >= 8192, positions with a `score_mod`   |
+|                     |                                | or no bias, no gate, and few tiles split; see `SPLIT`      |
+| "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512 or 16384, and a pattern whose blocks   |
+|                     |                                | are expected to cost less; see `SPARSE_COST`               |
+| "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048 or 16384, and a bias, a mask or       |
+|                     |                                | dropout; not with random positions                         |
 | "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but that |
 |                     |                                | of `plain_rope`, no weights, cache, autocast, compilation  |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
-| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no dropout or cached keys, T >= 2048, or     |
-|                     |                                | 8192 with a token mask, whose blocks each batch finds; and |
-|                     |                                | positions with a `score_mod` or no bias, and no gate       |
 | "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
 
 The rest of a pass, where "plain" means without cross-attention and cache:
@@ -84,9 +84,11 @@ Kernel = Literal[
     "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
-FLEX_MIN_LENGTH, FLEX_MIN_MASKED = 2048, 8192  # below, a mask costs less; `bench gpu` measures both sides
-SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs; `bench attention` measures both sides
+# `bench attention` and `bench gpu` measure both sides of these limits:
+FLEX_MIN_LENGTH, SPLIT = 8192, 0.25  # most tiles, of all, that a pattern splits: Flex asks it for each of their pairs
+SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
+BLOCKS_MIN_ON_CUDA = 16_384  # of both: there small products take no less time than large ones
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
 
 
@@ -154,8 +156,8 @@ class AttentionBias:
 
     @functools.cached_property
     def layout(self) -> list[Part] | None:
-        """The blocks of the pattern; None for a short text, or if they cost too much."""
-        if self.T != self.S or self.T < SPARSE_MIN_LENGTH or self.pattern is all_pairs:
+        """The blocks of the pattern; None for all pairs, or if they cost too much."""
+        if self.T != self.S or self.pattern is all_pairs:
             return None
         return layout_of(self.pattern, self.T, self.causal, self.device, SPARSE_COST)
 
@@ -164,6 +166,13 @@ class AttentionBias:
         """The biases of the groups of blocks, for `sparse_attention`."""
         layout = self.layout or []
         return [[self.of_pairs(group.mask, group.i, group.j) for group in part.groups] for part in layout]
+
+    @functools.cached_property
+    def suits_flex(self) -> bool:
+        """Whether FlexAttention can compute it, and faster than a mask does."""
+        has = self.positions.overrides
+        can = (has("score_mod") or not has("bias")) and not has("gate")
+        return can and self.T >= FLEX_MIN_LENGTH and split_tiles(self.pattern, self.T, self.causal) <= SPLIT
 
     @functools.cached_property
     def block_mask(self) -> Any:
@@ -197,9 +206,12 @@ def choose_kernel(
 ) -> Kernel:
     """Return the kernel for one attention, by the table above. `fusable`: see "fused dropout"."""
     of_all = bias if isinstance(bias, AttentionBias) and bias.T == bias.S else None  # without a cache
+    can_flex = device.type == "cuda" and HAS_TRITON and not dropout_rate and not with_weights
+    if of_all is not None and can_flex and not of_all.has_no_mask and of_all.suits_flex:
+        return "FlexAttention"
     if of_all is not None and not with_weights and not of_all.compiled:
-        in_blocks = device.type == "cpu" or not HAS_TRITON
-        if in_blocks and of_all.layout is not None:
+        in_blocks = device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_CUDA
+        if in_blocks and of_all.T >= SPARSE_MIN_LENGTH and of_all.layout is not None:
             return "sparse blocks"
         needs_bias = (dropout_rate or not of_all.has_no_mask) and not of_all.positions.is_redrawn
         if in_blocks and of_all.T >= QUERY_BLOCKS_MIN_LENGTH and needs_bias:
@@ -209,14 +221,22 @@ def choose_kernel(
         return "fused dropout"
     if with_weights or (dropout_rate and device.type != "cuda"):
         return "reference"
-    if of_all is None:
-        return "SDPA"
-    if of_all.has_no_mask:
-        return "SDPA without mask"
-    flexible = not of_all.positions.overrides("bias") or of_all.positions.overrides("score_mod")
-    least = FLEX_MIN_LENGTH if of_all.token_mask_BS is None else FLEX_MIN_MASKED
-    long_on_cuda = device.type == "cuda" and HAS_TRITON and least <= of_all.T
-    return "FlexAttention" if flexible and long_on_cuda and not dropout_rate else "SDPA"
+    return "SDPA" if of_all is None or not of_all.has_no_mask else "SDPA without mask"
+
+
+@functools.lru_cache(maxsize=64)
+def split_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows: int = 16) -> float:
+    """Return the share of the tiles of all pairs of which a pattern allows some pairs and not all, from some rows."""
+    count = math.ceil(T / tile)
+    starts = tile * torch.linspace(0, count - 1, min(rows, count)).long()
+    i = (starts[:, None] + torch.arange(tile)).clamp(max=T - 1)
+    j = torch.arange(count * tile)
+    splits = 0.0
+    for own in i:  # one row of tiles at a time: no tensor of all pairs
+        mask = pattern(own[:, None], j.clamp(max=T - 1)[None, :]) & (j < T)
+        tiles = (mask & (j <= own[:, None]) if causal else mask).view(tile, count, tile)
+        splits += float((tiles.any(dim=2).any(dim=0) & ~tiles.all(dim=2).all(dim=0)).float().mean())
+    return splits / len(i)
 
 
 class FastAttention(reference.MultiHeadAttention):
