@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
         try:
             return metadata.version("speechformer")
         except metadata.PackageNotFoundError:  # run in a checkout, with only what it requires installed
-            return "not installed"
+            return "(not installed)"
     if name not in _MODULES:
         raise AttributeError(f"module 'speechformer' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock, Timeout
 
 from speechformer.errors import UserError
@@ -112,13 +111,16 @@ def test_a_job_has_the_threads_that_its_launcher_gives(
         ({"devices": 3}, 2, False),
         ({"devices": "3"}, 2, False),
         ({"devices": [0, 1, 2]}, 2, False),
-        ({"devices": 3, "accelerator": "auto"}, 2, torch.cuda.is_available()),
+        ({"devices": 3, "accelerator": "auto"}, 2, False),
         ({"devices": 8}, 8, True),
     ],
 )
+@pytest.mark.parametrize("has_gpu", [False, True])
 def test_a_run_on_the_cpu_has_no_more_processes_than_cores(
-    arguments: dict[str, Any], cores: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], cores: int, runs: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "cores", lambda: cores)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    runs |= has_gpu and arguments.get("accelerator") == "auto"
     with contextlib.nullcontext() if runs else pytest.raises(UserError, match="would start as many processes"):
         check_processes({"accelerator": "cpu", **arguments})

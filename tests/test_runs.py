@@ -67,7 +67,7 @@ def test_a_checkout_that_is_not_installed_says_so_in_its_results(monkeypatch: py
 
     monkeypatch.setattr(metadata, "version", version)
     versions = identity.versions.__wrapped__()
-    assert versions["speechformer"] == "not installed" and versions["torch"] == installed("torch")
+    assert versions["speechformer"] == "(not installed)" and versions["torch"] == installed("torch")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

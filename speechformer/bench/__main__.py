@@ -7,7 +7,7 @@
     corpus       a text of a gigabyte: tokenizing it, starting on it, and steps on it
     startup      from the command to the first step, against importing torch and lightning
     sweep        the overhead of a run in a sweep
-    ensemble     an ensemble of runs against the same runs in sequence
+    ensemble     an ensemble of 8 runs, or 32 on a GPU, against the first 8 in sequence
     whole        from the command to its last line
     threads      the number of threads that a run chooses against fixed ones, on idle and on busy cores
     gpu          what needs a GPU: its parts patterns, compiled, precision and large, and the ensemble
@@ -100,7 +100,7 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
     named = [own for part in parts for own in ([*GPU_PARTS, "ensemble"] if part == "gpu" else [part])]
-    chosen = named or [part for part in PARTS if part not in LONG]
+    chosen = [*dict.fromkeys(named)] or [part for part in PARTS if part not in LONG]
     before = earlier(written.file("bench.json"), chosen) if written else []
     for part in chosen:
         console.warn(f"Measuring: {part}")

@@ -1,8 +1,8 @@
 """Benchmark time and memory of attention by length: attention in blocks, a dense mask, FlexAttention, the reference.
 
 Forward and backward of one causal layer's attention for one sequence. Memory is what stays between the two, masks and
-biases included; on a GPU, the peak of allocations. FlexAttention has a backward pass only on a GPU. `local_attention`
-is the library of that name, for the patterns that it has.
+biases included; on a GPU, the peak of allocations in the first pass, which builds the mask. FlexAttention has a
+backward pass only on a GPU. `local_attention` is the library of that name, for the patterns that it has.
 """
 
 from __future__ import annotations

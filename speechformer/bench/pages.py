@@ -247,36 +247,38 @@ class GpuRows(LongTexts):
     """What templates can show of `bench gpu`."""
 
     def gpu_table(self, tokens: int) -> str:
-        """Return the table of patterns at a length on a GPU."""
+        """Return the table of patterns at a length on a GPU; what did not fit into its memory is empty."""
         names = ("FlexAttention", "dense mask", "blocks")
         lines = [["pattern", *names, *(f"memory, {name}" for name in names), "chosen"]]
         for row in self.of(f"attention, {tokens} tokens"):
-            blocks = "sparse blocks" if "sparse blocks" in row.seconds else "query blocks"
-            own = (*names[:2], blocks)
-            times = [format_seconds(row.seconds[name]) for name in own]
-            memory = [f"{row.more['bytes'][name] / 2**20:,.0f} MiB" for name in own]
-            lines.append([row.what, *times, *memory, chosen_on_gpu(row.what, row.more["tokens"])])
+            own = (*names[:2], "sparse blocks" if "sparse blocks" in row.seconds else "query blocks")
+            times = [format_seconds(row.seconds[name]) if name in row.seconds else "" for name in own]
+            held = [row.more["bytes"].get(name) for name in own]
+            memory = ["" if count is None else f"{count / 2**20:,.0f} MiB" for count in held]
+            lines.append([row.what, *times, *memory, chosen_on_gpu(row.what, tokens)])
         return markdown(lines)
 
     def gpu_rule(self) -> str:
-        """Return what the rule of the dispatcher gains and costs on a GPU, in all rows of patterns."""
+        """Return what the rule of the dispatcher gains and costs on a GPU, in rows that have its kernel."""
         gains: dict[str, list[float]] = {}
         behind = []
         for row in self.of("attention"):
-            ours, dense = chosen_on_gpu(row.what, row.more["tokens"]), row.seconds["dense mask"]
-            gains.setdefault(ours, []).append(dense / row.seconds[ours])
-            fastest = min(row.seconds, key=row.seconds.__getitem__)
-            if fastest != ours:
+            ours, dense = chosen_on_gpu(row.what, row.more["tokens"]), row.seconds.get("dense mask")
+            if ours in row.seconds and dense:
+                gains.setdefault(ours, []).append(dense / row.seconds[ours])
+                fastest = min(row.seconds, key=row.seconds.__getitem__)
                 ratio = row.seconds[ours] / row.seconds[fastest]
-                behind.append(f"{row.what} over {row.more['tokens']:,} tokens ({fastest}, {ratio:.2f} times)")
-        total = sum(map(len, gains.values()))
-        text = [
-            f"{name} in {len(own)} of {total} rows, at {span(own)} times the speed of a dense mask"
-            for name, own in gains.items()
-            if name != "dense mask"
+                behind += [f"{row.what} over {row.more['tokens']:,} tokens ({fastest}, {ratio:.2f} times)"] * (
+                    ratio > 1
+                )
+        faster = [
+            f"{name} {span(own)} times (rows: {len(own)})" for name, own in gains.items() if name != "dense mask"
         ]
-        slower = ", ".join(behind) or "none"
-        return f"It chooses {' and '.join(text)}, and a dense mask elsewhere. Another kernel is faster in: {slower}"
+        return (
+            f"Where the rule takes another kernel, this is faster than a dense mask: {', '.join(faster)}. It takes a "
+            f"dense mask in {len(gains.get('dense mask', []))} rows. Another kernel is faster in: "
+            f"{', '.join(behind) or 'none'}"
+        )
 
     def side_table(self, part: str) -> str:
         """Return the table of the sides of a part."""
@@ -297,9 +299,7 @@ def span(values: list[float]) -> str:
 def chosen_on_gpu(what: str, tokens: int) -> str:
     """Return the kernel that the dispatcher chooses today for a row of patterns on a GPU with Triton."""
     bias = bias_of(VARIANTS[what], tokens)
-    if bias.suits_flex and not bias.has_no_mask:
-        return "FlexAttention"
-    kernel = choose_kernel(bias, torch.device("cuda"), 0.0, with_weights=False)
+    kernel = choose_kernel(bias, torch.device("cuda"), 0.0, with_weights=False, has_triton=True)
     return {"SDPA": "dense mask"}.get(kernel, kernel)
 
 

@@ -120,7 +120,10 @@ def attention_in_query_blocks(
 def block_mask(
     pattern: Pattern, causal: bool, T: int, device: torch.device, token_mask_BT: Tensor | None = None
 ) -> Any:
-    """Build `layers.attention.attention_mask` for FlexAttention, in blocks of 128 x 128; no T x T tensor on a GPU."""
+    """Build `layers.attention.attention_mask` for FlexAttention, in blocks of 128 x 128.
+
+    On a GPU it is compiled, so that most patterns need no T x T tensor.
+    """
     from torch.nn.attention.flex_attention import create_block_mask
 
     def mask_mod(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -138,14 +141,15 @@ def block_mask(
     return create(mask_mod, B, None, T, T, device=device)
 
 
-cached_block_mask = functools.lru_cache(maxsize=16)(block_mask)  # without padding
+# Without padding. Autograd cannot save tensors made in inference mode.
+cached_block_mask = functools.lru_cache(maxsize=16)(torch.inference_mode(False)(block_mask))
 
 
 @functools.cache
 def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of torch compiled: for each kind of attention once for a first length, once for all others.
+    """Return a compiled function of torch. Each kind of attention is compiled again for a second length, not a third.
 
-    After torch's own limit of 8 it would run uncompiled, with a tensor of all pairs.
+    After torch's own limit of 8 compilations it would run uncompiled, with a tensor of all pairs.
     """
     run = torch.compile(function)
 

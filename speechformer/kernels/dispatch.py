@@ -7,9 +7,8 @@ cached keys and compilation; the second of two lengths is that of accelerators:
 
 | kernel              | computed by                    | taken when                                                 |
 |---------------------|--------------------------------|------------------------------------------------------------|
-| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no weights, dropout or cached keys, a bias,  |
-|                     |                                | mask or pattern, T >= 8192, positions with a `score_mod`   |
-|                     |                                | or no bias, no gate, and few tiles split; see `SPLIT`      |
+| "FlexAttention"     | `attention.flex_attention`     | CUDA, Triton, no weights, dropout or cached keys, and a    |
+|                     |                                | bias that `AttentionBias.suits_flex`                       |
 | "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512 or 16384, and a pattern whose blocks   |
 |                     |                                | are expected to cost less; see `SPARSE_COST`               |
 | "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048 or 16384, and a bias, a mask or       |
@@ -85,10 +84,11 @@ Kernel = Literal[
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
 # `bench attention` and `bench gpu` measure both sides of these limits:
-FLEX_MIN_LENGTH, SPLIT = 8192, 0.25  # most tiles, of all, that a pattern splits: Flex asks it for each of their pairs
+FLEX_MIN_PAIRS, FLEX_MIN_LENGTH, FLEX_MIN_WIDTH = 1 << 26, 1024, 16  # pairs of all token masks; the width is torch's
+PARTIAL_TILES = 0.25  # most, of all: for each pair of such a tile FlexAttention evaluates the pattern
 SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
-BLOCKS_MIN_ON_CUDA = 16_384  # of both: there small products take no less time than large ones
+BLOCKS_MIN_ON_GPU = 16_384  # of both: there small products take no less time than large ones
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
 
 
@@ -107,6 +107,7 @@ class AttentionBias:
     compiled: bool = False  # whether compiled blocks read it
     z_BSN: Tensor | None = None  # gates of the layer, which only the kernels in blocks take from here
     j: Tensor | None = None  # positions of the keys, if the cache has forgotten some
+    head_width: int = FLEX_MIN_WIDTH
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -137,10 +138,8 @@ class AttentionBias:
 
         With one row queries of padding attend to the tokens in place of themselves; their states are undefined.
         """
-        token_mask_BS = self.token_mask_BS
-        is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
-        if is_padding and self.is_plain and not self.causal:
-            return torch.where(token_mask_BS[:, None, None], 0.0, -math.inf)  # type: ignore[index]
+        if self.is_padding_alone:
+            return torch.where(self.token_mask_BS[:, None, None], 0.0, -math.inf)  # type: ignore[index]
         return self.dense
 
     @functools.cached_property
@@ -148,6 +147,12 @@ class AttentionBias:
         """Whether causality and the token mask alone decide the bias."""
         biased = self.positions.overrides("bias") or self.positions.overrides("gate")
         return not biased and self.pattern is all_pairs
+
+    @functools.cached_property
+    def is_padding_alone(self) -> bool:
+        """Whether padding alone hides keys, so that all queries see the same."""
+        is_padding = self.token_mask_BS is not None and self.token_mask_BS.dtype == torch.bool  # not documents
+        return is_padding and self.is_plain and not self.causal
 
     @property
     def has_no_mask(self) -> bool:
@@ -169,10 +174,18 @@ class AttentionBias:
 
     @functools.cached_property
     def suits_flex(self) -> bool:
-        """Whether FlexAttention can compute it, and faster than a mask does."""
-        has = self.positions.overrides
-        can = (has("score_mod") or not has("bias")) and not has("gate")
-        return can and self.T >= FLEX_MIN_LENGTH and split_tiles(self.pattern, self.T, self.causal) <= SPLIT
+        """Whether FlexAttention can compute it, and faster than a mask does.
+
+        It can with heads of at least 16 numbers, and positions with a `score_mod` or without bias and gate. It is
+        faster for many pairs, unless padding alone hides keys or the pattern scatters its pairs over many tiles.
+        """
+        has, sequences = self.positions.overrides, 1 if self.token_mask_BS is None else len(self.token_mask_BS)
+        can = (has("score_mod") or not has("bias")) and not has("gate") and self.head_width >= FLEX_MIN_WIDTH
+        is_long = self.T >= FLEX_MIN_LENGTH and sequences * self.T**2 >= FLEX_MIN_PAIRS
+        if self.has_no_mask or self.is_padding_alone or not can or not is_long:
+            return False
+        length = 1024 * math.ceil(self.T / 1024)  # the same for many batches
+        return partial_tiles(self.pattern, length, self.causal) <= PARTIAL_TILES
 
     @functools.cached_property
     def block_mask(self) -> Any:
@@ -202,15 +215,24 @@ def dense(bias: Bias) -> Tensor:
 
 
 def choose_kernel(
-    bias: Bias, device: torch.device, dropout_rate: float, with_weights: bool, fusable: bool = False
+    bias: Bias,
+    device: torch.device,
+    dropout_rate: float,
+    with_weights: bool,
+    fusable: bool = False,
+    has_triton: bool | None = None,
 ) -> Kernel:
-    """Return the kernel for one attention, by the table above. `fusable`: see "fused dropout"."""
+    """Return the kernel for one attention, by the table above. `fusable`: see "fused dropout".
+
+    `has_triton` is about another machine; None: this one.
+    """
     of_all = bias if isinstance(bias, AttentionBias) and bias.T == bias.S else None  # without a cache
-    can_flex = device.type == "cuda" and HAS_TRITON and not dropout_rate and not with_weights
-    if of_all is not None and can_flex and not of_all.has_no_mask and of_all.suits_flex:
+    has_triton = HAS_TRITON if has_triton is None else has_triton
+    can_flex = device.type == "cuda" and has_triton and not dropout_rate and not with_weights
+    if of_all is not None and can_flex and of_all.suits_flex:
         return "FlexAttention"
     if of_all is not None and not with_weights and not of_all.compiled:
-        in_blocks = device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_CUDA
+        in_blocks = device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_GPU
         if in_blocks and of_all.T >= SPARSE_MIN_LENGTH and of_all.layout is not None:
             return "sparse blocks"
         needs_bias = (dropout_rate or not of_all.has_no_mask) and not of_all.positions.is_redrawn
@@ -225,18 +247,18 @@ def choose_kernel(
 
 
 @functools.lru_cache(maxsize=64)
-def split_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows: int = 16) -> float:
-    """Return the share of the tiles of all pairs of which a pattern allows some pairs and not all, from some rows."""
+def partial_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows: int = 16) -> float:
+    """Return the share of the tiles of all pairs of which a pattern allows some pairs and not all, in some rows."""
     count = math.ceil(T / tile)
     starts = tile * torch.linspace(0, count - 1, min(rows, count)).long()
     i = (starts[:, None] + torch.arange(tile)).clamp(max=T - 1)
     j = torch.arange(count * tile)
-    splits = 0.0
+    partial = 0.0
     for own in i:  # one row of tiles at a time: no tensor of all pairs
         mask = pattern(own[:, None], j.clamp(max=T - 1)[None, :]) & (j < T)
         tiles = (mask & (j <= own[:, None]) if causal else mask).view(tile, count, tile)
-        splits += float((tiles.any(dim=2).any(dim=0) & ~tiles.all(dim=2).all(dim=0)).float().mean())
-    return splits / len(i)
+        partial += float((tiles.any(dim=2).any(dim=0) & ~tiles.all(dim=2).all(dim=0)).float().mean())
+    return partial / len(i)
 
 
 class FastAttention(reference.MultiHeadAttention):
@@ -384,9 +406,9 @@ class StackKernels(nn.Module):
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
             token_mask_BS = None
         own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
-        compiled = self.is_compiled
+        compiled, H = self.is_compiled, x_BTD.shape[-1] // self.blocks[0].attention.heads
         built = {
-            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled)
+            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled, head_width=H)
             for k, pair in own.items()
         }
         if cache is not None:

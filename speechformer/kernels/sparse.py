@@ -2,7 +2,7 @@
 
 The queries are cut into blocks. `layout_of` finds from the pattern which keys the queries of each block can see, one
 block after another, so it never builds a T x T tensor. `BlockAttention` then computes, for as many blocks with a
-similar number of keys at once as fit into a CPU's cache,
+similar number of keys at once as fit into a CPU's cache, or on another device many,
 
     out = softmax(q k^T / sqrt(H) + bias) v    with k and v gathered for each block, and the log of the sum of exp
 
@@ -112,7 +112,7 @@ class Group:
         return numbers[0] if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None
 
     def chunks(self, B: int, N: int) -> Iterator[Chunk]:
-        """Yield what is computed at once, of B sequences and N heads: scores that fit into a CPU's cache."""
+        """Yield what is computed at once, of B sequences and N heads: CACHED scores on a CPU, AT_ONCE elsewhere."""
         G, Q, K = self.mask.shape
         fitting = max(1, (CACHED if self.mask.device.type == "cpu" else AT_ONCE) // (Q * K))
         heads, size = max(1, fitting // G), math.ceil(G / math.ceil(G / fitting))

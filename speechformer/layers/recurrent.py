@@ -23,7 +23,7 @@ State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also 
 class Recurrent(nn.Module):
     """Recurrent layers that read from left to right, with `dropout` between them. `cell` is "gru" or "lstm".
 
-    In single precision cuDNN would round to 10 bits (TF32); building one turns that off in the process.
+    The constructor disables TF32 in cuDNN for the whole process: single precision would round to 10 bits.
     """
 
     def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: str) -> None:
