@@ -247,11 +247,33 @@ def test_the_rule_for_gpus_is_judged_by_its_rows() -> None:
             (2048, "window 64", dense_is_best),
         )
     ]
+    rows.append(Comparison("batches, 16 x 2048 tokens", "window 64", "pass", times, {"tokens": 2048, "batch": 16}))
     text = Results({"rows": [*map(asdict, rows)]}).gpu_rule()
-    assert "FlexAttention 2.0 times (rows: 1). It takes a dense mask in 2 rows." in text and text.endswith(": none")
+    assert "FlexAttention 2.0 times (rows: 2). It takes a dense mask in 2 rows." in text and text.endswith(": none")
     rows[2].seconds = times
     text = Results({"rows": [*map(asdict, rows)]}).gpu_rule()
-    assert text.endswith("in: window 64 over 2,048 tokens (FlexAttention, 2.00 times)")
+    assert text.endswith("in: window 64 over 1 x 2,048 tokens (FlexAttention, 2.00 times)")
+
+
+def test_tables_of_gpus() -> None:
+    """Oracle: by hand; a quarter of the rate of matrix products."""
+    sides = {"FlexAttention": 0.001, "dense mask": 0.002}
+    rows = [
+        Comparison(f"batches, {B} x 4096 tokens", "window 64", "pass", sides, {"tokens": 4096, "batch": B})
+        for B in (16, 2)
+    ]
+    machine = {"flops_bfloat16": 400e12}
+    more = {"flops_of_step": 5e12, "tokens_per_second": 200_000.0, "machine": machine}
+    rows.append(Comparison("a large model", "lm", "step", {"speechformer": 0.05}, more))
+    results = Results({"rows": [*map(asdict, rows)]})
+    assert results.batch_table(4096).splitlines()[2:] == [
+        "| window 64 | 2 | 1 ms | 2 ms | dense mask |",
+        "| window 64 | 16 | 1 ms | 2 ms | FlexAttention |",
+    ]
+    assert results.large_rate() == (
+        "50 ms for 10,000 tokens, 200,000 tokens/s, 100 TFLOP/s. "
+        "A matrix product of 8,192 x 8,192 runs at 400 TFLOP/s; that is 25% of it"
+    )
 
 
 def test_rows_say_whether_weights_are_computed_again(on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

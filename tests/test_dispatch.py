@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
+from test_encoder_decoder import translator
 from test_models import VOCABULARY, T, classifier, decoder, sentences
 from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
@@ -21,6 +22,7 @@ from speechformer.kernels.dispatch import (
     AttentionBias,
     FastBlock,
     FastSelfAttention,
+    StackKernels,
     choose_kernel,
     compile_blocks,
     partial_tiles,
@@ -156,10 +158,11 @@ def test_objects_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernel(bias, CUDA, 0.0, False) == "FlexAttention"
     assert choose_kernel(bias, CUDA, 0.0, False, has_triton=False) == "SDPA"
     assert choose_kernel(dataclasses.replace(bias, head_width=8), CUDA, 0.0, False) == "SDPA"
-    tokens = torch.ones(16, long // 4, dtype=torch.bool)  # as many pairs, in 16 sequences
-    padded = AttentionBias(plain, bias.pattern, long // 4, long // 4, True, tokens, CUDA)
-    assert choose_kernel(padded, CUDA, 0.0, False) == "FlexAttention"
-    alone = dataclasses.replace(padded, pattern=all_pairs, causal=False)
+    for B, kernel in ((8, "SDPA"), (16, "FlexAttention")):  # half as many pairs, and as many
+        shorter = AttentionBias(plain, bias.pattern, long // 4, long // 4, True, None, CUDA, B=B)
+        assert choose_kernel(shorter, CUDA, 0.0, False) == kernel
+    tokens = torch.ones(16, long // 4, dtype=torch.bool)
+    alone = dataclasses.replace(shorter, pattern=all_pairs, causal=False, token_mask_BS=tokens)
     assert choose_kernel(alone, CUDA, 0.0, False) == "SDPA"
     cached = AttentionBias(plain, all_pairs, 1, long, True, None, CPU)
     assert choose_kernel(cached, CPU, 0.0, False) == "SDPA"
@@ -520,6 +523,44 @@ def test_compiled_blocks_have_the_gradients_of_uncompiled_ones(
         torch.testing.assert_close(ours, plain)
     network.attention(ids)  # which is not compiled
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@cuda
+@needs_cuda
+@pytest.mark.parametrize("build", [decoder, classifier])
+def test_cuda_graphs_of_training_and_evaluation_compute_what_uncompiled_blocks_do(build: Any) -> None:
+    network, ids, results = build(layers=3, dropout=0.0).cuda(), sentences().cuda(), []
+    for compiled in (False, True):
+        if compiled:
+            compile_blocks(network, "reduce-overhead", CUDA)
+        passes: list[torch.Tensor] = []
+        for _ in range(4):
+            network.train().zero_grad()
+            network(ids).square().sum().backward()
+            passes += [parameter.grad.clone() for parameter in network.parameters()]
+            with torch.inference_mode():
+                passes += [network.eval()(own).clone() for own in (ids, ids.flip(0))]
+        results.append(passes)
+    for plain, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("compiled", "expected"), [(True, [1, 2, 3]), (False, [0, 0, 0])])
+def test_cuda_graphs_begin_with_the_first_stack_of_a_pass(
+    compiled: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the count of passes, not of stacks: a decoder still reads what its encoder computed."""
+    begin, marks, counts = StackKernels.begin_cuda_graphs, [], []
+    monkeypatch.setattr(StackKernels, "begin_cuda_graphs", lambda self, _: begin(self, CUDA))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    ids = torch.randint(1, 30, (2, 8))
+    for network, inputs in ((decoder(), (ids,)), (classifier(), (ids,)), (translator("rope"), (ids, ids))):
+        for module in network.modules():
+            if isinstance(module, FastBlock):
+                module.compiled = compiled
+        network(*inputs)
+        counts.append(len(marks))
+    assert counts == expected
 
 
 def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -469,8 +469,14 @@ def test_the_console_script_completes(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     "task",
-    [CLASSIFY, LM, TRANSLATE, [*TRANSLATE, "model=rnn_attention", "recipe.warmup_steps=0"]],
-    ids=["classify", "lm", "translate", "translate, rnn"],
+    [
+        CLASSIFY,
+        LM,
+        TRANSLATE,
+        [*TRANSLATE, "model=rnn_attention", "recipe.warmup_steps=0"],
+        *([*task, "compile=reduce-overhead"] for task in (CLASSIFY, LM, TRANSLATE)),
+    ],
+    ids=lambda task: ", ".join(task[:3]),
 )
 def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
     result = execute(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")

@@ -1,8 +1,9 @@
 """Benchmark time and memory of attention by length: attention in blocks, a dense mask, FlexAttention, the reference.
 
-Forward and backward of one causal layer's attention for one sequence. Memory is what stays between the two, masks and
-biases included; on a GPU, the peak of allocations in the first pass, which builds the mask. FlexAttention has a
-backward pass only on a GPU. `local_attention` is the library of that name, for the patterns that it has.
+Forward and backward of one causal layer's attention, if not said otherwise for one sequence. Memory is what stays
+between the two, masks and biases included. On a GPU it is the peak of allocations in the first pass, which builds the
+mask. FlexAttention has a backward pass only on a GPU. `local_attention` is the library of that name, for the patterns
+that it has.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ LONGEST = {"dense mask": 8192, "SDPA without mask": 8192, "query blocks": 8192, 
 SCATTERED = 16_384  # the longest text for patterns other than windows and blocks
 
 
-def bias_of(overrides: str, T: int) -> AttentionBias:
-    """Build the attention bias of a causal layer with these overrides."""
+def bias_of(overrides: str, T: int, B: int = 1) -> AttentionBias:
+    """Build the attention bias of a causal layer with these overrides, for B sequences."""
     config = as_plain(compose(["model=nope", *overrides.split()]))
     heads, width = SIZES[device().type]
     positions = build_positions(config["model"], width=heads * width, heads=heads, length=T, causal=True).to(device())
-    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, device())
+    return AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, device(), B=B)
 
 
 def local_attention(bias: AttentionBias, overrides: str) -> Callable[..., Tensor] | None:
@@ -142,28 +143,28 @@ def forward_and_backward(run: Callable[..., Tensor], bias: AttentionBias, qkv: l
 
 
 def bench_attention(
-    rounds: int, lengths: Sequence[int] | None = None, variants: Sequence[str] | None = None
+    rounds: int, lengths: Sequence[int] | None = None, variants: Sequence[str] | None = None, batch: int = 1
 ) -> list[Comparison]:
     """Measure this part, on a CPU with one thread, as runs of a sweep have."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure(rounds, lengths or LENGTHS[device().type], variants or [*VARIANTS])
+        return measure(rounds, lengths or LENGTHS[device().type], variants or [*VARIANTS], batch)
     finally:
         torch.set_num_threads(threads)
 
 
-def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str]) -> list[Comparison]:
-    """Measure each variant over each length."""
+def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str], B: int = 1) -> list[Comparison]:
+    """Measure each variant over each length, in batches of B sequences."""
     dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
     (heads, width), rows = SIZES[device().type], []
     for T, what in itertools.product(lengths, variants):
         overrides = VARIANTS[what]
         shaped = "pattern=window" in overrides or "pattern=block" in overrides
-        bias = bias_of(overrides, T)
+        bias = bias_of(overrides, T, B)
         if device().type == "cpu" and T > SCATTERED and not shaped:
             continue
-        qkv = [torch.randn(1, heads, T, width, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
+        qkv = [torch.randn(B, heads, T, width, device=device(), dtype=dtype).requires_grad_() for _ in range(3)]
         sides, memory, recomputed = {}, {}, False
         for name, run in kernels(bias, overrides, dtype).items():
             if device().type == "cpu" and LONGEST.get(name, T) < T:
@@ -172,9 +173,10 @@ def measure(rounds: int, lengths: Sequence[int], variants: Sequence[str]) -> lis
                 memory[name] = held_bytes(run, bias, qkv)
                 recomputed |= name == "sparse blocks" and recomputes(bias, heads)
                 sides[name] = functools.partial(forward_and_backward, run, bias, qkv)
-        more: dict[str, Any] = {"bytes": memory, "tokens": T, "chosen": next(iter(sides), None)}
+        more: dict[str, Any] = {"bytes": memory, "tokens": T, "batch": B, "chosen": next(iter(sides), None)}
         more["recomputed"] = recomputed
         if sides:
             own_rounds = rounds if T > 4096 else 3 * rounds
-            rows.append(Comparison(f"attention, {T} tokens", what, "pass", turns(sides, own_rounds), more))
+            part = f"attention, {T} tokens" if B == 1 else f"batches, {B} x {T} tokens"
+            rows.append(Comparison(part, what, "pass", turns(sides, own_rounds), more))
     return rows

@@ -1,6 +1,7 @@
 """Benchmark what needs a GPU: `python -m speechformer.bench gpu`, or one of these parts.
 
-patterns    forward and backward of attention over 1,024 to 16,384 tokens: FlexAttention, a dense mask, blocks
+patterns    forward and backward of attention over 1,024 to 16,384 tokens and in batches of up to 32 sequences:
+            FlexAttention, a dense mask, blocks
 compiled    a training step of the reports' language model with compiled blocks, and replayed as CUDA graphs
 precision   a training step of a language model 512 wide over 1,024 tokens, in bfloat16 and in single precision
 large       a training step of a language model of GPT-2's size in bfloat16, with its FLOPs
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from speechformer.bench.attention import bench_attention
+from speechformer.bench.attention import LENGTHS, bench_attention
 from speechformer.bench.peers import parameters
 from speechformer.bench.steps import batches_of, losses_of, models_of, train
 from speechformer.bench.timing import Comparison, Side, device, turns
@@ -28,6 +29,7 @@ from speechformer.models.decoder import Decoder
 from speechformer.models.stack import initialise
 
 PATTERNS = ("window 256", "bigbird and window 64", "alibi, full")
+BATCHES, MOST_TOKENS = (1, 2, 4, 8, 16, 32), 65_536
 MIDDLE = {"width": 512, "heads": 8, "layers": 6, "ff": 2048, "block_size": 1024, "vocab_size": 8192}
 GPT2 = {"width": 768, "heads": 12, "layers": 12, "ff": 3072, "block_size": 1024, "vocab_size": 50_304}
 
@@ -69,6 +71,15 @@ def steps_of(sizes: dict[str, int], batch: int, half: bool, steps: int, compiled
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=device())
     return functools.partial(train_decoder, model, optimizer, ids, half, steps), parameters(model)
+
+
+def bench_patterns(rounds: int, batches: Sequence[int] = BATCHES) -> list[Comparison]:
+    """Compare the kernels of attention by length and batch size."""
+    rows = []
+    for batch in batches:
+        lengths = [T for T in LENGTHS["cuda"] if batch == 1 or batch * T <= MOST_TOKENS]
+        rows += bench_attention(rounds, lengths, PATTERNS, batch)
+    return rows
 
 
 def bench_precision(rounds: int, sizes: dict[str, int] = MIDDLE, steps: int = 10) -> list[Comparison]:
@@ -120,7 +131,7 @@ def on_gpu(measure: Callable[[int], list[Comparison]]) -> Callable[[int], list[C
 
 
 GPU_PARTS = {
-    "patterns": on_gpu(lambda rounds: bench_attention(rounds, variants=PATTERNS)),
+    "patterns": on_gpu(bench_patterns),
     "compiled": on_gpu(lambda rounds: [bench_compiled(rounds)]),
     "precision": on_gpu(bench_precision),
     "large": on_gpu(lambda rounds: [bench_large()]),

@@ -5,6 +5,7 @@ The page holds templates as for `speechformer.report.pages`; their functions are
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ LONG = (
     "corpus_goals",
     "slope_goals",
 )
-GPU = ("gpu_table", "gpu_rule", "side_table")
+GPU = ("gpu_table", "batch_table", "gpu_rule", "side_table", "large_rate")
 
 
 def rows_with_machine(content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -255,22 +256,31 @@ class GpuRows(LongTexts):
             times = [format_seconds(row.seconds[name]) if name in row.seconds else "" for name in own]
             held = [row.more["bytes"].get(name) for name in own]
             memory = ["" if count is None else f"{count / 2**20:,.0f} MiB" for count in held]
-            lines.append([row.what, *times, *memory, chosen_on_gpu(row.what, tokens)])
+            lines.append([row.what, *times, *memory, chosen_on_gpu(row)])
+        return markdown(lines)
+
+    def batch_table(self, tokens: int) -> str:
+        """Return the table of kernels in batches of sequences of a length."""
+        names = ("FlexAttention", "dense mask")
+        rows = [row for row in self.of("batches") if row.more["tokens"] == tokens and {*names} <= {*row.seconds}]
+        lines = [["pattern", "sequences", *names, "chosen"]]
+        for row in sorted(rows, key=lambda row: (row.what, row.more["batch"])):
+            times = (format_seconds(row.seconds[name]) for name in names)
+            lines.append([row.what, str(row.more["batch"]), *times, chosen_on_gpu(row)])
         return markdown(lines)
 
     def gpu_rule(self) -> str:
         """Return what the rule of the dispatcher gains and costs on a GPU, in rows that have its kernel."""
         gains: dict[str, list[float]] = {}
         behind = []
-        for row in self.of("attention"):
-            ours, dense = chosen_on_gpu(row.what, row.more["tokens"]), row.seconds.get("dense mask")
+        for row in (own for own in self.rows if own.part.startswith(("attention", "batches"))):
+            ours, dense = chosen_on_gpu(row), row.seconds.get("dense mask")
             if ours in row.seconds and dense:
                 gains.setdefault(ours, []).append(dense / row.seconds[ours])
                 fastest = min(row.seconds, key=row.seconds.__getitem__)
                 ratio = row.seconds[ours] / row.seconds[fastest]
-                behind += [f"{row.what} over {row.more['tokens']:,} tokens ({fastest}, {ratio:.2f} times)"] * (
-                    ratio > 1
-                )
+                size = f"{row.more.get('batch', 1)} x {row.more['tokens']:,} tokens"
+                behind += [f"{row.what} over {size} ({fastest}, {ratio:.2f} times)"] * (ratio > 1)
         faster = [
             f"{name} {span(own)} times (rows: {len(own)})" for name, own in gains.items() if name != "dense mask"
         ]
@@ -289,16 +299,29 @@ class GpuRows(LongTexts):
             lines.append([f"{NAMES[task]}, {what}", *map(format_seconds, row.seconds.values()), row.formatted_ratio])
         return markdown(lines)
 
+    def large_rate(self) -> str:
+        """Return the time of the large model's step, its tokens, and its share of the rate of matrix products."""
+        (row,) = self.of("a large model")
+        seconds, rate = row.seconds["speechformer"], row.more["machine"]["flops_bfloat16"]
+        flops = row.more["flops_of_step"] / seconds
+        return (
+            f"{format_seconds(seconds)} for {row.more['tokens_per_second'] * seconds:,.0f} tokens, "
+            f"{row.more['tokens_per_second']:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s. "
+            f"A matrix product of 8,192 x 8,192 runs at {rate / 1e12:.0f} TFLOP/s; that is {flops / rate:.0%} of it"
+        )
+
 
 def span(values: list[float]) -> str:
     """Return the smallest and the largest of some values."""
     return " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(values), max(values))))
 
 
-@functools.cache
-def chosen_on_gpu(what: str, tokens: int) -> str:
+cached_bias = functools.cache(bias_of)  # so that each pattern is looked at once
+
+
+def chosen_on_gpu(row: Comparison) -> str:
     """Return the kernel that the dispatcher chooses today for a row of patterns on a GPU with Triton."""
-    bias = bias_of(VARIANTS[what], tokens)
+    bias = dataclasses.replace(cached_bias(VARIANTS[row.what], row.more["tokens"]), B=row.more.get("batch", 1))
     kernel = choose_kernel(bias, torch.device("cuda"), 0.0, with_weights=False, has_triton=True)
     return {"SDPA": "dense mask"}.get(kernel, kernel)
 

@@ -84,7 +84,7 @@ Kernel = Literal[
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
 # `bench attention` and `bench gpu` measure both sides of these limits:
-FLEX_MIN_PAIRS, FLEX_MIN_LENGTH, FLEX_MIN_WIDTH = 1 << 26, 1024, 16  # pairs of all token masks; the width is torch's
+FLEX_MIN_PAIRS, FLEX_MIN_LENGTH, FLEX_MIN_WIDTH = 1 << 26, 1024, 16  # pairs of all sequences; the width is torch's
 PARTIAL_TILES = 0.25  # most, of all: for each pair of such a tile FlexAttention evaluates the pattern
 SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
@@ -108,6 +108,7 @@ class AttentionBias:
     z_BSN: Tensor | None = None  # gates of the layer, which only the kernels in blocks take from here
     j: Tensor | None = None  # positions of the keys, if the cache has forgotten some
     head_width: int = FLEX_MIN_WIDTH
+    B: int = 1  # sequences that share it
 
     @functools.cached_property
     def dense(self) -> Tensor:
@@ -179,9 +180,9 @@ class AttentionBias:
         It can with heads of at least 16 numbers, and positions with a `score_mod` or without bias and gate. It is
         faster for many pairs, unless padding alone hides keys or the pattern scatters its pairs over many tiles.
         """
-        has, sequences = self.positions.overrides, 1 if self.token_mask_BS is None else len(self.token_mask_BS)
+        has = self.positions.overrides
         can = (has("score_mod") or not has("bias")) and not has("gate") and self.head_width >= FLEX_MIN_WIDTH
-        is_long = self.T >= FLEX_MIN_LENGTH and sequences * self.T**2 >= FLEX_MIN_PAIRS
+        is_long = self.T >= FLEX_MIN_LENGTH and self.B * self.T**2 >= FLEX_MIN_PAIRS
         if self.has_no_mask or self.is_padding_alone or not can or not is_long:
             return False
         length = 1024 * math.ceil(self.T / 1024)  # the same for many batches
@@ -375,6 +376,15 @@ class StackKernels(nn.Module):
         """Whether a plain pass may run on rows of tokens, without padding."""
         return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
 
+    def begin_cuda_graphs(self, device: torch.device) -> None:
+        """Say that the outputs of earlier passes may be overwritten, unless the blocks read those of an encoder.
+
+        Otherwise CUDA graphs without gradients begin anew in each block, and overwrite what it reads.
+        """
+        is_first = not hasattr(self.blocks[0], "cross_attention")
+        if device.type == "cuda" and is_first and self.is_compiled and not torch.compiler.is_compiling():
+            torch.compiler.cudagraph_mark_step_begin()
+
     def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
         if not self.training or x_BTD.device.type != "cpu":
@@ -400,7 +410,8 @@ class StackKernels(nn.Module):
         cache: Sequence[dict[str, Tensor]] | None = None,
     ) -> list[Bias]:
         """Return the bias of each layer in a pass; those of the last pass again if only the length decides them."""
-        (_, T, _), device = x_BTD.shape, x_BTD.device
+        (B, T, _), device = x_BTD.shape, x_BTD.device
+        self.begin_cuda_graphs(device)
         eager = device.type == "cpu" and not torch.compiler.is_compiling()  # where reading the mask costs nothing
         is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
@@ -408,7 +419,7 @@ class StackKernels(nn.Module):
         own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
         compiled, H = self.is_compiled, x_BTD.shape[-1] // self.blocks[0].attention.heads
         built = {
-            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled, head_width=H)
+            k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled, head_width=H, B=B)
             for k, pair in own.items()
         }
         if cache is not None:
@@ -419,7 +430,7 @@ class StackKernels(nn.Module):
         biases: list[Bias] = [built[k] for k in self.kinds]
         if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
             # autograd cannot save tensors made in inference mode
-            key = (T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
+            key = (B, T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
