@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import compose
@@ -71,3 +75,36 @@ def test_an_allocation_that_fails_is_one_sentence() -> None:
 
 def test_the_memory_that_is_available_is_that_of_this_machine() -> None:
     assert 2**26 < memory.available("cpu") < 2**50
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FLAGS = """
+import sys, types, torch
+from speechformer.training import runtime
+if "strict" in sys.argv:
+    runtime.Path = lambda _: types.SimpleNamespace(read_text=lambda encoding: "2")
+elif "limited" in sys.argv:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))
+runtime.tune_memory()
+tensor = torch.ones(2**26)
+last, own = tensor.data_ptr() + 4 * 2**26 - 1, False
+for line in open("/proc/self/smaps"):
+    first, *rest = line.split()
+    if first == "VmFlags:" and own:
+        print("hg" in rest)
+    elif not first.endswith(":"):
+        start, end = (int(word, 16) for word in first.split("-"))
+        own = start <= last < end
+"""
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists(), reason="no Linux with huge pages")
+@pytest.mark.parametrize("memory_is", ["free", "strict", "limited"])
+def test_large_tensors_lie_in_huge_pages(memory_is: str) -> None:
+    """Oracle: the kernel's flag of the memory with a tensor's last byte. Not where unused memory counts."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+        pytest.skip("here no memory may be reserved")
+    command = [sys.executable, "-c", FLAGS, memory_is]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(memory_is == "free")]
