@@ -22,7 +22,6 @@ from speechformer.kernels.dispatch import (
     AttentionBias,
     FastBlock,
     FastSelfAttention,
-    StackKernels,
     choose_kernel,
     compile_blocks,
     partial_tiles,
@@ -35,6 +34,7 @@ from speechformer.layers.attention import SelfAttention, attention_bias, attenti
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
 from speechformer.layers.positions import Positions, build_positions, query_and_key_indices
+from speechformer.models.ensemble import DropoutGenerators, stack_models
 
 # each position with a window, each pattern with ALiBi: the kernels treat the two apart
 KINDS = [*((model, "window") for model in MODELS), *(("alibi", name) for name in PATTERNS if name != "window")]
@@ -84,7 +84,7 @@ ROWS = {
     "CUDA, long, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "SDPA"),
     "CUDA, longer, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "sparse blocks"),
     "CUDA, padding alone": ("rope", "full", True, 1400, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA, long, nothing to mask": ("rope", "full", False, 2048, CUDA, 0.3, False, False, "SDPA without mask"),
+    "CUDA, longer, nothing to mask": ("rope", "full", False, 2048, CUDA, 0.3, False, False, "SDPA without mask"),
     "CUDA, longer, without Triton": ("alibi", "window", True, 520, CUDA, 0.0, False, False, "sparse blocks"),
     "CUDA, longer, dropout": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
     "CUDA, all pairs, without Triton": ("alibi", "full", True, 2048, CUDA, 0.0, False, False, "query blocks"),
@@ -99,7 +99,7 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     model, pattern, padded, length, device, rate, with_weights, cached, kernel = ROWS[row]
     monkeypatch.setattr(dispatch, "HAS_TRITON", "Triton" not in row)
     monkeypatch.setattr(dispatch, "FLEX_MIN_PAIRS", 2048**2)  # where a tensor of all pairs fits into any GPU
-    if "blocks" in kernel:
+    if "blocks" in kernel or "longer" in row:
         monkeypatch.setattr(dispatch, "BLOCKS_MIN_ON_GPU", 512)
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
@@ -488,6 +488,16 @@ def test_a_bias_of_the_last_pass_is_the_one_that_would_be_built(model: str) -> N
     assert (lm.decoder.last_bias is None) == trained
 
 
+def test_a_bias_of_the_last_pass_is_built_again_for_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the limit of FlexAttention, three sequences of nine tokens."""
+    monkeypatch.setattr(dispatch, "FLEX_MIN_PAIRS", 3 * 9**2)
+    lm, sequences = decoder(pattern=group("pattern", "window")), []
+    for B in (1, 2, 3, 4, 2):
+        lm(torch.randint(0, VOCABULARY, (B, 9)))
+        sequences.append(lm.decoder.last_bias[1][0].B)
+    assert sequences == [1, 1, 3, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("build", "model", "pattern"),
     [
@@ -545,27 +555,32 @@ def test_cuda_graphs_of_training_and_evaluation_compute_what_uncompiled_blocks_d
         torch.testing.assert_close(ours, plain, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("compiled", "expected"), [(True, [1, 2, 3]), (False, [0, 0, 0])])
-def test_cuda_graphs_begin_with_the_first_stack_of_a_pass(
-    compiled: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the count of passes, not of stacks: a decoder still reads what its encoder computed."""
-    begin, marks, counts = StackKernels.begin_cuda_graphs, [], []
-    monkeypatch.setattr(StackKernels, "begin_cuda_graphs", lambda self, _: begin(self, CUDA))
+def test_cuda_graphs_begin_with_the_first_stack_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the count of passes. Encoder and decoder are one: the backward pass needs the memory of both."""
+    marks: list[int] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, mode: None)
     ids = torch.randint(1, 30, (2, 8))
-    for network, inputs in ((decoder(), (ids,)), (classifier(), (ids,)), (translator("rope"), (ids, ids))):
-        for module in network.modules():
-            if isinstance(module, FastBlock):
-                module.compiled = compiled
+    ensemble = stack_models([decoder(), decoder()], DropoutGenerators([torch.Generator(), torch.Generator()]))
+    for network, inputs in (
+        (decoder(), (ids,)),
+        (classifier(), (ids,)),
+        (translator("rope"), (ids, ids)),
+        (ensemble, (ids,)),
+    ):
         network(*inputs)
-        counts.append(len(marks))
-    assert counts == expected
+        assert not marks
+        compile_blocks(network, "reduce-overhead", CUDA)
+        network(*inputs)
+        assert marks == [1]
+        marks.clear()
 
 
 def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="compile has no choice 'fast'.* default, reduce-overhead"):
         compile_blocks(decoder(), "fast", CUDA)
+    with pytest.raises(UserError, match="compile=max-autotune with trainer.accumulate_grad_batches=2"):
+        compile_blocks(decoder(), "max-autotune", CUDA, accumulated=2)
     monkeypatch.setattr(dispatch.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"compile=default: .* C\+\+ compiler"):
         compile_blocks(decoder(), "default", CPU)

@@ -476,7 +476,7 @@ def test_the_console_script_completes(tmp_path: Path) -> None:
         [*TRANSLATE, "model=rnn_attention", "recipe.warmup_steps=0"],
         *([*task, "compile=reduce-overhead"] for task in (CLASSIFY, LM, TRANSLATE)),
     ],
-    ids=lambda task: ", ".join(task[:3]),
+    ids=["classify", "lm", "translate", "rnn", "classify, CUDA graphs", "lm, CUDA graphs", "translate, CUDA graphs"],
 )
 def test_a_run_on_cuda(task: list[str], tmp_path: Path) -> None:
     result = execute(compose(*TINY[:-1], "machine=gpu", *task), tmp_path / "run")

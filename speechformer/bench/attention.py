@@ -78,6 +78,8 @@ def kernels(bias: AttentionBias, overrides: str, dtype: torch.dtype) -> dict[str
         "dense mask": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias.dense.to(dtype)),
         "reference": lambda q, k, v: attention_reference(q, k, v, bias.dense.to(dtype))[0],
     }
+    if bias.B > 1:  # whose memory grows with each sequence
+        del kernels["reference"]
     kernel = choose_kernel(bias, device(), 0.0, with_weights=False)
     chosen = {"SDPA": "dense mask"}.get(kernel, kernel)
     if bias.pattern is not all_pairs:

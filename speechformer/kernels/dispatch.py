@@ -11,8 +11,8 @@ cached keys and compilation; the second of two lengths is that of accelerators:
 |                     |                                | bias that `AttentionBias.suits_flex`                       |
 | "sparse blocks"     | `sparse.sparse_attention`      | all pairs, T >= 512 or 16384, and a pattern whose blocks   |
 |                     |                                | are expected to cost less; see `SPARSE_COST`               |
-| "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048 or 16384, and a bias, a mask or       |
-|                     |                                | dropout; not with random positions                         |
+| "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048 or 16384, and a bias, a mask or, not  |
+|                     |                                | on CUDA, dropout; not with random positions                |
 | "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but that |
 |                     |                                | of `plain_rope`, no weights, cache, autocast, compilation  |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
@@ -89,7 +89,8 @@ PARTIAL_TILES = 0.25  # most, of all: for each pair of such a tile FlexAttention
 SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs
 QUERY_BLOCKS_MIN_LENGTH = 2048  # from here on a bias of all pairs takes more memory than a model
 BLOCKS_MIN_ON_GPU = 16_384  # of both: there small products take no less time than large ones
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch's
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # the modes with them
+COMPILE_MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")  # torch's
 
 
 @dataclass
@@ -236,7 +237,8 @@ def choose_kernel(
         in_blocks = device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_GPU
         if in_blocks and of_all.T >= SPARSE_MIN_LENGTH and of_all.layout is not None:
             return "sparse blocks"
-        needs_bias = (dropout_rate or not of_all.has_no_mask) and not of_all.positions.is_redrawn
+        fused = of_all.has_no_mask and (device.type == "cuda" or not dropout_rate)  # by torch, without a mask
+        needs_bias = not fused and not of_all.positions.is_redrawn
         if in_blocks and of_all.T >= QUERY_BLOCKS_MIN_LENGTH and needs_bias:
             return "query blocks"
     fusable = fusable and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -376,15 +378,6 @@ class StackKernels(nn.Module):
         """Whether a plain pass may run on rows of tokens, without padding."""
         return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
 
-    def begin_cuda_graphs(self, device: torch.device) -> None:
-        """Say that the outputs of earlier passes may be overwritten, unless the blocks read those of an encoder.
-
-        Otherwise CUDA graphs without gradients begin anew in each block, and overwrite what it reads.
-        """
-        is_first = not hasattr(self.blocks[0], "cross_attention")
-        if device.type == "cuda" and is_first and self.is_compiled and not torch.compiler.is_compiling():
-            torch.compiler.cudagraph_mark_step_begin()
-
     def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
         """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
         if not self.training or x_BTD.device.type != "cpu":
@@ -409,9 +402,8 @@ class StackKernels(nn.Module):
         with_weights: bool,
         cache: Sequence[dict[str, Tensor]] | None = None,
     ) -> list[Bias]:
-        """Return the bias of each layer in a pass; those of the last pass again if only the length decides them."""
+        """Return the bias of each layer in a pass; those of the last pass again if the length decides them."""
         (B, T, _), device = x_BTD.shape, x_BTD.device
-        self.begin_cuda_graphs(device)
         eager = device.type == "cpu" and not torch.compiler.is_compiling()  # where reading the mask costs nothing
         is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
@@ -430,7 +422,8 @@ class StackKernels(nn.Module):
         biases: list[Bias] = [built[k] for k in self.kinds]
         if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
             # autograd cannot save tensors made in inference mode
-            key = (B, T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
+            is_large = B * T**2 >= FLEX_MIN_PAIRS
+            key = (is_large, T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
@@ -446,18 +439,40 @@ def use_fast_rotation(positions: Positions) -> None:
             own.rotate_heads = rotate_pairs_as_complex
 
 
-def compile_blocks(model: nn.Module, mode: str, device: torch.device) -> None:
+def compile_blocks(model: nn.Module, mode: str, device: torch.device, accumulated: int = 1) -> None:
     """Apply torch.compile to the blocks of a model for `device`, in place. Equal blocks share one compilation.
 
+    Args:
+        accumulated: batches whose gradients are added up for one step.
+
     Raises:
-        UserError: torch has no such mode, or the device is a CPU and there is no C++ compiler.
+        UserError: torch has no such mode, the device is a CPU and there is no C++ compiler, or CUDA graphs would
+            overwrite the gradients that are added up.
     """
     pick(dict.fromkeys(COMPILE_MODES), mode, "compile")
     if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         raise UserError(
             f"compile={mode}: torch found no C++ compiler for the CPU. Install g++ or leave compile unset."
         )
-    for block in model.modules():
-        if isinstance(block, FastBlock):
-            block.compile(mode=mode)
-            block.compiled = True
+    if device.type == "cuda" and mode in CUDA_GRAPHS and accumulated > 1:
+        raise UserError(
+            f"compile={mode} with trainer.accumulate_grad_batches={accumulated}: the CUDA graphs of a batch "
+            "overwrite the gradients of the last one. Set compile=default, or accumulate nothing."
+        )
+    for module in model.modules():
+        if isinstance(module, FastBlock):
+            module.compile(mode=mode)
+            module.compiled = True
+        elif isinstance(module, StackKernels) and device.type == "cuda":
+            module.register_forward_pre_hook(begin_pass)
+
+
+def begin_pass(stack: Any, arguments: Any) -> None:
+    """Mark the start of a step of CUDA graphs, once for each pass. Memory of earlier steps is free then.
+
+    Without gradients, torch would start one at each block, and free the block's input. The decoder of an
+    encoder-decoder belongs to the step of its encoder, whose activations the backward pass needs. So between two
+    forward passes there must be a backward pass, unless the first one is not for training.
+    """
+    if not hasattr(stack.blocks[0], "cross_attention"):
+        torch.compiler.cudagraph_mark_step_begin()

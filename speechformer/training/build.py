@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from speechformer import console
 from speechformer.config import count_devices, value_of
 from speechformer.errors import UserError, one_sentence, pick
+from speechformer.kernels.dispatch import compile_blocks
 from speechformer.models.stack import count_parameters
 from speechformer.runs.folder import RunFolder
 from speechformer.runs.rank import local_rank, node_rank
@@ -116,6 +117,12 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
         remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU."
         remedy *= "gpu backend" in str(error)
         raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
+
+
+def compile_for(trainer: pl.Trainer, module: pl.LightningModule, mode: str | None) -> None:
+    """Compile the blocks of a module as `compile` says."""
+    if mode is not None:
+        compile_blocks(module, mode, trainer.strategy.root_device, trainer.accumulate_grad_batches)
 
 
 def warn_of_slow_precision(precision: str, device: torch.device) -> None:

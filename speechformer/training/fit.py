@@ -20,13 +20,12 @@ import torch
 from speechformer import console
 from speechformer.config import count_devices
 from speechformer.errors import UserError, one_sentence
-from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.registry import build_data
 from speechformer.training import runtime
-from speechformer.training.build import Run, build_trainer, lease_devices, warn_of_slow_precision
+from speechformer.training.build import Run, build_trainer, compile_for, lease_devices, warn_of_slow_precision
 from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
@@ -69,8 +68,7 @@ def fit(
             progress = Progress(folder, on_evaluation)
             callbacks = [run.logger, timer, *tuners(config, [folder]), progress, *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
-            if config["compile"] is not None:
-                compile_blocks(run.task, config["compile"], trainer.strategy.root_device)
+            compile_for(trainer, run.task, config["compile"])
             with closed_at_failure(run.tracker):
                 if not rank:
                     prepare_folder(run, threads, resumes=checkpoint is not None)

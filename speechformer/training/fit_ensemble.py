@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.config import as_plain
 from speechformer.corpora.load import load
-from speechformer.kernels.dispatch import compile_blocks
 from speechformer.runs import identity
 from speechformer.runs.folder import (
     OWNER,
@@ -29,7 +28,7 @@ from speechformer.runs.folder import (
 )
 from speechformer.tasks.registry import build_data
 from speechformer.training import devices, runtime
-from speechformer.training.build import Run, build_trainer, lease_devices
+from speechformer.training.build import Run, build_trainer, compile_for, lease_devices
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
 from speechformer.training.ensemble import CallMemberCallbacks, Ensemble, EnsembleProgress
@@ -100,8 +99,7 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
             callbacks = [timer, *tuners(config, folders), EnsembleProgress(folders), CallMemberCallbacks()]
             own = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
             trainer = build_trainer(config, folders[0].path, device, **own)
-            if config["compile"] is not None:
-                compile_blocks(ensemble, config["compile"], trainer.strategy.root_device)
+            compile_for(trainer, ensemble, config["compile"])
             with closed_at_failure(*(run.tracker for run in runs)):
                 for run in runs:
                     prepare_folder(run, threads, resumes=False)

@@ -39,6 +39,7 @@ def tune_memory() -> None:
 
     Garbage collection pauses during the imports and never scans them again, as joblib's `gc.collect` after each job
     would. glibc keeps freed memory: otherwise it returns each large tensor to the system and gets it back, zeroed.
+    Linux is asked for huge pages.
     """
     was_collecting = gc.isenabled()
     gc.disable()
@@ -57,16 +58,16 @@ def tune_memory() -> None:
 
 
 def ask_for_huge_pages(libc: ctypes.CDLL) -> None:
-    """Let malloc, which keeps freed memory, take it in pages of 2 MiB where Linux gives them on request.
+    """Ask for transparent huge pages for the heap of the main thread: fewer page faults and TLB misses.
 
-    The first write to a page interrupts the process, and a processor remembers where a few thousand pages are. So
-    half of the machine's memory is allocated, marked and freed. No page of it is in use yet. Where such memory is
-    limited, nothing is done.
+    Half of the machine's memory is allocated, marked by madvise and freed. No page of it is in use then, but from now
+    on `calloc`, and so `numpy.zeros`, writes its zeros. Where memory is limited before it is used, nothing is done.
     """
     import resource  # not on Windows
 
     strict = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2"
-    if strict or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    if strict or any(limit != resource.RLIM_INFINITY for limit in limits):
         return
     huge, advice = 2**21, 14  # bytes; MADV_HUGEPAGE of sys/mman.h
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
