@@ -272,7 +272,7 @@ def test_tables_of_gpus() -> None:
     ]
     assert results.large_rate() == (
         "50 ms for 10,000 tokens, 200,000 tokens/s, 100 TFLOP/s. "
-        "A matrix product of 8,192 x 8,192 runs at 400 TFLOP/s; that is 25% of it"
+        "A matrix product of 8,192 x 8,192 runs at 400 TFLOP/s; the step has 25 % of this rate"
     )
 
 
@@ -390,9 +390,9 @@ def test_compiled_blocks_are_timed_beside_others(traced: list[str]) -> None:
     assert list(result.seconds) == ["default", "not compiled"] and min(result.seconds.values()) > 0
 
 
-def test_without_a_gpu_its_parts_say_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    for part in GPU_PARTS.values():
-        with pytest.raises(UserError, match="no CUDA device"):
-            part(1)
+def test_without_a_gpu_its_parts_say_so_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench, "machine", lambda: pytest.fail("measured"))
+    for parts, needing in ((["gpu"], ", ".join(GPU_PARTS)), (["corpus", "large"], "large")):
+        with pytest.raises(UserError, match=f"no CUDA device here, which the bench needs for: {needing}."):
+            bench.bench(parts, 1, 1, None)

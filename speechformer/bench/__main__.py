@@ -89,6 +89,10 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
             raise UserError(f"there is no part {part}; valid are {', '.join(PARTS)}, gpu, and translation alone.")
     if min(rounds, processes) < 1:
         raise UserError("--rounds and --processes must be at least 1.")
+    named = [own for part in parts for own in ([*GPU_PARTS, "ensemble"] if part == "gpu" else [part])]
+    chosen = [*dict.fromkeys(named)] or [part for part in PARTS if part not in LONG]
+    if not torch.cuda.is_available() and (on_gpu := [part for part in chosen if part in GPU_PARTS]):
+        raise UserError(f"there is no CUDA device here, which the bench needs for: {', '.join(on_gpu)}.")
     written = OutputFolder(output) if output else None
     if written:  # before anything is measured
         written.file("bench.json")
@@ -99,8 +103,6 @@ def bench(parts: list[str], rounds: int, processes: int, output: Path | None) ->
         f"{about['flops_float32'] / 1e9:.0f} GFLOP/s (bfloat16 {about['flops_bfloat16'] / 1e9:.0f}), "
         f"memory {about['bytes_per_second'] / 1e9:.1f} GB/s."
     )
-    named = [own for part in parts for own in ([*GPU_PARTS, "ensemble"] if part == "gpu" else [part])]
-    chosen = [*dict.fromkeys(named)] or [part for part in PARTS if part not in LONG]
     before = earlier(written.file("bench.json"), chosen) if written else []
     for part in chosen:
         console.warn(f"Measuring: {part}")

@@ -307,7 +307,8 @@ class GpuRows(LongTexts):
         return (
             f"{format_seconds(seconds)} for {row.more['tokens_per_second'] * seconds:,.0f} tokens, "
             f"{row.more['tokens_per_second']:,.0f} tokens/s, {flops / 1e12:.0f} TFLOP/s. "
-            f"A matrix product of 8,192 x 8,192 runs at {rate / 1e12:.0f} TFLOP/s; that is {flops / rate:.0%} of it"
+            f"A matrix product of 8,192 x 8,192 runs at {rate / 1e12:.0f} TFLOP/s; "
+            f"the step has {100 * flops / rate:.0f} % of this rate"
         )
 
 
