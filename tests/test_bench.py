@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from speechformer.bench import __main__ as bench
-from speechformer.bench import corpus, long
+from speechformer.bench import corpus, gpu, long
 from speechformer.bench.attention import SIZES as SIZES_OF_ATTENTION
 from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
 from speechformer.bench.attention import measure as bench_of_attention
@@ -274,6 +274,20 @@ def test_tables_of_gpus() -> None:
         "50 ms for 10,000 tokens, 200,000 tokens/s, 100 TFLOP/s. "
         "A matrix product of 8,192 x 8,192 runs at 400 TFLOP/s; the step has 25 % of this rate"
     )
+
+
+def test_patterns_are_measured_in_batches(on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: by hand; batches end at 65,536 tokens."""
+    rows = [row for B in (1, 2) for row in bench_of_attention(1, (128,), ["window 64"], B)]
+    assert [(row.part, row.more["batch"]) for row in rows] == [
+        ("attention, 128 tokens", 1),
+        ("batches, 2 x 128 tokens", 2),
+    ]
+    assert "reference" in rows[0].seconds and "reference" not in rows[1].seconds
+    calls: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(gpu, "bench_attention", lambda rounds, lengths, variants, B: calls.append((lengths, B)) or [])
+    gpu.bench_patterns(1, (1, 8, 64))
+    assert calls == [([1024, 2048, 4096, 8192, 16_384], 1), ([1024, 2048, 4096, 8192], 8), ([1024], 64)]
 
 
 def test_rows_say_whether_weights_are_computed_again(on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
