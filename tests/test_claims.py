@@ -394,8 +394,8 @@ def test_results_of_an_earlier_numerics_version_are_said_to_be(
 @pytest.mark.parametrize(
     ("overrides", "settings"),
     [
-        (["task=lm"], ["a", "b"]),
-        (["task=lm", "corpus=text", "corpus.separator=blank_line"], ["blank_line"]),
+        (["task=lm", "width=128"], ["a", "b"]),
+        (["task=lm", "width=128", "corpus=text", "corpus.separator=blank_line"], ["blank_line"]),
         (["task=probe", "probe=copy"], {}),
     ],
 )
@@ -405,7 +405,29 @@ def test_results_are_outdated_by_the_version_in_their_fingerprint(
     """T5's bias has another start since version 3, while results said 1 for every config."""
     config = as_plain(compose([*overrides, "model=relative", "recipe.init=torch"]))
     assert numerics(config) == 3
-    corpus = {"sha256": "ab", "classes": settings if overrides == ["task=lm"] else [], "counts": {}}
+    corpus = {"sha256": "ab", "classes": settings if overrides == ["task=lm", "width=128"] else [], "counts": {}}
     identity = fingerprint(config, "ab", settings, version)
     own = {**result(), "numerics": 1, "config": config, "corpus": corpus, "identity": identity}
     assert Run(tmp_path, own, {}).is_outdated is (version == 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task=lm"], 5),
+        (["task=lm", "model=relative", "recipe.init=torch"], 7),
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=4000"], 5),  # merges beside single characters
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=1000"], 1),
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=1000", "vocab_size=8192"], 5),
+        (["task=lm", "width=96"], 1),
+        (["task=lm", "batch_size=8"], 1),  # 256 words a step
+        (["task=lm", "recipe.label_smoothing=0.1"], 1),
+        (["task=classify"], 1),
+        (["task=classify", "task.masked_lm=0.1"], 1),  # 512 words a step, 15 % of them masked
+        (["task=classify", "task.masked_lm=0.1", "batch_size=128"], 5),
+        (["task=probe", "probe=copy"], 1),
+    ],
+)
+def test_only_runs_that_may_take_the_unshifted_loss_have_other_numbers(overrides: list[str], expected: int) -> None:
+    """Oracle: the limits of `kernels.loss`: 4,096 tokens, 512 rows, width 64; no label smoothing."""
+    assert numerics(as_plain(compose(overrides))) == expected

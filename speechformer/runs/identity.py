@@ -78,7 +78,17 @@ def numerics(config: Mapping[str, Any]) -> int:
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
-    return NUMERICS_VERSION + clean_pairs + 2 * t5_start
+    return NUMERICS_VERSION + clean_pairs + 2 * t5_start + 4 * may_have_unshifted_loss(config)
+
+
+def may_have_unshifted_loss(config: Mapping[str, Any]) -> bool:
+    """Return whether `kernels.loss.unshifted_loss` may compute the loss of a run, by its config alone."""
+    task, vocabulary = config["task"], config["task"].get("vocab_size")
+    is_large = vocabulary is None or max(vocabulary, config.get("vocab_size") or 0) >= 2048  # merges add to a base
+    masked = bool(task.get("masked_lm") or task.get("pretraining_epochs"))
+    of_tokens = {"lm": 1, "translate": 1, "classify": 0.3 * masked}.get(task["name"], 0)  # 15 % are masked, drawn
+    rows = config["batch_size"] * config["block_size"] * of_tokens
+    return is_large and rows >= 512 and config["width"] <= 64 and not config["recipe"]["label_smoothing"]
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
