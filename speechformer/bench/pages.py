@@ -80,8 +80,8 @@ class Rows:
         return " and ".join(names)
 
     def commit(self, part: str) -> str:
-        """Return the commit of a part."""
-        return short_commit(self.commits[self.of(part)[0].part])
+        """Return the commit of a part, or those of its rows."""
+        return " and ".join(dict.fromkeys(short_commit(self.commits[row.part]) for row in self.of(part)))
 
 
 GOALS = {("report", "classify, training step"): 1.5, ("report", "lm, training step"): 1.3}  # else 1
