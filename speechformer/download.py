@@ -142,9 +142,10 @@ def main() -> None:
     corpus = SOURCES[arguments.corpus]
 
     def command() -> None:
-        # so that no partial file remains; Ctrl-C, too, wherever an import may be interrupted
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        signal.signal(signal.SIGINT, lambda *_: sys.exit("Interrupted."))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no partial file remains
+        # A KeyboardInterrupt inside exec, as in the import of dataclasses, ends Python by the signal even if caught
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, lambda *_: sys.exit("Interrupted."))
         folder = arguments.to or cache_directory() / corpus.folder
         console.write(corpus.licence)
         source = corpus.url if arguments.source is None else arguments.source

@@ -416,18 +416,41 @@ def test_results_are_outdated_by_the_version_in_their_fingerprint(
     [
         (["task=lm"], 5),
         (["task=lm", "model=relative", "recipe.init=torch"], 7),
-        (["task=lm", "task.tokens=bpe", "task.vocab_size=4000"], 5),  # merges beside single characters
-        (["task=lm", "task.tokens=bpe", "task.vocab_size=1000"], 1),
-        (["task=lm", "task.tokens=bpe", "task.vocab_size=1000", "vocab_size=8192"], 5),
         (["task=lm", "width=96"], 1),
         (["task=lm", "batch_size=8"], 1),  # 256 words a step
         (["task=lm", "recipe.label_smoothing=0.1"], 1),
+        (["task=lm", "task.tokens=bytes"], 1),
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=3835"], 1),
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=3836"], 5),  # and 260 other tokens
+        (["task=lm", "task.tokens=bpe", "task.vocab_size=1000", "vocab_size=8192"], 5),
         (["task=classify"], 1),
         (["task=classify", "task.masked_lm=0.1"], 1),  # 512 words a step, 15 % of them masked
         (["task=classify", "task.masked_lm=0.1", "batch_size=128"], 5),
+        (["task=classify", "task.masked_lm=0.1", "batch_size=128", "recipe.label_smoothing=0.1"], 5),
         (["task=probe", "probe=copy"], 1),
+        (["task=probe", "probe=copy", "vocab_size=8192"], 5),
+        (["task=translate", "task.vocab_size=4000", "recipe.label_smoothing=0"], 1),  # width 128
+        (["task=translate", "task.vocab_size=4000", "recipe.label_smoothing=0", "width=64", "batch_size=2"], 5),
+        (["task=translate", "task.vocab_size=4000", "recipe.label_smoothing=0.1", "width=64"], 1),
     ],
 )
 def test_only_runs_that_may_take_the_unshifted_loss_have_other_numbers(overrides: list[str], expected: int) -> None:
-    """Oracle: the limits of `kernels.loss`: 4,096 tokens, 512 rows, width 64; no label smoothing."""
+    """Oracle: the limits of `kernels.loss`: 4,096 tokens, 512 rows, width 64; no label smoothing.
+
+    Batches of `task.batch_tokens` have any number of rows.
+    """
     assert numerics(as_plain(compose(overrides))) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "versions"), [("alibi", {1: True, 5: False}), ("relative", {1: True, 3: True, 7: False})]
+)
+def test_language_models_of_before_the_unshifted_loss_are_outdated(
+    model: str, versions: dict[int, bool], tmp_path: Path
+) -> None:
+    config = as_plain(compose(["task=lm", f"model={model}", "recipe.init=torch"]))
+    corpus = {"sha256": "ab", "classes": ["a", "b"], "counts": {}}
+    for version, is_outdated in versions.items():
+        identity = fingerprint(config, "ab", ["a", "b"], version)
+        own = {**result(), "numerics": 1, "config": config, "corpus": corpus, "identity": identity}
+        assert Run(tmp_path, own, {}).is_outdated is is_outdated

@@ -667,7 +667,7 @@ def test_the_unshifted_loss_is_the_loss_of_all_logits(R: int, with_bias: bool, s
     ("of_hidden", "of_bias"), [(60.0, 0.0), (1.0, 24.0), (1.0, -24.0), (float("nan"), 0.0), (1.0, float("inf"))]
 )
 def test_logits_beyond_the_range_of_float32_take_the_maximum_away(of_hidden: float, of_bias: float) -> None:
-    """Oracle: torch's loss of all logits, which does so, too. Of logits of one sign, sums are as large or small."""
+    """Oracle: torch's loss of all logits. Those of one sign make all totals overflow or underflow."""
     for sign in (1, -1):
         weight = sign * torch.rand(4096, 8).add_(0.5)
         bias, hidden = torch.zeros(4096).index_fill_(0, torch.tensor(7), of_bias), torch.rand(512, 8) * of_hidden
@@ -680,6 +680,38 @@ def test_logits_beyond_the_range_of_float32_take_the_maximum_away(of_hidden: flo
         torch.testing.assert_close(loss, expected, equal_nan=True)
         grads = [torch.autograd.grad(own, inputs) for own in (loss, expected)]
         torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("logit", "bias", "of_last", "is_unshifted"),
+    [
+        (24.0, 22.0, 0.0, True),  # totals of about 1e24
+        (-20.0, -22.0, 0.0, True),  # 2e-15
+        (28.0, 22.0, 0.0, False),
+        (-23.0, -22.0, 0.0, False),
+        (1.0, 0.0, 90.0, False),  # in the last of five products
+    ],
+)
+def test_the_unshifted_loss_at_the_ends_of_its_range(
+    logit: float, bias: float, of_last: float, is_unshifted: bool
+) -> None:
+    """Oracle: torch's loss in float64."""
+    hidden, weight = torch.randn(600, 8), 0.1 * torch.randn(4096, 8)
+    hidden[:, 0], weight[:, 0] = 1.0, logit
+    hidden[-1, 0] += of_last
+    inputs, targets = [hidden, weight, torch.full((4096,), bias)], torch.randint(4096, (600,))
+    assert (loss_module.unshifted_loss(*inputs, targets) is not None) is is_unshifted
+    results = []
+    for own in (inputs, [tensor.double() for tensor in inputs]):
+        h, w, b = (tensor.requires_grad_() for tensor in own)
+        loss = (
+            next_token_loss(w, b, h, targets)
+            if h.dtype == torch.float32
+            else F.cross_entropy(F.linear(h, w, b), targets)
+        )
+        results.append([loss, *torch.autograd.grad(loss, (h, w, b))])
+    for ours, theirs in zip(*results):
+        assert (ours - theirs).abs().max() <= 3e-4 * theirs.abs().max()  # 24 less 24 in the gradient of hidden states
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from torch import Tensor
 
 CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
 SHARED = 32768  # least elements that torch shares among threads (at::internal::GRAIN_SIZE)
-# Where `unshifted_loss` takes 5 % or more off a step. `runs.identity.may_have_unshifted_loss` follows these.
+# Least tokens, least rows and most width of `unshifted_loss`. `runs.identity.may_have_unshifted_loss` follows these.
 UNSHIFTED_TOKENS, UNSHIFTED_ROWS, UNSHIFTED_WIDTH = 4096, 512, 64
-# Products are in float32's range, and what underflows, exp(23) 1e-38 for each of a million tokens, is 1e-7 of a total
+# exp(23) times a total below 1e25 stays below 1e35. Terms lost to underflow are at most exp(23) 1e-38 each, of 2^20
+# tokens 1e-7 of the least total.
 LARGEST_BIAS, LEAST_TOTAL, LARGEST_TOTAL = 23.0, 1e-15, 1e25
 
 
@@ -43,9 +44,9 @@ def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iter
 def unshifted_loss(
     hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
-    """Return the loss of `ChunkedLoss` and its gradients from exp(z), z without a bias and without its maximum.
+    """Return the loss of `ChunkedLoss` and its gradients without subtracting the maximum of the logits.
 
-    With E = exp(W h) and c = exp(b):   P = c E / t,   t = c E,   loss = mean(log t - z_y)
+    With E = exp(W h) and c = exp(b):   t = c^T E,   P = c E / t,   loss = mean(log t - (W h)_y - log c_y)
     E is [V, rows]: each thread's tokens stay in its cache from the product to the sums. c and 1 / t multiply the
     smaller matrices. None if a number could leave float32's range.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -83,12 +84,17 @@ def numerics(config: Mapping[str, Any]) -> int:
 
 def may_have_unshifted_loss(config: Mapping[str, Any]) -> bool:
     """Return whether `kernels.loss.unshifted_loss` may compute the loss of a run, by its config alone."""
-    task, vocabulary = config["task"], config["task"].get("vocab_size")
-    is_large = vocabulary is None or max(vocabulary, config.get("vocab_size") or 0) >= 2048  # merges add to a base
+    task, name, padded = config["task"], config["task"]["name"], config.get("vocab_size") or 0
+    has_few = name == "probe" or task.get("tokens") == "bytes"
+    vocabulary = 0 if has_few else task.get("vocab_size")  # None: all words, or 4,000 merges
+    # 256 bytes and 4 special tokens may come to a vocabulary
+    is_large = vocabulary is None or max(vocabulary, padded) >= 4096 - 260
+    # rows for each token of a batch: 15 % of words are masked, and 30 % of 512 is more than any draw
     masked = bool(task.get("masked_lm") or task.get("pretraining_epochs"))
-    of_tokens = {"lm": 1, "translate": 1, "classify": 0.3 * masked}.get(task["name"], 0)  # 15 % are masked, drawn
-    rows = config["batch_size"] * config["block_size"] * of_tokens
-    return is_large and rows >= 512 and config["width"] <= 64 and not config["recipe"]["label_smoothing"]
+    share = {"classify": 0.3 * masked, "translate": math.inf if task.get("batch_tokens") else 1}.get(name, 1)
+    rows = config["batch_size"] * config["block_size"] * share
+    is_smooth = bool(config["recipe"]["label_smoothing"]) and name != "classify"  # the loss of masked words is not
+    return is_large and rows >= 512 and config["width"] <= 64 and not is_smooth
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
