@@ -56,11 +56,8 @@ def unshifted_loss(
     factor_V = weight_VD.new_ones(V) if bias_V is None else bias_V.exp()
     factors_VD, targets_RD = weight_VD * factor_V[:, None], weight_VD.index_select(0, targets_R)
     of_targets = (hidden_RD * targets_RD).sum(dim=1).add_(factor_V.index_select(0, targets_R).log_())
-    grad_hidden, grad_weight, grad_bias = (
-        targets_RD.mul_(-1 / R),
-        torch.empty_like(weight_VD),
-        torch.zeros_like(factor_V),
-    )
+    grad_hidden = targets_RD.mul_(-1 / R)
+    grad_weight, grad_bias = torch.empty_like(weight_VD), torch.zeros_like(factor_V)
     buffer = hidden_RD.new_empty(V, rows_at_once(D))
     totals: list[Tensor] = []
     for hidden, grad in zip(hidden_RD.split(rows_at_once(D)), grad_hidden.split(rows_at_once(D))):
