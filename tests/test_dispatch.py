@@ -253,7 +253,7 @@ def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
     """One graph (or torch says why not), and the same values."""
     torch.manual_seed(0)
     bias = bias_of("alibi", "window", length=150)
-    _ = bias.block_mask, bias.dense  # as `prepare` does on a GPU
+    _ = bias.block_mask, bias.dense  # as `prepare` does for compiled blocks
     q, k, v = torch.randn(3, 2, 2, 150, 16)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -748,6 +748,8 @@ def test_attention_with_dropout_takes_tensors_that_are_not_contiguous(padded: bo
 def test_the_bias_of_gates_is_ready_before_compiled_blocks_need_it() -> None:
     """A CUDA graph would overwrite it: `AttentionBias.prepare`."""
     stack = decoder(model=group("model", "forgetting")).eval().decoder
+    for block in stack.blocks:
+        block.compiled = True  # `compile_blocks` also has them compiled
     x = stack.embedding(sentences())
     for bias in stack.attention_biases(x, x.shape[1], None, None, False):
         assert "dense" in vars(bias)
@@ -761,13 +763,20 @@ def test_a_mask_of_keys_changes_no_bit_of_any_token(model: str, pattern: str, ca
     bias = bias_of(model, pattern, causal, padded=True)
     assert bias.token_mask_BS is not None
     alone = (pattern, causal) == ("full", False) and model in ("learned", "nope", "rope", "sinusoidal", "xpos")
-    assert (bias.of_sdpa is bias.dense) == (not alone)
+    assert (bias.compact is bias.dense) == (not alone)
     if not alone:
         return
-    assert bias.of_sdpa.shape == (2, 1, 1, 12)
+    assert bias.compact.shape == (2, 1, 1, 12)
     q, k, v = torch.randn(3, 2, 2, 12, 16, generator=torch.Generator().manual_seed(0))
-    rows, whole = (F.scaled_dot_product_attention(q, k, v, mask) for mask in (bias.of_sdpa, bias.dense))
+    rows, whole = (F.scaled_dot_product_attention(q, k, v, mask) for mask in (bias.compact, bias.dense))
     tokens = bias.token_mask_BS[:, None, :, None].expand_as(rows)
     assert rows.isfinite().all() and rows[tokens].equal(whole[tokens])
+    unpadder, dropped = unpadder_for(2, 12, bias.token_mask_BS), torch.rand(2, 2, 12, 12)
+    qkv = torch.randn(len(unpadder.index_R), 96, requires_grad=True)
+    results = []
+    for mask in (bias.compact, bias.dense):
+        output = DroppedAttention.apply(qkv, mask, dropped, unpadder, None)
+        results.append([output, *torch.autograd.grad(output.square().sum(), qkv)])
+    assert all(map(torch.equal, *results))
     documents = AttentionBias(bias.positions, all_pairs, 12, 12, False, bias.token_mask_BS.long(), CPU)
-    assert documents.of_sdpa is documents.dense
+    assert documents.compact is documents.dense

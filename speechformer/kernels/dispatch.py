@@ -30,7 +30,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
-| one row of the mask for all queries      | "SDPA", if padding alone hides keys                                    |
+| one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                 |
 | `linear.FastLinear`: bias after product  | layers of a block without gradients, on a CPU with MKL, in single or   |
 |                                          | double precision, 2 to 112 inputs; no compilation, autocast, torch.func|
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -136,8 +136,8 @@ class AttentionBias:
         return self.of_pairs(self.pattern(i, j) & (j <= i) if self.causal else self.pattern(i, j), i, j)
 
     @functools.cached_property
-    def of_sdpa(self) -> Tensor:
-        """The tensor for "SDPA": `dense`, or one row for all queries if padding alone hides keys, [B, 1, 1, S].
+    def compact(self) -> Tensor:
+        """The tensor `dense`, or one row for all queries if padding alone hides keys, [B, 1, 1, S].
 
         With one row queries of padding attend to the tokens in place of themselves; their states are undefined.
         """
@@ -206,7 +206,7 @@ class AttentionBias:
         elif self.positions.overrides("gate"):  # which is added to it
             _ = self.dense
         elif kernel != "SDPA without mask":
-            _ = self.block_mask if kernel == "FlexAttention" else self.of_sdpa if kernel == "SDPA" else self.dense
+            _ = self.block_mask if kernel == "FlexAttention" else self.compact if kernel == "SDPA" else self.dense
 
 
 Bias = AttentionBias | Tensor
@@ -215,6 +215,11 @@ Bias = AttentionBias | Tensor
 def dense(bias: Bias) -> Tensor:
     """Return a bias as a tensor."""
     return bias.dense if isinstance(bias, AttentionBias) else bias
+
+
+def compact(bias: Bias) -> Tensor:
+    """Return a bias as a tensor, of one row if that does for all queries."""
+    return bias.compact if isinstance(bias, AttentionBias) else bias
 
 
 def choose_kernel(
@@ -230,18 +235,17 @@ def choose_kernel(
     `has_triton` is about another machine; None: this one.
     """
     of_all = bias if isinstance(bias, AttentionBias) and bias.T == bias.S else None  # without a cache
-    has_triton = HAS_TRITON if has_triton is None else has_triton
-    can_flex = device.type == "cuda" and has_triton and not dropout_rate and not with_weights
-    if of_all is not None and can_flex and of_all.suits_flex:
-        return "FlexAttention"
-    if of_all is not None and not with_weights and not of_all.compiled:
-        in_blocks = device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_GPU
-        if in_blocks and of_all.T >= SPARSE_MIN_LENGTH and of_all.layout is not None:
-            return "sparse blocks"
-        fused = of_all.has_no_mask and (device.type == "cuda" or not dropout_rate)  # by torch, without a mask
-        needs_bias = not fused and not of_all.positions.is_redrawn
-        if in_blocks and of_all.T >= QUERY_BLOCKS_MIN_LENGTH and needs_bias:
-            return "query blocks"
+    if of_all is not None and not with_weights:
+        has_triton = HAS_TRITON if has_triton is None else has_triton
+        if device.type == "cuda" and has_triton and not dropout_rate and of_all.suits_flex:
+            return "FlexAttention"
+        if not of_all.compiled and (device.type == "cpu" or of_all.T >= BLOCKS_MIN_ON_GPU):
+            if of_all.T >= SPARSE_MIN_LENGTH and of_all.layout is not None:
+                return "sparse blocks"
+            if of_all.T >= QUERY_BLOCKS_MIN_LENGTH and not of_all.positions.is_redrawn:
+                fused = of_all.has_no_mask and (device.type == "cuda" or not dropout_rate)  # by torch, without a mask
+                if not fused:
+                    return "query blocks"
     fusable = fusable and device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     if fusable and dropout_rate and not with_weights and not torch.compiler.is_compiling():
         return "fused dropout"
@@ -279,7 +283,7 @@ class FastAttention(reference.MultiHeadAttention):
         if kernel == "reference":
             return reference.attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), self.dropout)
         if kernel == "SDPA":
-            mask = (bias.of_sdpa if isinstance(bias, AttentionBias) else bias).to(q_BNTH.dtype)
+            mask = compact(bias).to(q_BNTH.dtype)
             return F.scaled_dot_product_attention(q_BNTH, k_BNSH, v_BNSH, mask, rate), None
         assert isinstance(bias, AttentionBias)
         dropout = self.dropout.drop if rate else None
@@ -319,7 +323,7 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             z_TP = None if rope is None else rotation_factors(rope.table(0, T), qkv.dtype)
-            output = DroppedAttention.apply(qkv, dense(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP)
+            output = DroppedAttention.apply(qkv, compact(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP)
             return self.output(output), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
@@ -385,7 +389,8 @@ class StackKernels(nn.Module):
             return
         uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
         uses = [(self.embedding_dropout, x_BTD.shape), *uses]
-        kernels = {choose_kernel(bias, x_BTD.device, self.dropout_rate, with_weights=False) for bias in biases}
+        own = [biases[k] for k in set(self.kinds)]
+        kernels = {choose_kernel(bias, x_BTD.device, self.dropout_rate, with_weights=False) for bias in own}
         for rate in dict.fromkeys(dropout.rate for dropout, _ in uses):
             same = [use for use in uses if use[0].rate == rate]
             if kernels & {"sparse blocks", "query blocks"}:
@@ -428,7 +433,7 @@ class StackKernels(nn.Module):
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
-        for k in own:
+        for k in own if compiled else ():
             biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
 

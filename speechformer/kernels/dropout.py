@@ -26,11 +26,13 @@ def dropout_masks(
 
     Several shapes give the same masks, to the bit, as one call for each.
     """
-    sizes = [4 * ((math.prod(shape) + 3) // 4) for shape in shapes]  # masks never share a draw
+    counts = [math.prod(shape) for shape in shapes]
+    sizes = [4 * ((count + 3) // 4) for count in counts]  # masks never share a draw
     draws = torch.empty(sum(sizes) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
     masks = torch.empty(sum(sizes), dtype=dtype)
     torch.ge(draws.view(torch.int16), round(rate * 65536) - 32768, out=masks).mul_(1 / (1 - rate))
-    return [mask[: math.prod(shape)].view(shape) for shape, mask in zip(shapes, masks.split(sizes))]
+    parts = zip(shapes, counts, masks.split(sizes))
+    return [(part[:count] if count % 4 else part).view(shape) for shape, count, part in parts]
 
 
 class FastDropout(Dropout):

@@ -67,14 +67,19 @@ class Unpadder:
             return self.rows[N]
         B, T, R = self.B, self.T, len(self.index_R)
         with torch.inference_mode(False):  # autograd cannot save tensors made in inference mode
-            first_head_R = self.index_R + self.index_R // T * (N - 1) * T
-            output_RN = first_head_R[:, None] + torch.arange(0, N * T, T)
-            to_tokens_R3N = output_RN[:, None] + B * N * T * torch.arange(3)[:, None]
-            to_heads = to_tokens_R3N.new_zeros(3 * B * N * T)
-            to_heads.index_copy_(0, to_tokens_R3N.flatten(), torch.arange(R * 3 * N))
+            places_R3N = head_places(B, T, N).index_select(0, self.index_R)
+            to_tokens, output = places_R3N.flatten(), places_R3N[:, :N].flatten()
+            to_heads = to_tokens.new_zeros(3 * B * N * T).index_copy_(0, to_tokens, torch.arange(R * 3 * N))
             inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if self.is_whole else None
-            self.rows[N] = HeadRows(to_tokens_R3N.flatten(), to_heads, output_RN.flatten(), inverse, B * N * T)
+            self.rows[N] = HeadRows(to_tokens, to_heads, output, inverse, B * N * T)
         return self.rows[N]
+
+
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def head_places(B: int, T: int, N: int) -> Tensor:
+    """Return the rows of [3, B, N, T] that hold the queries, keys and values of each place, [B T, 3 N]."""
+    return torch.arange(3 * B * N * T).view(3, B, N, T).permute(1, 3, 0, 2).reshape(B * T, 3 * N)
 
 
 @functools.lru_cache(maxsize=8)
