@@ -197,10 +197,36 @@ def test_tables_of_long_texts() -> None:
         f"dense mask; where it does not (1), {ratio[256]:.1f} to {ratio[256]:.1f} times"
     )
     assert results.long_table().splitlines()[3] == "| lm, 512 wide, 6 layers, full, 4,096 tokens | 2.00 s | 3.0 GB |"
-    ratio = "2.00 times (median of 3 rounds, 1.50 to 2.50; the goal of {} is {})"
-    assert results.doubled("full", 4096, 2) == ratio.format(2, "met")
-    assert results.doubled("full", 4096, 1.5) == ratio.format(1.5, "missed")
+    few = "2.00 times (median of 3 rounds, too few for an interval; the goal of 2: too close to tell)"
+    assert results.doubled("full", 4096, 2) == few
     assert results.stream().startswith("1.00 ms for each of the first 10,000 tokens and 2.00 ms for each of the last")
+
+
+@pytest.mark.parametrize("goal, verdict", [(1.8, "missed"), (1.95, "too close to tell"), (2.3, "met")])
+def test_the_goal_of_a_doubled_length_is_judged_by_an_interval(goal: float, verdict: str) -> None:
+    """Oracle: of nine values, the second and the eighth bound the median with at least 95 % (binomial)."""
+    rounds = {"2,048": [1.0] * 9, "4,096": [1.5, 1.9, 1.92, 1.96, 2.0, 2.03, 2.1, 2.2, 2.5]}
+    rows = [
+        Comparison("a long text", f"lm, 512 wide, 6 layers, full, {tokens} tokens", "step", {}, {"rounds": own})
+        for tokens, own in rounds.items()
+    ]
+    expected = f"2.00 times (median of 9 rounds, 95 % interval 1.90 to 2.20; the goal of {goal:g}: {verdict})"
+    assert Results({"rows": [*map(asdict, rows)]}).doubled("full", 4096, goal) == expected
+
+
+def test_goals_of_steps_are_judged_by_their_intervals() -> None:
+    """Oracle: ratios of processes well above the goal, well below it, and on both sides."""
+    speed = {"classify, training step": (1.6, 1.7), "lm, training step": (1.1, 1.12), "lm, evaluation": (0.9, 1.2)}
+    rows = []
+    for what, ratios in speed.items():
+        processes = [{"speechformer": 1.0, "torch.nn": ratio} for ratio in (*ratios, *ratios)]
+        row = Comparison("steps, report", what, "step", processes[0], {"processes": processes})
+        rows.append({**asdict(row), "measured_by": "steps"})
+    assert Results({"rows": rows}).goals() == (
+        "The goals were 1.5 (classifier, reports' size, training step) and 1.3 (language model, reports' size, "
+        "training step), and 1.0 elsewhere; missed: language model, reports' size, training step (1.11). "
+        "Too close to tell: language model, reports' size, evaluation (1.04)."
+    )
 
 
 def test_each_way_of_the_backward_pass_has_an_exponent_of_memory() -> None:

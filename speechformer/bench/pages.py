@@ -185,16 +185,19 @@ class LongTexts(AttentionRows):
 
     def doubled(self, pattern: str, tokens: int, goal: float) -> str:
         """Return how many times the time of half as many tokens a training step takes: the median of rounds."""
+        from scipy.stats import quantile_test
+
         longer, shorter = (
             row.more["rounds"]
             for size in (tokens, tokens // 2)
             for row in self.of("a long text", f"lm, 512 wide, 6 layers, {pattern}, {size:,}")
         )
         ratios = [one / other for one, other in zip(longer, shorter, strict=True)]
-        middle = statistics.median(ratios)
-        result = "met" if middle <= goal else "missed"
-        rounds = f"median of {len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
-        return f"{middle:.2f} times ({rounds}; the goal of {goal:g} is {result})"
+        low, high = quantile_test(ratios).confidence_interval(0.95)  # NaN with fewer than six rounds
+        result = "met" if high <= goal else "missed" if low > goal else "too close to tell"
+        interval = f"95 % interval {low:.2f} to {high:.2f}" if low <= high else "too few for an interval"
+        median = f"{statistics.median(ratios):.2f} times (median of {len(ratios)} rounds, {interval}"
+        return f"{median}; the goal of {goal:g}: {result})"
 
     def corpus_table(self) -> str:
         """Return the table of runs on a large text: tokenizing it, starting on it, and 100 steps."""
@@ -342,13 +345,17 @@ class Results(GpuRows):
         return self.of(f"steps, {size}", what)[0].formatted_ratio
 
     def goals(self) -> str:
-        """Return the goals of the ratios of steps, and which were missed."""
+        """Return the goals of the ratios of steps, which were missed, and which lie within the interval."""
         aims = [(row, GOALS.get((row.part.removeprefix("steps, "), row.what), 1.0)) for row in self.of("steps")]
-        missed = [
-            f"{name_of(row)} ({row.ratio:.2f} of {goal})" for row, goal in aims if row.ratio and row.ratio < goal
-        ]
         special = " and ".join(f"{goal} ({name_of(row)})" for row, goal in aims if goal != 1)
-        return f"The goals were {special}, and 1.0 elsewhere; missed: {'; '.join(missed) or 'none'}."
+        missed: list[str] = []
+        unsure: list[str] = []
+        for row, goal in aims:
+            low, high = row.interval or (row.ratio or 0, row.ratio or 0)
+            if low < goal:
+                (missed if high < goal else unsure).append(f"{name_of(row)} ({row.ratio:.2f})")
+        listed = f"missed: {'; '.join(missed) or 'none'}. Too close to tell: {'; '.join(unsure) or 'none'}"
+        return f"The goals were {special}, and 1.0 elsewhere; {listed}."
 
     def steps_table(self) -> str:
         """Return the table of times, ratios with intervals, and limits."""

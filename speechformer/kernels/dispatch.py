@@ -30,7 +30,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
-| one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                 |
+| one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                |
 | `linear.FastLinear`: bias after product  | layers of a block without gradients, on a CPU with MKL, in single or   |
 |                                          | double precision, 2 to 112 inputs; no compilation, autocast, torch.func|
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
