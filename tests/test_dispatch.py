@@ -755,6 +755,16 @@ def test_the_bias_of_gates_is_ready_before_compiled_blocks_need_it() -> None:
         assert "dense" in vars(bias)
 
 
+def test_a_batch_of_padding_alone_has_finite_states_and_gradients_in_training() -> None:
+    """There padding attends to itself, as in the reference: a loss that ignores it must not spoil the weights."""
+    stack = classifier().train().encoder
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    x = stack(ids, torch.zeros(2, 5, dtype=torch.bool))[0]
+    (x.sum() * 0).backward()
+    gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
+    assert x.isfinite().all() and gradients and all(own.isfinite().all() for own in gradients)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("pattern", ["full", "window"])
 @pytest.mark.parametrize("causal", [True, False])

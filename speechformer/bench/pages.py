@@ -351,8 +351,8 @@ class Results(GpuRows):
         missed: list[str] = []
         unsure: list[str] = []
         for row, goal in aims:
-            low, high = row.interval or (row.ratio or 0, row.ratio or 0)
-            if low < goal:
+            low, high = row.interval or (row.ratio, row.ratio)
+            if low is not None and high is not None and low < goal:
                 (missed if high < goal else unsure).append(f"{name_of(row)} ({row.ratio:.2f})")
         listed = f"missed: {'; '.join(missed) or 'none'}. Too close to tell: {'; '.join(unsure) or 'none'}"
         return f"The goals were {special}, and 1.0 elsewhere; {listed}."

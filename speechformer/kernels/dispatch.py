@@ -139,7 +139,8 @@ class AttentionBias:
     def compact(self) -> Tensor:
         """The tensor `dense`, or one row for all queries if padding alone hides keys, [B, 1, 1, S].
 
-        With one row queries of padding attend to the tokens in place of themselves; their states are undefined.
+        With one row queries of padding attend to the tokens in place of themselves; their states are undefined,
+        and NaN if the sequence is padding alone.
         """
         if self.is_padding_alone:
             return torch.where(self.token_mask_BS[:, None, None], 0.0, -math.inf)  # type: ignore[index]
@@ -323,7 +324,9 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
             z_TP = None if rope is None else rotation_factors(rope.table(0, T), qkv.dtype)
-            output = DroppedAttention.apply(qkv, compact(bias), mask_BNTT, unpadder or without_padding(B, T), z_TP)
+            unpadder = unpadder or without_padding(B, T)
+            tensor = dense(bias) if unpadder.is_whole else compact(bias)  # whose rows of padding alone are dropped
+            output = DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder, z_TP)
             return self.output(output), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
