@@ -34,6 +34,17 @@ def test_cached_words_are_those_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch
     assert cache.remember_words(corpus(0))
 
 
+def test_many_texts_are_tokenised_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = cache.texts_of(corpus(0))
+    words = dict(zip(texts, cache.words_of(texts)))
+    tokenizer.WORDS.clear()
+    monkeypatch.setattr(cache, "MANY", len(texts))
+    monkeypatch.setattr(cache, "CHUNK", 30)
+    monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was tokenised in this process"))
+    assert not cache.remember_words(corpus(0))
+    assert words == tokenizer.WORDS
+
+
 @pytest.mark.parametrize(
     "how", ["truncated", "foreign", "changed", "of another tokenizer", "no JSON", "empty", "unreadable"]
 )

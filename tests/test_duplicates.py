@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from speechformer.corpora import sample
-from speechformer.corpora.duplicates import kinds_in, nearest, plain
+from speechformer.corpora.duplicates import NEAR, are_near, kinds_in, plain
 
 
 def test_plain_keeps_only_words() -> None:
@@ -14,19 +15,32 @@ def test_plain_keeps_only_words() -> None:
     assert plain("...") == "..."  # nothing but punctuation is itself
 
 
+def jaccard(a: str, b: str) -> float:
+    left, right = set(plain(a).split()), set(plain(b).split())
+    return len(left & right) / len(left | right)
+
+
 @pytest.mark.parametrize("before", [False, True])
-def test_nearest_is_the_jaccard_index(before: bool) -> None:
+def test_texts_are_near_by_their_jaccard_index(before: bool) -> None:
     lines = sample.files(0)["train_LM.txt"].decode().splitlines()
     texts = lines[:600]  # more than are compared at once
     others = texts if before else lines[500:620]
-
-    def jaccard(a: str, b: str) -> float:
-        left, right = set(plain(a).split()), set(plain(b).split())
-        return len(left & right) / len(left | right)
-
     compared = [others[:k] if before else others for k in range(len(texts))]
-    expected = [max((jaccard(a, b) for b in candidates), default=0) for a, candidates in zip(texts, compared)]
-    np.testing.assert_allclose(nearest(texts, others, before), expected, rtol=1e-6)
+    expected = [any(jaccard(a, b) >= NEAR for b in candidates) for a, candidates in zip(texts, compared)]
+    assert are_near(texts, others, before).tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+
+
+LETTERS = st.lists(st.sampled_from("abcdefghijkl"), min_size=1, max_size=16).map(" ".join)
+
+
+@settings(deadline=None)
+@given(st.lists(LETTERS, min_size=2, max_size=12))
+def test_no_near_text_is_overlooked(texts: list[str]) -> None:
+    """Few different words: many pairs are just below or at the bound, as 3 of 4 and 4 of 5 words are."""
+    expected = [[jaccard(a, b) >= NEAR for b in texts] for a in texts]
+    assert are_near(texts, texts[1:]).tolist() == [any(row[1:]) for row in expected]
+    assert are_near(texts, texts, before=True).tolist() == [any(row[:k]) for k, row in enumerate(expected)]
 
 
 @pytest.mark.parametrize(

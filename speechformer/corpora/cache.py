@@ -9,11 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
+from speechformer import console
 from speechformer.corpora import tokenizer
 from speechformer.corpora.files import atomic_write, cache_directory, read_file
 from speechformer.corpora.speeches import Corpus
+
+MANY, CHUNK = 20_000, 2000  # texts that are worth several processes, and texts of each of their jobs
 
 
 def cache_file(corpus: Corpus) -> Path:
@@ -43,12 +49,33 @@ def remember_words(corpus: Corpus) -> bool:
             tokenizer.WORDS.update({text: tuple(words.split(" ")) if words else () for text, words in rows})
             if all(text in tokenizer.WORDS for text in texts):
                 return True
+    split_in_parallel([text for text in texts if text not in tokenizer.WORDS])
     lines = "".join(json.dumps([text, " ".join(tokenizer.split_words(text))]) + "\n" for text in texts).encode()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
     return False
+
+
+def split_in_parallel(texts: Sequence[str]) -> None:
+    """Fill the memory of `split_words` with these texts, on all cores, if they are many."""
+    if len(texts) < MANY:
+        return
+    from joblib import Parallel, delayed
+
+    console.say(f"Tokenizing {len(texts):,} texts, only this once.")
+    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
+    split = Parallel(n_jobs=-1, return_as="generator")(delayed(words_of)(chunk) for chunk in chunks)
+    with tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar:  # None: shown on a terminal
+        for chunk, words in zip(chunks, split):
+            tokenizer.WORDS.update(zip(chunk, words))
+            bar.update(len(chunk))
+
+
+def words_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """Tokenise texts."""
+    return [tokenizer.split_words(text) for text in texts]
 
 
 def header(corpus: Corpus, lines: bytes) -> dict[str, str]:
