@@ -111,3 +111,25 @@ def test_large_tensors_lie_in_huge_pages(memory_is: str) -> None:
     command = [sys.executable, "-c", FLAGS, memory_is]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(memory_is == "free")]
+
+
+IMPORTS = """
+import sys
+from speechformer.training import runtime
+with runtime.without_scipy_signal():
+    stand_in = sys.modules["scipy.signal"]
+    import speechformer.training.fit
+print("scipy.signal" in sys.modules, "torchmetrics" in sys.modules)
+others = [module for module in sys.modules.values() if module is not sys.modules["__main__"]]
+print(any(value is stand_in for module in others for value in vars(module).values()))
+import scipy
+print(scipy.signal.windows.hamming(3)[1])
+with runtime.without_scipy_signal():
+    print(sys.modules["scipy.signal"] is scipy.signal)
+"""
+
+
+def test_torchmetrics_is_imported_without_scipy_signal() -> None:
+    """Nothing holds the stand-in afterwards, and scipy's own module can be imported. Oracle: a Hamming window."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "False", "1.0", "True"]

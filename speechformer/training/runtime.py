@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,8 @@ def tune_memory() -> None:
     """
     was_collecting = gc.isenabled()
     gc.disable()
-    import speechformer.training.fit  # noqa: F401
+    with without_scipy_signal():
+        import speechformer.training.fit  # noqa: F401
 
     gc.freeze()
     if was_collecting:
@@ -55,6 +57,23 @@ def tune_memory() -> None:
             libc.mallopt(mmap_max, 0)
             libc.mallopt(trim_threshold, -1)  # never
             ask_for_huge_pages(libc)
+
+
+@contextlib.contextmanager
+def without_scipy_signal() -> Iterator[None]:
+    """Keep torchmetrics from importing `scipy.signal`, which takes most of a second.
+
+    It would look there for a function that a metric for audio needs. So a stand-in has one, and then goes.
+    """
+    name = "scipy.signal"
+    stand_in = types.ModuleType(name)
+    stand_in.hamming = None  # type: ignore[attr-defined]
+    module = sys.modules.setdefault(name, stand_in)
+    try:
+        yield
+    finally:
+        if module is stand_in:
+            del sys.modules[name]
 
 
 def ask_for_huge_pages(libc: ctypes.CDLL) -> None:
