@@ -38,6 +38,7 @@ from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
 from speechformer.training.memory import explained
 from speechformer.training.run import execute
+from speechformer.workers import end_with_parent
 
 
 def run_name(*, _root_: DictConfig) -> str:
@@ -118,7 +119,7 @@ def main() -> None:
         # threads that wait for each other spin, by default for so long that beside a busy process a run crawls
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     if local_rank():
-        runtime.end_with_parent()
+        end_with_parent()
     try:
         recovery.run_to_the_end(run, [sys.executable, "-m", "speechformer.train"])
         if COMMAND.folder is not None:

@@ -12,7 +12,7 @@ import speechformer
 PACKAGE = Path(speechformer.__file__).parent
 # From the lowest: a part of the package may import only parts of the levels below its own.
 LEVELS = (
-    "escape",
+    "escape workers",
     "console",
     "errors keys",
     "probes",

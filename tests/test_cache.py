@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,35 @@ def test_many_texts_are_tokenised_by_other_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was tokenised in this process"))
     assert not cache.remember_words(corpus(0))
     assert words == tokenizer.WORDS
+
+
+WORKING = """
+import os, signal, subprocess, sys, time
+from speechformer.corpora import cache
+cache.MANY, cache.CHUNK = 1, 100
+def children():
+    lines = subprocess.check_output(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], text=True).splitlines()
+    return [int(line.split()[0]) for line in lines if "popen_loky" in line]
+def split(*_):
+    print(*children(), flush=True)
+    os.kill(children()[0] if sys.argv[1] == "worker" else os.getpid(), signal.SIGKILL)
+cache.tokenizer.WORDS = type("Words", (dict,), {"update": split})()
+cache.split_in_parallel([f"Text number {number}." for number in range(20_000)])
+print("goes on")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no ps as on Linux")
+@pytest.mark.parametrize("killed", ["worker", "command"])
+def test_processes_that_tokenise_may_be_killed(killed: str) -> None:
+    """Without one, the command goes on by itself; and none outlives a command that is killed."""
+    done = subprocess.run([sys.executable, "-c", WORKING, killed], capture_output=True, text=True, timeout=60)
+    first, *rest = [line for line in done.stdout.splitlines() if not line.startswith("Tokenizing")]
+    assert (rest[-1:] == ["goes on"]) == (killed == "worker"), done.stderr
+    until = time.time() + 20
+    while alive := [pid for pid in map(int, first.split()) if Path(f"/proc/{pid}").exists()]:
+        assert time.time() < until, alive
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize(

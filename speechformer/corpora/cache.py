@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from speechformer import console
 from speechformer.corpora import tokenizer
 from speechformer.corpora.files import atomic_write, cache_directory, read_file
 from speechformer.corpora.speeches import Corpus
+from speechformer.workers import start_worker
 
 MANY, CHUNK = 20_000, 2000  # texts that are worth several processes, and texts of each of their jobs
 
@@ -59,16 +61,25 @@ def remember_words(corpus: Corpus) -> bool:
 
 
 def split_in_parallel(texts: Sequence[str]) -> None:
-    """Fill the memory of `split_words` with these texts, on all cores, if they are many."""
+    """Fill the memory of `split_words` with these texts, in as many processes as there are cores, if they are many.
+
+    OMP_NUM_THREADS, which a sweep sets to the share of a run, limits their number.
+    """
     if len(texts) < MANY:
         return
-    from joblib import Parallel, delayed
+    from joblib import cpu_count
+    from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
-    console.say(f"Tokenizing {len(texts):,} texts, only this once.")
+    console.say(f"Tokenizing {len(texts):,} texts.")
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
-    split = Parallel(n_jobs=-1, return_as="generator")(delayed(words_of)(chunk) for chunk in chunks)
-    with tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar:  # None: shown on a terminal
-        for chunk, words in zip(chunks, split):
+    share = os.environ.get("OMP_NUM_THREADS", "")
+    processes = max(1, min(len(chunks), cpu_count(), int(share) if share.isdecimal() else cpu_count()))
+    with (
+        contextlib.suppress(BrokenProcessPool),  # one was killed: this process does the rest
+        ProcessPoolExecutor(processes, initializer=start_worker, initargs=(os.getpid(),)) as pool,
+        tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar,  # None: shown on a terminal
+    ):
+        for chunk, words in zip(chunks, pool.map(words_of, chunks)):
             tokenizer.WORDS.update(zip(chunk, words))
             bar.update(len(chunk))
 

@@ -6,8 +6,8 @@
 
 The index is exact, and covers all pairs that can be near. Sort the words of each text from the rarest to the most
 frequent. Two near texts share one of their first words: all but 0.8 of them, and one more. What they share after the
-earlier of the last of these words is in the rest of one text. (Prefix and positional filters: Chaudhuri et al. 2006,
-Xiao et al. 2008.)
+earlier of the last of these words is in the rest of one text. And neither has less than 0.8 times the words of the
+other. (Filters by prefix, position and size: Chaudhuri et al. 2006, Xiao et al. 2008.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def are_near(texts: Sequence[str], others: Sequence[str], before: bool = False) 
         return csr_array((np.ones(len(indices), dtype=np.float32), indices, ends), (len(rows), len(columns)))
 
     all_words, rare_words = one_hot(rows), one_hot(starts)
-    sizes = np.array([len(own) for own in rows], dtype=np.float32)
+    sizes = np.array([len(own) for own in rows], dtype=np.float64)
     left_over = sizes - [len(own) for own in starts]
     last = np.array([own[-1] if own else -1 for own in starts])
     near = np.zeros(len(texts), dtype=bool)
@@ -59,11 +59,13 @@ def are_near(texts: Sequence[str], others: Sequence[str], before: bool = False) 
         left, right = pairs.row + start, pairs.col + len(texts)
         most = pairs.data + left_over[np.where(last[left] <= last[right], left, right)]
         enough = most > NEAR / (1 + NEAR) * (sizes[left] + sizes[right]) - 0.01
+        enough &= np.minimum(sizes[left], sizes[right]) > NEAR * np.maximum(sizes[left], sizes[right]) - 0.01
         if before:
             enough &= pairs.col < left
-        left, right = left[enough], right[enough]
-        common = all_words[left].multiply(all_words[right]).sum(axis=1)
-        near[left[common / (sizes[left] + sizes[right] - common) >= NEAR]] = True
+        for some in np.array_split(enough.nonzero()[0], 1 + enough.sum() // 16_384):
+            a, b = left[some], right[some]
+            common = all_words[a].multiply(all_words[b]).sum(axis=1)
+            near[a[common / (sizes[a] + sizes[b] - common) >= NEAR]] = True
     return near
 
 

@@ -40,6 +40,7 @@ from speechformer.runs import identity, naming
 from speechformer.sweeps.folder import COMMAND, CURVES, JOBS, SWEEP, names, write_jobs
 from speechformer.sweeps.progress import IN_PROCESS, LIVE
 from speechformer.training import runtime
+from speechformer.workers import end_with_parent
 
 Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
@@ -92,7 +93,7 @@ def tie_workers() -> None:
     from joblib import register_parallel_backend
     from joblib.parallel import LokyBackend
 
-    tied = functools.partial(LokyBackend, initializer=runtime.end_with_parent, initargs=(os.getpid(),))
+    tied = functools.partial(LokyBackend, initializer=end_with_parent, initargs=(os.getpid(),))
     register_parallel_backend("loky", tied)
 
 

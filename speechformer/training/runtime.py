@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def without_scipy_signal() -> Iterator[None]:
         yield
     finally:
         if module is stand_in:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 def ask_for_huge_pages(libc: ctypes.CDLL) -> None:
@@ -120,23 +119,6 @@ def process_set_up() -> Iterator[None]:
     tune_memory()
     silence_libraries()
     yield
-
-
-@functools.cache
-def end_with_parent(parent: int | None = None) -> None:
-    """End this process within a second of its parent, however that ends: a worker must not outlive its command.
-
-    Args:
-        parent: its process id; None: it lives now.
-    """
-    parent = parent or os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
