@@ -116,8 +116,9 @@ def main() -> None:
         fail(f"{unknown[0]} is not an option; a setting is KEY=VALUE, such as width=64.")
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:
-        # threads that wait for each other spin, by default for so long that beside a busy process a run crawls
-        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+        # Waiting threads spin, by default for so long that a run crawls beside a busy process. libgomp reads the
+        # variable when torch is imported; workers and further devices inherit it.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if local_rank():
         end_with_parent()
     try:

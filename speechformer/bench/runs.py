@@ -244,9 +244,9 @@ def busy_loops(number: int) -> Iterator[None]:
 
 
 def bench_threads(loops: Sequence[int] = (0, 1, 2, 4)) -> list[Comparison]:
-    """Compare the training of a run that chooses its threads to runs with a fixed number, beside busy processes.
+    """Compare the training of a run with all threads to runs with a fixed number, beside busy processes.
 
-    Its rehearsals count. In the last row a process becomes busy after half of the steps; the other half is measured.
+    In the last row a process becomes busy after half of the steps; the other half is measured.
     """
     rows, most = [], all_threads()
     for task, steps in (("classify", 600), ("lm", 250)):

@@ -272,7 +272,11 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Markdown:
             (at.get((key_of({**cell, "tuned": False}), longest)), cell) for cell in own if cell["length"] == longest
         ]
         pairs = [(old, new) for old, new in both if old and old["runs"] and new["runs"] and new["tuned"]]
-        changed = {new["model"]: new["mean"] - old["mean"] for old, new in pairs if old["command"] != new["command"]}
+        changed = {
+            new["model"]: new["mean"] - old["mean"]
+            for old, new in pairs
+            if without_threads(old["command"]) != without_threads(new["command"])
+        }
         if len(pairs) > 1:
             average = [
                 number("test_accuracy", float(np.mean([cell["mean"] for cell in column]))) for column in zip(*pairs)
@@ -285,6 +289,11 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Markdown:
             rows.append([f"{probe.replace('_', ' ')}, {longest}", *average, chosen, *named])
     names = ["probe, length", "as by default", "tuned", "other settings chosen", "largest change", "smallest change"]
     return markdown_table(names, rows)
+
+
+def without_threads(command: str) -> str:
+    """Return a command without its number of threads, which is no setting of a model."""
+    return re.sub(r" threads=\d+", "", command)
 
 
 def in_table(cell: Cell) -> str:

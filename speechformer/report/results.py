@@ -159,13 +159,20 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that repeats the run, without seed and folder; of an ensemble with its members."""
+        """The command that repeats the run, without seed and folder; of an ensemble with its members.
+
+        It fixes the number of threads, which decides the last bits.
+        """
         if "members" in self.result:
             return evaluation_command(self)
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         module = "baselines" if self.baseline else "train"
         overrides = [override for override in self.result["overrides"] if not override.startswith("seed=")]
+        threads = (self.result.get("machine") or {}).get("threads")
+        if isinstance(threads, int):
+            overrides = [override for override in overrides if not override.lstrip("+").startswith("threads=")]
+            overrides.append(f"threads={threads}")
         return shlex.join(["python", "-m", f"speechformer.{module}", *overrides])
 
     @cached_property

@@ -55,7 +55,6 @@ class TrainableModule(pl.LightningModule):
         self.curve: list[dict[str, float]] = []
         self.diverged_at: int | None = None
         self.generator = torch.default_generator
-        self.rehearses = False  # whether losses count: see `training.threads`
         self.loaded: dict[str, Any] | None = None  # random state and batches of a checkpoint, until training starts
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -138,8 +137,6 @@ class TrainableModule(pl.LightningModule):
 
     def record_loss(self, loss: float, step: int, logged: bool, parts: Mapping[str, Tensor] = {}) -> None:
         """Record divergence; optionally log the training loss and the learning rate."""
-        if self.rehearses:
-            return
         if self.diverged_at is None and not math.isfinite(loss):
             self.diverged_at = step
         # `self.log` costs as much as a layer, and writes only after the checkpoint of its step.

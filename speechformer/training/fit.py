@@ -30,7 +30,6 @@ from speechformer.training.callbacks import PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
 from speechformer.training.run import OnEvaluation
-from speechformer.training.threads import ThreadTuner, tuners
 from speechformer.training.trackers import closed_at_failure
 
 
@@ -66,7 +65,7 @@ def fit(
             timer = PhaseTimer(start + time.perf_counter() - waiting)
             checkpoint = resumable(run.task, folder.path)
             progress = Progress(folder, on_evaluation)
-            callbacks = [run.logger, timer, *tuners(config, [folder]), progress, *run.callbacks]
+            callbacks = [run.logger, timer, progress, *run.callbacks]
             trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
             compile_for(trainer, run.task, config["compile"])
             with closed_at_failure(run.tracker):
@@ -154,13 +153,10 @@ def add_last_evaluation(run: Run) -> None:
 def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    tuners_of_run = [callback for callback in callbacks if isinstance(callback, ThreadTuner)]
     return {
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
-        "thread_changes": [change for tuner in tuners_of_run for change in tuner.changes],
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "ensemble_size": 1,

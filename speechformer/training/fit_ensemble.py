@@ -40,7 +40,6 @@ from speechformer.training.fit import (
     make_result,
     prepare_folder,
 )
-from speechformer.training.threads import tuners
 from speechformer.training.trackers import closed_at_failure
 
 Member = tuple[dict[str, Any], RunFolder]  # its config as plain data
@@ -96,7 +95,7 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
         waiting = time.perf_counter()
         with lease_devices(config["trainer"], threads, None) as device:
             timer = PhaseTimer(start + time.perf_counter() - waiting)
-            callbacks = [timer, *tuners(config, folders), EnsembleProgress(folders), CallMemberCallbacks()]
+            callbacks = [timer, EnsembleProgress(folders), CallMemberCallbacks()]
             own = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
             trainer = build_trainer(config, folders[0].path, device, **own)
             compile_for(trainer, ensemble, config["compile"])
