@@ -1,0 +1,134 @@
+"""Statistics of the report against scipy, closed forms and simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from speechformer.report.statistics import Effect, Summary, contrast, detectable, holm, over_seeds_and_items
+
+DRAWS = stats.norm(0, 1).rvs((3, 12), random_state=1)
+
+
+def by_seed(values: Iterable[float]) -> dict[int | None, float]:
+    return dict(enumerate(map(float, values)))
+
+
+def difference(first: Iterable[float], second: Iterable[float], constant: float = 0.0) -> Effect:
+    effect = contrast([(1, by_seed(first)), (-1, by_seed(second))], constant)
+    assert effect is not None
+    return effect
+
+
+def test_summary_is_the_textbooks() -> None:
+    """1 ... 5: sd sqrt(2.5), t(4) = 2.776445."""
+    summary = Summary([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (summary.n, summary.mean, summary.extremes) == (5, 3, (1, 5))
+    assert summary.sd == pytest.approx(math.sqrt(2.5))
+    half = 2.776445 * math.sqrt(0.5)
+    assert summary.confidence_interval == pytest.approx((3 - half, 3 + half))
+    half = 2.776445 * math.sqrt(2.5 * 1.2)
+    assert summary.prediction_interval == pytest.approx((3 - half, 3 + half))
+    assert summary.predicts(3 + 0.99 * half) is True and summary.predicts(3 - 1.01 * half) is False
+
+
+@pytest.mark.parametrize("values", [[2.0], [0.88133335, 0.8813333, 0.88133337]])
+def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
+    """Equal accuracies differ in the last digits of single precision."""
+    summary = Summary(values)
+    assert summary.mean == pytest.approx(values[0]) and summary.predicts(2.0) is None
+    assert all(map(math.isnan, (*summary.confidence_interval, *summary.prediction_interval)))
+    assert math.isnan(difference(values, [value - 0.004 for value in values]).p)
+
+
+def test_values_of_the_same_runs_are_paired_over_common_seeds() -> None:
+    """Oracle: differences 1, 2, 3 over seeds 1-3: mean 2, t(2) = 4.302653, half 4.302653 / sqrt(3)."""
+    first, second = {0: 99.0, 1: 11.0, 2: 22.0, 3: 33.0}, {1: 10.0, 2: 20.0, 3: 30.0, 4: 0.0}
+    effect = contrast([(1, first), (-1, second)], same_runs=True)
+    assert effect is not None and (effect.n, effect.mean, effect.paired) == ((3,), 2, True)
+    half = 4.302653 / math.sqrt(3)
+    assert effect.interval == pytest.approx((2 - half, 2 + half))
+
+
+def test_a_difference_of_unrelated_runs_is_welchs_test() -> None:
+    """Oracle: scipy's ttest_ind."""
+    first, second = 3 + DRAWS[0], 2 + 3 * DRAWS[1, :7]
+    effect, test = difference(first, second), stats.ttest_ind(first, second, equal_var=False)
+    assert (effect.n, effect.paired) == ((12, 7), False)
+    assert effect.p == pytest.approx(test.pvalue) and effect.interval == pytest.approx(test.confidence_interval(0.95))
+    assert effect.correlation == pytest.approx(np.corrcoef(first[:7], second)[0, 1])
+
+
+def test_seeds_are_paired_if_they_correlate_and_not_if_they_oppose() -> None:
+    """Oracle: scipy's ttest_rel."""
+    first, second = 10 + DRAWS[0], 9 + DRAWS[0] + 0.3 * DRAWS[1]
+    effect, test = difference(first, second), stats.ttest_rel(first, second)
+    assert effect.paired and effect.p == pytest.approx(test.pvalue)
+    assert effect.interval == pytest.approx(test.confidence_interval(0.95))
+    assert not difference(first, -second).paired and not difference(first[:3], second[:3]).paired
+
+
+def test_a_contrast_of_three_is_the_difference_of_a_difference() -> None:
+    """Oracle: a - 2 b + c plus a constant; variance and Satterthwaite's degrees by hand."""
+    a, b, c = (5 + DRAWS[0, :6], 1 + DRAWS[1], 2 * DRAWS[2, :9])
+    effect = contrast([(1, by_seed(a)), (-2, by_seed(b)), (1, by_seed(c))], constant=0.5)
+    parts = [a.var(ddof=1) / 6, 4 * b.var(ddof=1) / 12, c.var(ddof=1) / 9]
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 5 + parts[1] ** 2 / 11 + parts[2] ** 2 / 8)
+    mean = a.mean() - 2 * b.mean() + c.mean() + 0.5
+    assert effect is not None and effect.n == (6, 12, 9) and effect.mean == pytest.approx(mean)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts))
+    assert effect.interval == pytest.approx((mean - half, mean + half))
+
+
+def test_one_mean_is_tested_against_a_constant() -> None:
+    """Oracle: scipy's ttest_1samp."""
+    effect = contrast([(1, by_seed(DRAWS[0]))], constant=-0.5)
+    assert effect is not None and effect.p == pytest.approx(stats.ttest_1samp(DRAWS[0], 0.5).pvalue)
+    assert contrast([(1, {0: 1.0}), (-1, {})]) is None
+    assert math.isnan(difference([1.0], [2.0]).p)
+
+
+def test_what_a_number_of_seeds_detects() -> None:
+    """Oracle: of a normal distribution, 1.960 + 0.842 standard errors have a power of 80 %."""
+    assert detectable(1e5) == pytest.approx(2.802, abs=0.002) and detectable(1.0) > detectable(3.0) > 3
+    effect = difference(DRAWS[0], DRAWS[1])
+    assert effect.detectable == pytest.approx(effect.error * detectable(effect.freedom))
+
+
+def test_holm_corrects_for_the_number_of_tests() -> None:
+    """Oracle: by hand: 0.01 x 4, 0.02 x 3, then its own x 2 and x 1 or as large as before; NaN does not count."""
+    assert holm([0.03, 0.01, math.nan, 0.02, 0.04]) == pytest.approx([0.06, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
+    assert holm([0.7, 0.8]) == [1.0, 1.0]
+
+
+def test_over_seeds_and_sentences_where_only_one_varies() -> None:
+    """Oracle: scipy's tests over seeds, if all sentences are alike, and over sentences of one seed."""
+    seeds = np.array([0.51, 0.55, 0.62, 0.58])
+    effect = over_seeds_and_items([(1, np.tile(seeds[:, None], (1, 50)))], -0.5)
+    test = stats.ttest_1samp(seeds, 0.5)
+    assert effect.interval == pytest.approx([end - 0.5 for end in test.confidence_interval()])
+    assert effect.p == pytest.approx(test.pvalue)
+    first, second = (np.random.default_rng(seed).random(200) < 0.6 for seed in (0, 1))
+    effect = over_seeds_and_items([(1, first[None]), (-1, second[None])])
+    test = stats.ttest_rel(first.astype(float), second.astype(float))
+    assert effect.interval == pytest.approx(list(test.confidence_interval()))
+
+
+def test_over_seeds_and_sentences_where_all_vary() -> None:
+    """Oracle: the spread of 300 simulated estimates, and how often their intervals have the truth."""
+    generator = np.random.default_rng(0)
+    effects = []
+    for _ in range(300):
+        items = 0.3 * generator.normal(size=(1, 40))  # the same in both, so they cancel
+        first, second = (
+            0.1 * generator.normal(size=(5, 1)) + items + generator.normal(size=(5, 40)) for _ in range(2)
+        )
+        effects.append(over_seeds_and_items([(1, first), (-1, second)]))
+    spread = np.std([effect.mean for effect in effects])
+    assert math.sqrt(np.mean([effect.error**2 for effect in effects])) == pytest.approx(spread, rel=0.15)
+    inside = np.mean([effect.interval[0] <= 0 <= effect.interval[1] for effect in effects])
+    assert 0.92 <= inside <= 0.99
