@@ -120,10 +120,11 @@ def pattern_options(name: str) -> dict[str, Any]:
 
 
 def describe_stack(stack: Stack) -> dict[str, Any]:
-    """Return the sizes of a stack."""
-    heads = stack.blocks[0].attention.heads  # type: ignore[index]
-    sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": len(stack.patterns)}
-    return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None}
+    """Return the sizes and positions of a stack. Encoder and decoder may differ: in the buckets of model=relative."""
+    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)  # type: ignore[index]
+    sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": layers}
+    positions = describe_positions(stack.positions, layers)
+    return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None, "positions": positions}
 
 
 def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +137,6 @@ def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, 
     return {
         "task": task,
         "parts": {name: describe_stack(part) for name, part in stacks.items()},  # type: ignore[arg-type]
-        "positions": describe_positions(first.positions, len(first.patterns)),
         "patterns": describe_patterns(architecture["pattern"], len(first.patterns)),
         "norm": architecture["norm"],
         "activation": architecture["activation"],

@@ -1,8 +1,9 @@
 // The controls of a panel, the keyboard, the address that keeps sentence and settings, and the start of the page.
 
 const number = (value, digits = 3) => Number(value.toPrecision(digits));
-const memberOf = (panel, ...names) => runOf(panel).model.positions.members.find((own) => names.includes(own.name));
-const hasPosition = (panel) => runOf(panel).model.positions.members.some((own) => own.name !== "nope");
+const encodingsOf = (panel) => Object.values(runOf(panel).model.parts)[0].positions.members;
+const memberOf = (panel, ...names) => encodingsOf(panel).find((own) => names.includes(own.name));
+const hasPosition = (panel) => encodingsOf(panel).some((own) => own.name !== "nope");
 
 // A slider or the like: `get` and `set` of the panel's change, and the value as trained beside it.
 function control(panel, { name, title, input, show, trained, read, write, group = name, now, ends = [] }) {
@@ -80,7 +81,7 @@ function settingsOf(panel) {
     const get = (name) =>
       modelOf(panel).tensors.get(`${Object.keys(runOf(panel).model.parts)[0]}.${alibi.prefix}${name}`);
     const own = slopesOf({ ...alibi, scale: 1 }, get, UNCHANGED);
-    if (runOf(panel).model.positions.members.length === 1)
+    if (encodingsOf(panel).length === 1)
       panel.place.slopes = (change) => (change.off ? own.map(() => 0) : slopesOf(alibi, get, change));
     boxes.push(
       el("h3", {}, "ALiBi: what distance costs"),

@@ -275,10 +275,10 @@ function residual(stack, x, T, name, branch) {
 
 // A stack of blocks, `models/stack.py`: ids -> states, and for each layer what its attention did.
 function runStack(model, part, ids, change, memory = null) {
-  const { width: D, heads: N, layers: L, causal, hasCls } = model.parts[part], H = D / N;
+  const { width: D, heads: N, layers: L, causal, hasCls, positions: encodings } = model.parts[part], H = D / N;
   const get = (name) => model.tensors.get(`${part}.${name}`);
   const project = (y, rows, name) => linear(y, rows, get(name + ".weight"), get(name + ".bias"));
-  const stack = { get, norm: model.norm, positions: model.positions }, T = ids.length + (hasCls ? 1 : 0);
+  const stack = { get, norm: model.norm, positions: encodings }, T = ids.length + (hasCls ? 1 : 0);
   const positions = positionsOf(stack, change), attended = [], crossed = [];
   let x = new Float32Array(T * D);
   const table = get("embedding.weight").data;
