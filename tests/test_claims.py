@@ -174,7 +174,7 @@ def test_the_forest_shows_effects_as_claimed(tmp_path: Path) -> None:
     (axis,) = forest(judgements)[0].axes  # type: ignore[index]
     marks = [line.get_xdata()[0] for line in axis.lines if len(line.get_xdata()) == 1]
     assert marks == pytest.approx([100 * own.sign * own.effect.mean for own in judgements])
-    assert min(own.sign for own in judgements) == -1 and axis.texts[0].get_text().startswith("+")
+    assert [text.get_text()[0] for text in axis.texts] == ["−" if mark < 0 else "+" for mark in marks]
 
 
 # Pages

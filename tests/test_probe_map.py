@@ -11,61 +11,82 @@ from typing import Any
 import pytest
 from conftest import opened
 from scipy import stats
-from test_report import put, result
+from synthetic import put, result, single_spaced
 
 from speechformer.errors import UserError
 from speechformer.report.__main__ import read, write_report
 from speechformer.report.labels import Options
 from speechformer.report.pages import probe_functions
+from speechformer.report.plots import plt
 from speechformer.report.probe_claims import judge, sections, where_found
-from speechformer.report.probe_map import as_text, content, separations, skill, tuning_gains, usual
+from speechformer.report.probe_map import as_text, content, draw, separations, skill, tuning_gains, usual
 from speechformer.runs.folder import write_json
 
 LENGTHS = [10, 20, 40]
 CHANCE = 0.1
+TITLE = "<script>alert(1)</script> DATA & DIGEST"
 
 
 def run(model: str, seed: int, accuracies: list[float], *more: str, reached: int = 3) -> dict[str, Any]:
     """A run of copying: its accuracy at each length, of which it reaches some."""
     overrides = ["task=probe", "protocol=clean", "study=probes", f"probe.test_lengths={LENGTHS}", f"model={model}"]
-    ends = [f"length_{length}" for length in LENGTHS]
-    metrics: dict[str, float | None] = {"test_accuracy": 0.5, **{f"chance_accuracy_{end}": CHANCE for end in ends}}
-    metrics |= {f"test_accuracy_{end}": own for end, own in list(zip(ends, accuracies))[:reached]}
-    metrics["test_accuracy_length_10_gap_3_4"] = accuracies[0] / 2
-    about: dict[str, Any] = {"metric": "test_accuracy", "columns": ["test_accuracy"], "compare": ["test_accuracy"]}
-    about |= {"x_axis": "step", "note": "", "unit": "rows", "higher_is_better": True, "baseline_keys": []}
-    curve = [{"step": 10 * k, "validation_accuracy": k / 10} for k in range(1, 4)]
-    metrics["validation_accuracy"] = 0.3
-    corpus = {"name": "copy", "sha256": "c" * 64, "counts": {"train": 64, "test": 500, "test_in_train": 0}}
-    content = {"report": about, "metrics": metrics, "curve": curve, "corpus": corpus}
-    return result(*overrides, *more, f"seed={seed}", **content)
+    metrics = {"test_accuracy": 0.5, "validation_accuracy": 0.3, "test_accuracy_length_10_gap_3_4": accuracies[0] / 2}
+    for length, accuracy in list(zip(LENGTHS, accuracies))[:reached]:
+        metrics |= {f"test_accuracy_length_{length}": accuracy, f"chance_accuracy_length_{length}": CHANCE}
+    return result(
+        *overrides,
+        *more,
+        f"seed={seed}",
+        metrics=metrics,
+        report={"metric": "test_accuracy", "columns": ["test_accuracy"], "compare": ["test_accuracy"]},
+        curve=[{"step": 10 * k, "validation_accuracy": k / 10} for k in range(1, 4)],
+        corpus={"name": "copy", "sha256": "c" * 64, "counts": {"train": 64, "test": 500, "test_in_train": 0}},
+    )
+
+
+def put_tuned(folder: Path, rate: float, *runs: dict[str, Any]) -> Path:
+    """Write runs into the folder of a study that chose a learning rate."""
+    chosen = {"points": [[f"recipe.lr={rate}"]], "tuning_seeds": [100], "rows": []}
+    write_json(put(folder, *runs) / "tuned.json", chosen)
+    return folder
+
+
+def cells_of(*folders: Path) -> list[dict[str, Any]]:
+    return content(read([*folders], Options())[0], folders)
+
+
+def rows_of(table: object) -> list[str]:
+    """The lines of a table, without its head."""
+    return single_spaced(table).splitlines()[2:]
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three encodings with two seeds, as by default and tuned, and a tuning run that is no cell."""
-    folder = tmp_path_factory.mktemp("study")
     accuracies = {"rope": [1.0, 0.9, 0.2], "alibi": [0.9, 0.9, 0.7], "learned": [0.8, 0.8, 0.0]}
-    runs = []
-    for model, own in accuracies.items():
+    runs = [run("rope", 100, [0.0, 0.0, 0.0], "study=probes_tuning", "recipe.lr=0.007")]
+    for model, means in accuracies.items():
         for seed, more in ((0, 0.0), (1, -0.1)):
-            values, reached = [value + more for value in own], 2 if model == "learned" else 3
+            values, reached = [mean + more for mean in means], 2 if model == "learned" else 3
             runs.append(run(model, seed, [value - 0.05 for value in values], reached=reached))
             runs.append(run(model, seed, values, "recipe.lr=0.007", reached=reached))
-    runs.append(run("rope", 100, [0.0, 0.0, 0.0], "study=probes_tuning", "recipe.lr=0.007"))
-    write_json(
-        put(folder, *runs) / "tuned.json", {"points": [["recipe.lr=0.007"]], "tuning_seeds": [100], "rows": []}
-    )
+    return put_tuned(tmp_path_factory.mktemp("study"), 0.007, *runs)
+
+
+@pytest.fixture(scope="module")
+def report(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the study's report."""
+    folder = tmp_path_factory.mktemp("report")
+    write_report([study], folder, plots=False, options=Options(title=TITLE))
     return folder
 
 
 def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
     """Oracle: the numbers of the fixture."""
-    tables, *_ = read([study], Options())
-    cells = content(tables, [study])
+    cells = cells_of(study)
     assert len(cells) == 3 * 2 * len(LENGTHS)
     (cell,) = [own for own in cells if own["model"] == "RoPE" and own["tuned"] and own["length"] == 40]
-    assert cell["mean"] == pytest.approx(statistics.mean([0.2, 0.1])) and cell["chance"] == CHANCE
+    assert cell["mean"] == pytest.approx(0.15) and cell["chance"] == CHANCE
     assert [(own["seed"], own["value"]) for own in cell["runs"]] == [(0, 0.2), (1, 0.1)]
     assert cell["interval"][0] == pytest.approx(0.15 - 12.706 * 0.1 / 2, abs=1e-3)  # t of one degree of freedom
     assert cell["runs"][0]["curve"] == [(10, 0.1), (20, 0.2), (30, 0.3)] and cell["longest"] == 20
@@ -73,10 +94,13 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
     assert skill(cell) == pytest.approx(0.05 / 0.9)
     (short,) = [own for own in cells if own["model"] == "RoPE" and not own["tuned"] and own["length"] == 10]
     assert short["parts"] == [("gap 3 4", pytest.approx((0.95 + 0.85) / 4))]
-    beyond = [own for own in cells if own["model"] == "learned positions" and own["length"] == 40]
-    assert [own["runs"] for own in beyond] == [[], []]
     shown, about = usual(cells)
     assert len(shown) == 9 and all(own["tuned"] for own in shown) and about == "full attention, 2 layers, tuned"
+    (axis,) = draw(cells)[0].axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["ALiBi", "RoPE", "learned positions"]
+    texts = ["85", "85", "65", "95", "85", "15", "75", "75", "–"]  # by the mean above chance; beyond the positions
+    assert [text.get_text() for text in axis.texts][:9] == texts
+    plt.close("all")
 
 
 def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) -> None:
@@ -85,14 +109,11 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
     Options and other settings have cells of their own.
     """
     runs = [run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"), run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007")]
-    runs += [run("alibi", 0, [0.4, 0.4, 0.3]), run("rope", 1, [0.9, 0.8, 0.7], "recipe.lr=0.003")]
+    runs += [run("alibi", 0, [0.4, 0.4, 0.3]), run("nope", 0, [0.6, 0.6, 0.6], "recipe.lr=0.007")]
     runs += [run("rope", 0, [0.2, 0.2, 0.2], "model.base=500"), run("rope", 0, [0.1, 0.1, 0.1], "width=32")]
-    runs.append(run("nope", 0, [0.6, 0.6, 0.6], "recipe.lr=0.007"))
-    folder = put(tmp_path / "runs", *runs)
-    write_json(folder / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
-    cells = content(read([folder], Options())[0], [folder])
-    own = {(cell["model"], cell["tuned"], cell["more"]): cell["mean"] for cell in cells if cell["length"] == 10}
-    assert own == {
+    cells = cells_of(put_tuned(tmp_path, 0.003, *runs))
+    means = {(cell["model"], cell["tuned"], cell["more"]): cell["mean"] for cell in cells if cell["length"] == 10}
+    assert means == {
         ("RoPE, base 10000", True, "width 64"): 0.9,
         ("RoPE, base 10000", False, "width 64"): 0.9,
         ("ALiBi", True, "width 64"): 0.5,
@@ -101,121 +122,78 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
         ("RoPE, base 500", False, "width 64"): 0.2,
         ("RoPE, base 10000", False, "width 32"): 0.1,
     }
-    assert [cell["interval"] for cell in cells if cell["mean"] == 0.9] == [None, None]
-
-
-@pytest.mark.parametrize("other", ["a", "z"])
-def test_a_tuned_run_that_is_repeated_as_by_default_stays_tuned(other: str, tmp_path: Path) -> None:
-    """Whichever folder comes first. Oracle: the fixture, with the default rate as the choice."""
-    tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
-    write_json(tuned / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
-    again = put(tmp_path / other, run("rope", 0, [0.9, 0.8, 0.7]))
-    cells = content(read([tmp_path], Options())[0], [tmp_path])
-    assert again.exists() and {cell["tuned"] for cell in cells if cell["length"] == 10} == {True, False}
 
 
 def test_only_runs_of_a_tuned_study_are_tuned(tmp_path: Path) -> None:
-    """The same setting on the command line of another study is named; a default one is not."""
-    tuned = put(tmp_path / "tuned", run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
-    write_json(tuned / "tuned.json", {"points": [["recipe.lr=0.003"]], "tuning_seeds": [100], "rows": []})
-    others = [run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007"), run("nope", 0, [0.5, 0.4, 0.3])]
-    other = put(tmp_path / "other", *others)
-    cells = content(read([tuned, other], Options())[0], [tuned, other])
+    """The same setting on the command line of another study is named; a run that is repeated there stays tuned."""
+    tuned = put_tuned(tmp_path / "tuned", 0.003, run("rope", 0, [0.9, 0.8, 0.7], "recipe.lr=0.003"))
+    others = [run("alibi", 0, [0.5, 0.4, 0.3], "recipe.lr=0.007"), run("rope", 0, [0.9, 0.8, 0.7])]
+    cells = cells_of(tuned, put(tmp_path / "other", *others))
     names = {(cell["model"], cell["tuned"], cell["more"]) for cell in cells}
-    assert names == {
-        ("RoPE", True, ""),
-        ("RoPE", False, ""),
-        ("ALiBi", False, "lr 0.007"),
-        ("no positions", False, ""),
-    }
+    assert names == {("RoPE", True, ""), ("RoPE", False, ""), ("ALiBi", False, "lr 0.007")}
 
 
 def test_a_table_is_along_the_axis_with_the_most_values(study: Path, tmp_path: Path) -> None:
-    """Two encodings are tuned; layers differ as by default, where the table of layers is. Oracle: the fixture."""
+    """Encodings are tuned; layers differ as by default, where their table is. The best above chance is first."""
     more = put(tmp_path / "more", *(run("rope", 0, [k / 10] * 3, f"layers={k}") for k in (1, 3)))
-    cells = content(read([study, more], Options())[0], [study, more])
-    probes = probe_functions(cells)["probes"]
-
-    def rows(text: str) -> list[str]:
-        return [re.sub(" +", " ", line) for line in text.splitlines()][2:]
-
-    assert rows(probes("layers", copy=40)) == ["| 3 | 30.0 |", "| 1 | 10.0 |", "| 2 | 10.0 ± 7.1 |"]
-    assert [row.split("|")[1].strip() for row in rows(probes(copy=10))] == ["RoPE", "ALiBi", "learned positions"]
-    failed = [{**cell, "runs": [], "tuned": True} for cell in cells[:1]]
-    assert usual([*failed, *(cell for cell in cells if not cell["tuned"])])[0][0]["tuned"] is False
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+    probes = probe_functions(cells_of(study, more))["probes"]
+    assert rows_of(probes("layers", copy=40)) == ["| 3 | 30.0 |", "| 1 | 10.0 |", "| 2 | 10.0 ± 7.1 |"]
+    rows = ["| ALiBi | 65.0 ± 7.1 |", "| RoPE | 15.0 ± 7.1 |", "| learned positions | – |"]
+    assert rows_of(probes(copy=40)) == rows
+    assert "| ALiBi | 60.0 ± 7.1 |" in rows_of(probes(fixed={"tuned": False}, copy=40))
+    for arguments, message in (
         ({"by": "modle", "copy": 40}, "the axis of probes() has no choice 'modle'"),
-        ({"fixed": {"layer": 2}, "copy": 40}, "the axis of probes() has no choice 'layer'"),
         ({"copy": 41}, "there is no run of probe=copy at length 41"),
-        ({"recall": 8}, "there is no run of probe=recall at length 8"),
         ({}, "probes() needs a probe and its length"),
-    ],
-)
-def test_a_wrong_table_is_one_sentence(arguments: dict[str, Any], message: str, study: Path) -> None:
-    probes = probe_functions(content(read([study], Options())[0], [study]))["probes"]
-    with pytest.raises(UserError, match=re.escape(message)):
-        probes(**arguments)
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            probes(**arguments)
 
 
 def test_runs_that_have_not_finished_are_a_cross(tmp_path: Path) -> None:
     failed = run("rope", 0, [0.9, 0.8, 0.7]) | {"status": "diverged"}
-    cells = content(read([put(tmp_path, failed, run("nope", 0, [1.0, 1.0, 1.0]))], Options())[0], [])
-    assert [(as_text(cell), cell["state"]) for cell in cells if cell["length"] == 10] == [
-        ("100", "1"),
-        ("×", "0; diverged: seed 0"),
-    ]
-
-
-def test_the_title_is_text(browser: Any, study: Path, tmp_path: Path) -> None:
-    title = "<script>alert(1)</script> DATA & DIGEST"
-    write_report([study], tmp_path, options=Options(title=title, formats=()))
-    shown, said = opened(browser, tmp_path / "index.html")
-    assert shown.locator("h1").inner_text() == shown.title() == title
-    assert shown.locator("#map tbody tr").count() == 3 and said == []
+    cells = cells_of(put(tmp_path, failed, run("nope", 0, [1.0, 1.0, 1.0])))
+    texts = [(as_text(cell), cell["state"]) for cell in cells if cell["length"] == 10]
+    assert texts == [("100", "1"), ("×", "0; diverged: seed 0")]
 
 
 def test_claims_about_longer_texts() -> None:
     """Oracles: scipy's Welch test, and Holm's correction by hand; lengths of training do not count."""
 
-    def cells(model: str, values: list[float], length: int = 40) -> dict[str, Any]:
+    def cell(model: str, values: list[float], length: int = 40) -> dict[str, Any]:
         runs = [{"seed": seed, "value": value} for seed, value in enumerate(values)]
         return {"probe": "copy", "length": length, "longest": 20, "model": model, "runs": runs}
 
     none, alibi, rope, t5 = [0.5, 0.52, 0.49], [0.1, 0.12, 0.13], [0.9, 0.88, 0.91], [0.5, 0.4, 0.6]
     names = {"no positions": none, "ALiBi": alibi, "RoPE": rope, "relative positions": t5}
-    study = [cells(name, values) for name, values in names.items()] + [cells("ALiBi", alibi, 20)]
-    verdicts = {(verdict.better, verdict.worse): verdict for verdict in judge(study)}
-    assert len(verdicts) == 5
+    cells = [cell(name, values) for name, values in names.items()] + [cell("ALiBi", rope, 20)]
+    verdicts = judge(cells)
     pairs = [(none, alibi), (none, rope), (none, t5), (t5, alibi), (t5, rope)]
     p = [stats.ttest_ind(*pair, equal_var=False).pvalue for pair in pairs]
-    assert [own.effect.p for own in verdicts.values()] == pytest.approx(p)
-    corrected, highest = {}, 0.0
-    for rank, k in enumerate(sorted(range(5), key=lambda k: p[k])):
-        highest = max(highest, (5 - rank) * p[k])
-        corrected[k] = min(1.0, highest)
-    for k, (own, (better, worse)) in enumerate(zip(verdicts.values(), pairs)):
-        assert own.p == pytest.approx(corrected[k])
-        sign = "supported" if statistics.mean(better) > statistics.mean(worse) else "contradicted"
-        assert own.word == (sign if corrected[k] <= 0.05 else "inconclusive")
-    assert [own.word for own in verdicts.values()][:3] == ["supported", "contradicted", "inconclusive"]
-    text = "\n".join(str(part) for _, part in sections(study))
+    assert [verdict.effect.p for verdict in verdicts] == pytest.approx(p)
+    highest = 0.0
+    for rank, place in enumerate(sorted(range(5), key=p.__getitem__)):
+        highest = max(highest, min(1.0, (5 - rank) * p[place]))
+        assert verdicts[place].p == pytest.approx(highest)
+        better, worse = map(statistics.mean, pairs[place])
+        word = "supported" if better > worse else "contradicted"
+        assert verdicts[place].word == (word if highest <= 0.05 else "inconclusive")
+    assert [verdict.word for verdict in verdicts][:3] == ["supported", "contradicted", "inconclusive"]
+    text = "\n".join(str(part) for _, part in sections(cells))
     assert "| copy, 40" in text and "+38.7 " in text and "correction over all 5" in text
-    rows = [re.sub(" +", " ", line) for line in str(where_found(study)).splitlines()]
-    assert "| no positions − ALiBi | copy 40 | – | 0 | 0 |" in rows
-    assert "| no positions − RoPE | – | copy 40 | 0 | 0 |" in rows
-    assert "| no positions − relative positions | – | – | 1 | 0 |" in rows
+    assert rows_of(where_found(cells))[:3] == [
+        "| no positions − ALiBi | copy 40 | – | 0 | 0 |",
+        "| no positions − RoPE | – | copy 40 | 0 | 0 |",
+        "| no positions − relative positions | – | – | 1 | 0 |",
+    ]
 
 
 def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
     """Oracle: intervals by hand. Equal seeds have a point; two points are not compared; four seeds do not count."""
 
     def cell(model: str, length: int, values: list[float], interval: list[float] | None) -> dict[str, Any]:
-        own = {"model": model, "probe": "flip_flop", "length": length, "longest": 20, "interval": interval}
-        return {**own, "mean": statistics.mean(values or [0]), "runs": [{"value": value} for value in values]}
+        place = {"model": model, "probe": "flip_flop", "length": length, "longest": 20, "interval": interval}
+        return {**place, "mean": statistics.mean(values), "runs": [{"value": value} for value in values]}
 
     cells = [
         cell("rope", 20, [1.0] * 5, None),
@@ -225,92 +203,61 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
         cell("fire", 20, [0.1] * 4, [0.05, 0.15]),
         cell("rope", 10, [0.1] * 5, None),
         cell("nope", 40, [0.1, 0.2] * 3, [0.05, 0.25]),
-        cell("rope", 40, [0.9], None),
         cell("alibi", 40, [0.2, 0.4] * 3, [0.2, 0.4]),
     ]
-
-    def rows(beyond: bool) -> list[str]:
-        return [re.sub(" +", " ", line) for line in str(separations(cells, beyond)).splitlines()][2:]
-
-    assert rows(beyond=False) == ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 4 of 6 |"]
-    assert rows(beyond=True) == ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 11.0 | nope 15.0 ± 5.5 | 0 of 1 |"]
-    assert str(separations(cells[:1], beyond=False)) == str(separations(cells, True, without=["nope"])) == ""
-    with pytest.raises(UserError, match="no probe has 5 seeds of two models"):
-        probe_functions([])["separations"](beyond=True)
+    rows = ["| flip flop, 20 | rope 100.0 ± 0.0 | nope 70.0 ± 0.0 | 4 of 6 |"]
+    assert rows_of(separations(cells, beyond=False)) == rows
+    rows = ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 11.0 | nope 15.0 ± 5.5 | 0 of 1 |"]
+    assert rows_of(separations(cells, beyond=True)) == rows
+    assert str(separations(cells, True, without=["nope"])) == ""
 
 
 def test_what_tuning_changes() -> None:
     """Oracle: by hand. A model without untuned runs does not count, one with the same runs has no change."""
 
-    def cell(model: str, tuned: bool, mean: float | None, length: int = 20) -> dict[str, Any]:
+    def cell(model: str, tuned: bool, mean: float | None) -> dict[str, Any]:
         place = {"model": model, "pattern": "full", "layers": 2, "tuned": tuned, "more": "", "probe": "flip_flop"}
-        own = {"command": f"{model} {tuned and model != 'fire'}", "runs": [] if mean is None else [{}]}
-        return {**place, **own, "length": length, "longest": 20, "mean": mean}
+        command = f"{model} {tuned and model != 'fire'}"
+        runs = [] if mean is None else [{}]
+        return {**place, "command": command, "runs": runs, "length": 20, "longest": 20, "mean": mean}
 
     before = {"rope": 0.5, "alibi": 0.6, "nope": 0.7, "learned": None, "fire": 1.0}
     after = {"rope": 0.9, "alibi": 0.8, "nope": 0.65, "learned": 0.9, "fire": 1.0, "xpos": 1.0}
-    cells = [cell(model, False, mean) for model, mean in before.items()]
-    cells += [cell(model, True, mean) for model, mean in after.items()]
-    cells += [cell(model, tuned, 0.1, length=40) for model in ("rope", "fire") for tuned in (True, False)]
-    lines = [re.sub(" +", " ", line) for line in str(tuning_gains(cells, beyond=False)).splitlines()][2:]
-    assert lines == ["| flip flop, 20 | 70.0 | 83.8 | 3 of 4 | rope +40.0 | nope −5.00 |"]
-    lines = [re.sub(" +", " ", line) for line in str(tuning_gains(cells, beyond=True)).splitlines()][2:]
-    assert lines == ["| flip flop, 40 | 10.0 | 10.0 | 1 of 2 | rope 0.0 | rope 0.0 |"]
-    assert str(tuning_gains([], False)) == str(tuning_gains(cells[:1] + cells[5:6], False)) == ""
-    with pytest.raises(UserError, match="both tuned and as by default"):
-        probe_functions([])["tuning"](beyond=False)
+    cells = [cell(model, tuned, mean) for tuned in (False, True) for model, mean in (before, after)[tuned].items()]
+    row = "| flip flop, 20 | 70.0 | 83.8 | 3 of 4 | rope +40.0 | nope −5.00 |"
+    assert rows_of(tuning_gains(cells, beyond=False)) == [row]
+    assert str(tuning_gains(cells, beyond=True)) == ""
 
 
-def test_the_report_has_the_map(study: Path, tmp_path: Path) -> None:
-    write_report([study], tmp_path, options=Options(formats=("svg",)))
-    assert "(index.html)" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "figures" / "probes.png").exists() and (tmp_path / "figures" / "probes.svg").exists()
-    page = (tmp_path / "index.html").read_text()
+def test_the_report_has_the_page_of_the_map(report: Path) -> None:
+    assert "(index.html)" in (report / "report.md").read_text(encoding="utf-8")
+    page = (report / "index.html").read_text(encoding="utf-8")
     data = re.search(r"^const { cells, start } = (.*)$", page, re.MULTILINE)
     assert data and len(json.loads(data[1])["cells"]) == 18
+    assert "<h1>&lt;script&gt;alert(1)&lt;/script&gt; DATA &amp; DIGEST" in page and "<script>alert" not in page
 
 
-def test_a_page_shows_the_accuracies(study: Path, tmp_path: Path) -> None:
-    """Oracle: the numbers of the fixture; the best one above chance comes first, a dash is beyond the positions."""
-    page = tmp_path / "page.md"
-    page.write_text("<!--= {{ probes(copy=40) }} -->\n<!--/-->\n", encoding="utf-8")
-    write_report([study], tmp_path / "report", plots=False, pages=[page])
-    rows = [re.sub(" +", " ", line) for line in page.read_text(encoding="utf-8").splitlines()]
-    assert rows[1] == "| | copy, 40 |"
-    assert rows[3:6] == ["| ALiBi | 65.0 ± 7.1 |", "| RoPE | 15.0 ± 7.1 |", "| learned positions | – |"]
-    page.write_text('<!--= {{ probes(fixed={"tuned": False}, copy=40) }} -->\n<!--/-->\n', encoding="utf-8")
-    write_report([study], tmp_path / "report", plots=False, pages=[page])
-    assert "| ALiBi | 60.0 ± 7.1 |" in re.sub(" +", " ", page.read_text(encoding="utf-8"))
-    page.write_text("<!--= {{ longer() }} -->\n<!--/-->\n", encoding="utf-8")
-    other = put(tmp_path / "other", result("seed=0"))
-    with pytest.raises(UserError, match=r"line 1: there are no runs that test longer"):
-        write_report([other], tmp_path / "report", plots=False, pages=[page])
-
-
-def test_the_map_in_a_browser(browser: Any, study: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_map_in_a_browser(browser: Any, report: Path) -> None:
     """A click shows the runs, a head sorts, settings switch, keys move, the address keeps the state; no network."""
-    write_report([study], tmp_path, options=Options(formats=()))
-    shown, said = opened(browser, tmp_path / "index.html")
+    shown, said = opened(browser, report / "index.html")
     names = "[...document.querySelectorAll('#map tbody th')].map(own => own.textContent)"
     texts = "[...document.querySelectorAll('#map tbody td')].map(own => own.textContent)"
+    assert shown.locator("h1").inner_text() == shown.title() == TITLE
     assert shown.evaluate(names) == ["ALiBi", "RoPE", "learned positions"]  # by the mean above chance
     assert shown.evaluate(texts) == ["85", "85", "65", "95", "85", "15", "75", "75", "–"]
     assert shown.locator("th.beyond").all_inner_texts() == ["40"]
-    shown.locator("[data-sort='copy|10']").click()
-    assert shown.evaluate(names) == ["RoPE", "ALiBi", "learned positions"]
-    shown.locator("[data-sort='copy|10']").click()
-    assert shown.evaluate(names) == ["learned positions", "ALiBi", "RoPE"]
+    for order in (["RoPE", "ALiBi", "learned positions"], ["learned positions", "ALiBi", "RoPE"]):
+        shown.locator("[data-sort='copy|10']").click()
+        assert shown.evaluate(names) == order
     shown.locator("#map td button").last.click()
     panel = shown.locator("aside").inner_text()
     assert "RoPE: copy, length 40" in panel and "chance 10.0 %" in panel and "recipe.lr=0.007" in panel
-    assert "20.0" in panel and "ccccccc" in panel and shown.locator("aside polyline").count() == 2
+    assert shown.locator("aside polyline").count() == 2
     shown.keyboard.press("ArrowUp")
     assert "ALiBi, copy, length 40" in shown.evaluate("document.activeElement.ariaLabel")
     shown.locator("select[name=tuned]").select_option("false")
     assert shown.evaluate(texts)[-1] == "10"
-    again, _ = opened(browser, tmp_path / "index.html")
+    again, _ = opened(browser, report / "index.html")
     again.goto(shown.url)
-    assert again.evaluate(texts) == shown.evaluate(texts)
-    assert again.evaluate("document.querySelector('select[name=tuned]').value") == "false"
-    again.set_viewport_size({"width": 390, "height": 800})
-    assert again.evaluate("document.documentElement.scrollWidth") == 390 and said == []
+    assert again.evaluate(texts) == shown.evaluate(texts) and said == []
