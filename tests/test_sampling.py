@@ -15,98 +15,58 @@ from speechformer.generation.sampling import sample, sampling_probabilities
 from speechformer.layers.patterns import Structured, build_pattern
 from speechformer.models.stack import select
 
-LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0])
+LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.0, 0.5, -3.0], dtype=torch.float64)
 
 
 def test_the_temperature_divides_the_logits() -> None:
-    torch.testing.assert_close(sampling_probabilities(LOGITS, 0.7, None, 1.0), (LOGITS / 0.7).softmax(-1))
-    assert sampling_probabilities(LOGITS, 0, 3, 0.5).tolist() == [0, 1, 0, 0, 0, 0]
-    torch.testing.assert_close(sampling_probabilities(LOGITS, 1e-30, None, 1.0), torch.tensor([0, 1.0, 0, 0, 0, 0]))
-
-
-@pytest.mark.parametrize("temperature", [1e-310, 1e300])
-def test_any_temperature_that_is_a_number_will_do(temperature: float) -> None:
     """Towards 0 the most probable alone, towards infinity all alike."""
-    expected = sampling_probabilities(LOGITS, 0, None, 1.0) if temperature < 1 else torch.full((6,), 1 / 6)
-    torch.testing.assert_close(sampling_probabilities(LOGITS, temperature, None, 1.0), expected)
+    most_probable = torch.nn.functional.one_hot(torch.tensor(1), 6).double()
+    for temperature, expected in (
+        (0.7, (LOGITS / 0.7).softmax(-1)),
+        (0, most_probable),
+        (1e-310, most_probable),
+        (1e300, torch.full((6,), 1 / 6).double()),
+    ):
+        torch.testing.assert_close(sampling_probabilities(LOGITS, temperature, None, 1.0), expected)
 
 
-def test_top_p_applies_to_the_words_that_top_k_keeps() -> None:
-    """Of two words with 55 and 45 % of what is left, the first has half of it alone; of all words it has a third."""
-    logits = torch.tensor([2.0, 1.8, 1.6, 0.1])
-    assert sampling_probabilities(logits, 1.0, 2, 0.5).nonzero().flatten().tolist() == [0]
-    assert sampling_probabilities(logits, 1.0, None, 0.5).nonzero().flatten().tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("k", [1, 3, 6, 100])
-def test_top_k_keeps_the_k_most_probable(k: int) -> None:
-    best = LOGITS.argsort(descending=True)[:k]
-    expected = torch.zeros(6).scatter(0, best, LOGITS[best].softmax(-1))
-    torch.testing.assert_close(sampling_probabilities(LOGITS, 1.0, k, 1.0), expected)
-
-
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.55, 0.9, 0.999])
-def test_top_p_keeps_the_fewest_that_suffice(p: float) -> None:
-    """Oracle: of all sets of words the smallest whose probability is at least p, and of these the most probable."""
-    probabilities = LOGITS.double().softmax(-1)
-    sets = [set(chosen) for size in range(1, 7) for chosen in itertools.combinations(range(6), size)]
-    enough = [s for s in sets if sum(probabilities[list(s)]) >= p]
-    fewest = min(len(s) for s in enough)
-    best = max((s for s in enough if len(s) == fewest), key=lambda s: float(sum(probabilities[list(s)])))
-    sampled = sampling_probabilities(LOGITS.double(), 1.0, None, p)
-    assert set(sampled.nonzero().flatten().tolist()) == best
-    torch.testing.assert_close(sampled[list(best)], probabilities[list(best)] / probabilities[list(best)].sum())
+@pytest.mark.parametrize("k", [None, 1, 3, 100])
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.55, 0.9, 1.0])
+def test_top_p_keeps_the_fewest_of_the_k_most_probable_that_suffice(k: int | None, p: float) -> None:
+    """Oracle: of all sets of these words the smallest whose probability is at least p, and of these the greatest."""
+    candidates = LOGITS.argsort(descending=True)[:k].tolist()
+    probability = dict(zip(candidates, LOGITS[candidates].softmax(-1).tolist()))
+    sets = [kept for size in range(1, 7) for kept in itertools.combinations(candidates, size)]
+    totals = {kept: sum(probability[word] for word in kept) for kept in sets}
+    best = list(
+        min((kept for kept in sets if totals[kept] >= p - 1e-12), key=lambda kept: (len(kept), -totals[kept]))
+    )
+    expected = torch.zeros(6).double()
+    expected[best] = LOGITS[best].softmax(-1)
+    torch.testing.assert_close(sampling_probabilities(LOGITS, 1.0, k, p), expected)
 
 
 def test_words_are_drawn_as_often_as_they_are_probable() -> None:
-    """Oracle: the model's own probabilities of the next word; a count of n draws is within 5 standard deviations."""
-    model = decoder()
-    generator = torch.Generator().manual_seed(0)
-    n = 3000
-    draws = [next(sample(model, [3, 4], generator=generator)) for _ in range(n)]
+    """Oracle: the model's own probabilities of the next word; a count of n draws is within 5 standard deviations.
+    Padding and rows of the table that are no words are never drawn."""
+    model, generator, n = decoder(), torch.Generator().manual_seed(0), 2000
+    draws = [next(sample(model, [3, 4], generator=generator, words=40)) for _ in range(n)]
     with torch.no_grad():
         logits = model(torch.tensor([[3, 4]]))[0, -1]
-    logits[0] = float("-inf")
-    probabilities = logits.softmax(-1)
+    logits[0] = logits[40:] = float("-inf")
+    p = logits.softmax(-1)
     counts = torch.bincount(torch.tensor(draws), minlength=len(logits))
-    assert counts[0] == 0
-    assert ((counts - n * probabilities).abs() <= 5 * (n * probabilities * (1 - probabilities)).sqrt() + 1e-9).all()
+    assert ((counts - n * p).abs() <= 5 * (n * p * (1 - p)).sqrt()).all()
 
 
-@pytest.mark.parametrize(("model", "pattern"), [*itertools.product(MODELS, PATTERNS), ("rnn", "full")])
-def test_with_a_cache_the_same_is_drawn_as_without(model: str, pattern: str) -> None:
-    """Beyond the trained length too, where the positions reach."""
-    model = decoder(model=group("model", model), pattern=group("pattern", pattern), dropout=0.3)  # which is off
-    length = 8 if model.max_length else 20
-    texts = [
-        list(
-            itertools.islice(
-                sample(model, [3, 7, 5], cache=cache, generator=torch.Generator().manual_seed(1)), length
-            )
-        )
-        for cache in (True, False)
-    ]
-    assert texts[0] == texts[1] and len(texts[0]) == length
-
-
-@pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])
-def test_with_a_cache_a_scaled_text_is_read_as_without(scaling: str) -> None:
-    """Oracle: one pass over each prefix, through the length at which all keys turn."""
-    model = decoder(model={**group("model", "rope"), "scaling": scaling})
-    ids, past = torch.randint(0, 40, (2, 26)), model.decoder.new_cache()
-    assert model.decoder.positions.length == 20
-    for begin, end in ((0, 3), (3, 4), (4, 20), (20, 21), (21, 26)):
-        cached = model.hidden(ids[:, begin:end], past)
-        torch.testing.assert_close(cached, model.hidden(ids[:, :end])[:, begin:end])
-
-
-def test_padding_and_rows_that_are_no_words_are_never_drawn() -> None:
-    model = decoder()
-    model.output.bias.data[:3] += 100
-    model.output.bias.data[40:] += 100
-    model.output.bias.data[1:3] -= 200
-    drawn = list(itertools.islice(sample(model, [5], words=40, generator=torch.Generator().manual_seed(0)), 9))
-    assert all(3 <= index < 40 for index in drawn)
+@pytest.mark.parametrize("name", ["learned", "rope", "rnn"])
+def test_with_a_cache_the_same_is_drawn_as_without(name: str) -> None:
+    """Beyond the trained length of 20 too, where the positions reach; dropout is off."""
+    model, texts = decoder(model=group("model", name), dropout=0.3), []
+    for cache in (True, False):
+        drawn = sample(model, [3, 7, 5], cache=cache, generator=torch.Generator().manual_seed(1))
+        texts.append(list(itertools.islice(drawn, 8 if name == "learned" else 20)))
+    assert texts[0] == texts[1]
 
 
 def test_a_model_that_has_diverged_knows_no_next_word() -> None:
@@ -116,40 +76,28 @@ def test_a_model_that_has_diverged_knows_no_next_word() -> None:
         next(sample(model, [5]))
 
 
-@pytest.mark.parametrize("model", ["alibi", "rope", "sinusoidal", "xpos", "fire", "forgetting"])
+SINKS = {"name": "sinks", "window": 1, "tokens": 2}
+
+
 @pytest.mark.parametrize(
-    "pattern",
-    ["window", "block", "dilated", "global", "sinks", "strided", {"name": "sinks", "window": 1, "tokens": 2}],
-    ids=str,
+    ("position", "pattern"),
+    [
+        *((group("model", name), SINKS) for name in MODELS if name != "learned"),
+        *(({"name": "rope"}, group("pattern", name)) for name in PATTERNS),
+        *(({**group("model", "rope"), "scaling": name}, {"name": "full"}) for name in ("linear", "ntk", "yarn")),
+    ],
+    ids=lambda spec: "_".join(map(str, spec.values())),
 )
-def test_the_cache_holds_what_later_tokens_can_see(model: str, pattern: Any) -> None:
-    """Oracles: one pass over all tokens, and the pattern's own mask of a later query."""
-    own = group("pattern", pattern) if isinstance(pattern, str) else pattern
-    lm = decoder(model=group("model", model), pattern=own).double()
-    ids, past, mask = torch.randint(1, 40, (2, 60)), lm.decoder.new_cache(), build_pattern(own)
-    expected = lm.hidden(ids)
-    for begin, end in itertools.pairwise((0, 2, 3, 20, 21, 22, 40, *range(41, 61))):
-        torch.testing.assert_close(lm.hidden(ids[:, begin:end], past), expected[:, begin:end])
-        later = torch.arange(end, end + 200)[:, None]
-        visible = mask(later, torch.arange(end)[None, :]).any(dim=0)
-        if model != "forgetting" and isinstance(mask, Structured) and mask.window is not None:
-            expected_keys = (torch.arange(end) < mask.tokens) | (torch.arange(end) > end - mask.window)
-            assert past[0]["k"].shape[2] == expected_keys.sum() and not (visible & ~expected_keys).any()
-            has_gaps = own["name"] in ("dilated", "block")  # and hides some keys of its window
-            assert has_gaps or torch.equal(visible, expected_keys)
-        else:
-            assert past[0]["k"].shape[2] == end
-    one = select(past, torch.tensor([1]))  # as a beam search does
-    following = torch.cat((ids[1:], ids[1:, :1]), dim=1)
-    torch.testing.assert_close(lm.hidden(ids[1:, :1], one)[:, -1], lm.hidden(following)[:, -1])
-
-
-def test_a_long_stream_takes_constant_memory() -> None:
-    """Neither the cache nor the table of angles grows."""
-    lm, sizes = decoder(model=group("model", "rope"), pattern=group("pattern", "sinks")), []
-    past = lm.decoder.new_cache()
-    with torch.no_grad():
-        for _ in range(600):
-            lm.hidden(torch.tensor([[3]]), past)
-            sizes.append(sum(x.numel() for layer in past for x in layer.values()))
-    assert len({*sizes[100:]}) == 1 and lm.decoder.positions.table_TR.shape[0] == 20
+def test_the_cache_holds_what_later_tokens_can_see(position: dict[str, Any], pattern: dict[str, Any]) -> None:
+    """Oracles: one pass over each prefix (a scaled RoPE turns by its length); the pattern's mask of later queries."""
+    model = decoder(model=position, pattern=pattern).double()
+    ids, past, mask = torch.randint(1, 40, (2, 45)), model.decoder.new_cache(), build_pattern(pattern)
+    for begin, end in itertools.pairwise((0, 2, 3, 4, 20, 21, 22, 40, 41, 42, 43, 44)):
+        torch.testing.assert_close(model.hidden(ids[:, begin:end], past), model.hidden(ids[:, :end])[:, begin:end])
+        keys, dropped = torch.arange(end), torch.zeros(end, dtype=torch.bool)
+        if position["name"] != "forgetting" and isinstance(mask, Structured) and mask.window is not None:
+            dropped = (keys >= mask.tokens) & (keys <= end - mask.window)
+        assert past[0]["v"].shape[2] == (~dropped).sum()
+        assert not mask(torch.arange(end, end + 200)[:, None], keys[None, :]).any(dim=0)[dropped].any()
+    second_row = select(past, torch.tensor([1]))  # as a beam search does
+    torch.testing.assert_close(model.hidden(ids[1:, 44:], second_row), model.hidden(ids[1:])[:, 44:])
