@@ -14,10 +14,8 @@ import logging
 import os
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from speechformer.training import devices
@@ -39,12 +37,10 @@ def tune_memory() -> None:
 
     Garbage collection pauses during the imports and never scans them again, as joblib's `gc.collect` after each job
     would. glibc keeps freed memory: otherwise it returns each large tensor to the system and gets it back, zeroed.
-    Linux is asked for huge pages.
     """
     was_collecting = gc.isenabled()
     gc.disable()
-    with without_scipy_signal():
-        import speechformer.training.fit  # noqa: F401
+    import speechformer.training.fit  # noqa: F401
 
     gc.freeze()
     if was_collecting:
@@ -55,47 +51,6 @@ def tune_memory() -> None:
             libc = ctypes.CDLL(None)
             libc.mallopt(mmap_max, 0)
             libc.mallopt(trim_threshold, -1)  # never
-            ask_for_huge_pages(libc)
-
-
-@contextlib.contextmanager
-def without_scipy_signal() -> Iterator[None]:
-    """Keep torchmetrics from importing `scipy.signal`, which takes most of a second.
-
-    It would look there for a function that a metric for audio needs. So a stand-in has one, and then goes.
-    """
-    name = "scipy.signal"
-    stand_in = types.ModuleType(name)
-    stand_in.hamming = None  # type: ignore[attr-defined]
-    module = sys.modules.setdefault(name, stand_in)
-    try:
-        yield
-    finally:
-        if module is stand_in:
-            sys.modules.pop(name, None)
-
-
-def ask_for_huge_pages(libc: ctypes.CDLL) -> None:
-    """Ask for transparent huge pages for the heap of the main thread: fewer page faults and TLB misses.
-
-    Half of the machine's memory is allocated, marked by madvise and freed. No page of it is in use then, but from now
-    on `calloc`, and so `numpy.zeros`, writes its zeros. Where memory is limited before it is used, nothing is done.
-    """
-    import resource  # not on Windows
-
-    strict = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2"
-    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    if strict or any(limit != resource.RLIM_INFINITY for limit in limits):
-        return
-    huge, advice = 2**21, 14  # bytes; MADV_HUGEPAGE of sys/mman.h
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if start := libc.malloc(size):
-        first = huge * -(-start // huge)
-        libc.madvise(first, (start + size - first) // huge * huge, advice)  # an error where there are no such pages
-        libc.free(start)
 
 
 def silence_libraries() -> None:
