@@ -31,8 +31,6 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 |                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                |
-| `linear.FastLinear`: bias after product  | layers of a block without gradients, on a CPU with MKL, in single or   |
-|                                          | double precision, 2 to 112 inputs; no compilation, autocast, torch.func|
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
@@ -70,7 +68,6 @@ from speechformer.kernels.attention import (
     flex_attention,
 )
 from speechformer.kernels.dropout import FastDropout, draw_ahead
-from speechformer.kernels.linear import FastLinear
 from speechformer.kernels.padding import Unpadder, without_padding
 from speechformer.kernels.rotation import is_exact, rotate_pairs_as_complex, rotation_factors
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
@@ -273,7 +270,6 @@ def partial_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows:
 class FastAttention(reference.MultiHeadAttention):
     """Multi-head attention by any kernel but "fused dropout"."""
 
-    linear_class = FastLinear
     dropout: FastDropout
 
     def attention(
@@ -346,7 +342,7 @@ class FastBlock(Block):
     """A `Block` of fast layers. x may be the tokens without padding, [R, D]."""
 
     attention_class, cross_attention_class = FastSelfAttention, FastCrossAttention
-    dropout_class, linear_class = FastDropout, FastLinear
+    dropout_class = FastDropout
     compiled = False  # by `compile_blocks`
     dropout: FastDropout
 

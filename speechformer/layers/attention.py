@@ -125,8 +125,6 @@ def cached_positions(cache: dict[str, Tensor], pattern: Pattern, device: Device)
 class MultiHeadAttention(nn.Module):
     """What `SelfAttention` and `CrossAttention` share: N heads, and dropout of the weights."""
 
-    linear_class: type[nn.Linear] = nn.Linear
-
     def __init__(self, heads: int, dropout: nn.Module) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
@@ -153,8 +151,8 @@ class SelfAttention(MultiHeadAttention):
         self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool, gated: bool = False
     ) -> None:
         super().__init__(heads, dropout)
-        self.qkv = self.linear_class(width, 3 * width, bias=qkv_bias)
-        self.output = self.linear_class(width, width, bias=bias)
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.output = nn.Linear(width, width, bias=bias)
         self.gate = nn.Linear(width, heads) if gated else None
 
     def forward(
@@ -208,9 +206,9 @@ class CrossAttention(MultiHeadAttention):
 
     def __init__(self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool) -> None:
         super().__init__(heads, dropout)
-        self.q = self.linear_class(width, width, bias=qkv_bias)
-        self.kv = self.linear_class(width, 2 * width, bias=qkv_bias)
-        self.output = self.linear_class(width, width, bias=bias)
+        self.q = nn.Linear(width, width, bias=qkv_bias)
+        self.kv = nn.Linear(width, 2 * width, bias=qkv_bias)
+        self.output = nn.Linear(width, width, bias=bias)
 
     def keys_and_values(self, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Project encoder states to keys and values, [B, N, S, H] each. All decoding steps share them."""

@@ -34,7 +34,7 @@ class Block(nn.Module):
     """
 
     attention_class, cross_attention_class = SelfAttention, CrossAttention
-    dropout_class, linear_class = Dropout, nn.Linear
+    dropout_class = Dropout
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Block(nn.Module):
         self.pre_norm = pick(NORMS, norm, "architecture.norm")
         self.attention = self.attention_class(width, heads, self.dropout_class(dropout), qkv_bias, bias, gated)
         self.feed_forward = nn.Sequential(
-            self.linear_class(width, ff, bias=bias),
+            nn.Linear(width, ff, bias=bias),
             pick(ACTIVATIONS, activation, "architecture.activation")(),
-            self.linear_class(ff, width, bias=bias),
+            nn.Linear(ff, width, bias=bias),
         )
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward_norm = nn.LayerNorm(width)
