@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
 from speechformer.errors import UserError
-from speechformer.kernels import dispatch, dropout
+from speechformer.kernels import dispatch
 from speechformer.kernels import loss as loss_module
 from speechformer.kernels.attention import DroppedAttention, cached_block_mask, compiled_function, flex_attention
 from speechformer.kernels.dispatch import (
@@ -380,24 +380,6 @@ def test_sdpa_on_cuda_agrees_with_the_reference(model: str) -> None:
     attention.cuda(), bias.positions.cuda()
     on_cuda = attention(x.cuda(), bias.positions, bias.dense.cuda())[0]
     torch.testing.assert_close(on_cuda.cpu(), on_cpu, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"pool": "cls"}, {"model": {"name": "rope", "base": 10000.0}}], ids=["mean", "cls", "rope"]
-)
-@pytest.mark.parametrize("padded", [False, True])
-def test_masks_drawn_at_once_or_one_by_one_are_the_same_to_the_bit(changes: Any, norm: str, padded: bool) -> None:
-    model, ids, results = classifier(dropout=0.3, norm=norm, **changes).train(), sentences(), []
-    if padded:
-        ids[1, 9:] = 0
-    for most in (dropout.MAX_DRAWN_AT_ONCE, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dropout, "MAX_DRAWN_AT_ONCE", most)
-            torch.manual_seed(6)
-            results.append((model(ids), torch.get_rng_state()))
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
-    assert not any(module.ahead for module in model.modules() if isinstance(module, FastDropout))
 
 
 @pytest.mark.parametrize(("model", "pattern"), KINDS)

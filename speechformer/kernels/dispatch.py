@@ -23,8 +23,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 
 | fast path                                | taken when                                                             |
 |------------------------------------------|------------------------------------------------------------------------|
-| `dropout.dropout_masks`: 4 from one draw | dropout on a CPU                                                       |
-| `dropout.draw_ahead`: all masks at once  | dropout on a CPU in a plain pass                                       |
+| `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU                                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
 |                                          | padding it spares autograd the views around every linear layer         |
 | `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
@@ -67,7 +66,7 @@ from speechformer.kernels.attention import (
     cached_block_mask,
     flex_attention,
 )
-from speechformer.kernels.dropout import FastDropout, draw_ahead
+from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import Unpadder, without_padding
 from speechformer.kernels.rotation import is_exact, rotate_pairs_as_complex, rotation_factors
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
@@ -353,11 +352,6 @@ class FastBlock(Block):
             return dropped.add_(x_BTD)
         return x_BTD + dropped
 
-    def dropout_uses(self, B: int, T: int, D: int) -> list[tuple[Any, Sequence[int]]]:
-        """Return each use of dropout in a pass without cross-attention, in order, and the shape that it meets."""
-        weights = (self.attention.dropout, (B, self.attention.heads, T, T))
-        return [weights, (self.dropout, (B, T, D)), (self.dropout, (B, T, D))]
-
 
 class StackKernels(nn.Module):
     """The fast paths of a whole pass through the blocks of a `models.stack.Stack`."""
@@ -381,22 +375,6 @@ class StackKernels(nn.Module):
     def can_unpad(self) -> bool:
         """Whether a plain pass may run on rows of tokens, without padding."""
         return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
-
-    def draw_dropout(self, x_BTD: Tensor, biases: list[Bias], unpadder: Unpadder | None) -> None:
-        """Draw the dropout masks of a plain pass, unless attention in blocks draws its own."""
-        if not self.training or x_BTD.device.type != "cpu":
-            return
-        uses = [use for block in self.blocks for use in block.dropout_uses(*x_BTD.shape)]
-        uses = [(self.embedding_dropout, x_BTD.shape), *uses]
-        own = [biases[k] for k in set(self.kinds)]
-        kernels = {choose_kernel(bias, x_BTD.device, self.dropout_rate, with_weights=False) for bias in own}
-        for rate in dict.fromkeys(dropout.rate for dropout, _ in uses):
-            same = [use for use in uses if use[0].rate == rate]
-            if kernels & {"sparse blocks", "query blocks"}:
-                for dropout, _ in same:
-                    dropout.ahead.clear()  # of a pass that was interrupted
-            elif rate:
-                draw_ahead(same, x_BTD.dtype, unpadder)
 
     def attention_biases(
         self,

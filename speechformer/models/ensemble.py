@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.kernels.dispatch import Bias
-from speechformer.kernels.dropout import FastDropout, dropout_masks
+from speechformer.kernels.dropout import FastDropout, dropout_mask
 from speechformer.kernels.padding import Unpadder
 from speechformer.layers.attention import attention_bias, attention_mask
 from speechformer.layers.dropout import Dropout
@@ -90,16 +90,15 @@ class EnsembleDropout(FastDropout):
         super().__init__(rate)
         self.generators = generators
 
-    def draw(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
-        """Draw the masks of tensors [K B, T, D] and of attention weights [K B, N, T, T]."""
-        members, K = [], len(self.generators.generators)
+    def mask(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the factor of each element of [K B, T, D], or of attention weights, [K B, N, T, T]."""
+        B, members = shape[0] // len(self.generators.generators), []
         for generator, padding in zip(self.generators.generators, self.generators.padding):
-            of_keys = [padding * (len(shape) == 4) for shape in shapes]
-            own = [(s[0] // K, *s[1:-2], s[-2] - padding, s[-1] - keys) for s, keys in zip(shapes, of_keys)]
-            masks = dropout_masks(own, self.rate, dtype, generator)
-            padded = (F.pad(mask, (0, keys, 0, padding)) for mask, keys in zip(masks, of_keys))
-            members.append(list(padded) if padding else masks)
-        return [torch.cat(parts) for parts in zip(*members)]
+            keys = padding if len(shape) == 4 else 0
+            alone = (B, *shape[1:-2], shape[-2] - padding, shape[-1] - keys)
+            mask = dropout_mask(alone, self.rate, dtype, generator)
+            members.append(F.pad(mask, (0, keys, 0, padding)) if padding else mask)
+        return torch.cat(members)
 
 
 class EnsemblePositions(Positions):

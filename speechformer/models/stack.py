@@ -134,12 +134,11 @@ class Stack(StackKernels):
         (B, T, _), plain = x_BTD.shape, memory is None and cache is None
         unpadder = unpadder_for(B, T, token_mask_BT) if plain and self.can_unpad else None
         biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
-        if plain:
-            self.draw_dropout(x_BTD, biases, unpadder)
-        x_BTD = self.positions.embed(x_BTD, offset)
-        x_BTD = self.embedding_dropout(x_BTD if unpadder is None else unpadder.unpad(x_BTD))
+        x_BTD = self.embedding_dropout(self.positions.embed(x_BTD, offset))
+        x_BTD = x_BTD if unpadder is None else unpadder.unpad(x_BTD)
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
+            block.dropout.unpadder = unpadder
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
             past, positions = None if cache is None else cache[k], self.positions.at_layer(k)
             x_BTD, own, cross = run(x_BTD, positions, biases[k], with_weights, memory and memory[k], past)
