@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from conftest import MODELS, PATTERNS, group
 from test_encoder_decoder import translator
 from test_models import VOCABULARY, T, classifier, decoder, sentences
-from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
 from speechformer.errors import UserError
 from speechformer.kernels import dispatch
-from speechformer.kernels import loss as loss_module
 from speechformer.kernels.attention import DroppedAttention, cached_block_mask, compiled_function, flex_attention
 from speechformer.kernels.dispatch import (
     FLEX_MIN_PAIRS,
@@ -626,84 +624,6 @@ def test_the_loss_has_the_same_bits_in_parts_of_any_size(
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *results))
-
-
-@pytest.mark.parametrize(("with_bias", "scale"), [(True, 1.0), (False, 1.0), (True, 0.3)])
-@pytest.mark.parametrize("R", [512, 600])
-def test_the_unshifted_loss_is_the_loss_of_all_logits(R: int, with_bias: bool, scale: float) -> None:
-    """Oracle: torch's loss in float64, of numbers with float32's rounding."""
-    weight, bias, hidden = 0.3 * torch.randn(4099, 24), torch.randn(4099), torch.randn(R, 24)
-    targets, results = torch.randint(4099, (R,)), []
-    assert loss_module.unshifted_loss(hidden, weight, bias if with_bias else None, targets) is not None
-    for dtype in (torch.float32, torch.float64):
-        inputs = [own.to(dtype).requires_grad_() for own in (hidden, weight, *([bias] if with_bias else []))]
-        h, w, b = [*inputs, None][:3]
-        own = dtype == torch.float32
-        loss = next_token_loss(w, b, h, targets) if own else F.cross_entropy(F.linear(h, w, b), targets)
-        results.append([loss, *torch.autograd.grad(loss * scale, inputs)])
-    for ours, theirs in zip(*results):
-        assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("of_hidden", "of_bias"), [(60.0, 0.0), (1.0, 24.0), (1.0, -24.0), (float("nan"), 0.0), (1.0, float("inf"))]
-)
-def test_logits_beyond_the_range_of_float32_take_the_maximum_away(of_hidden: float, of_bias: float) -> None:
-    """Oracle: torch's loss of all logits. Those of one sign make all totals overflow or underflow."""
-    for sign in (1, -1):
-        weight = sign * torch.rand(4096, 8).add_(0.5)
-        bias, hidden = torch.zeros(4096).index_fill_(0, torch.tensor(7), of_bias), torch.rand(512, 8) * of_hidden
-        targets, inputs = torch.randint(4096, (512,)), [weight.requires_grad_(), hidden.requires_grad_()]
-        assert loss_module.unshifted_loss(hidden.detach(), weight.detach(), bias, targets) is None
-        loss = next_token_loss(weight, bias, hidden, targets)
-        expected = F.cross_entropy(hidden @ weight.t() + bias, targets)
-        torch.testing.assert_close(loss, expected, equal_nan=True)
-        grads = [torch.autograd.grad(own, inputs) for own in (loss, expected)]
-        torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-4, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("logit", "bias", "of_last", "is_unshifted"),
-    [
-        (24.0, 22.0, 0.0, True),  # totals of about 1e24
-        (-20.0, -22.0, 0.0, True),  # 2e-15
-        (28.0, 22.0, 0.0, False),
-        (-23.0, -22.0, 0.0, False),
-        (1.0, 0.0, 90.0, False),  # in the last of five products
-    ],
-)
-def test_the_unshifted_loss_at_the_ends_of_its_range(
-    logit: float, bias: float, of_last: float, is_unshifted: bool
-) -> None:
-    """Oracle: torch's loss in float64."""
-    hidden, weight = torch.randn(600, 8), 0.1 * torch.randn(4096, 8)
-    hidden[:, 0], weight[:, 0] = 1.0, logit
-    hidden[-1, 0] += of_last
-    inputs, targets = [hidden, weight, torch.full((4096,), bias)], torch.randint(4096, (600,))
-    assert (loss_module.unshifted_loss(*inputs, targets) is not None) is is_unshifted
-    results = []
-    for own in (inputs, [tensor.double() for tensor in inputs]):
-        h, w, b = (tensor.requires_grad_() for tensor in own)
-        is_ours = h.dtype == torch.float32
-        loss = next_token_loss(w, b, h, targets) if is_ours else F.cross_entropy(F.linear(h, w, b), targets)
-        results.append([loss, *torch.autograd.grad(loss, (h, w, b))])
-    # 24 less 24 in the gradient of hidden states: torch's own loss in float32 is 1e-4 from that in float64
-    for ours, theirs, error in zip(*results, [1e-6, 2e-4, 1e-6, 1e-6]):
-        assert (ours - theirs).abs().max() <= error * theirs.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("V", "R", "D", "is_unshifted"),
-    [(4096, 512, 64, True), (4095, 512, 64, False), (4096, 511, 64, False), (4096, 512, 65, False)],
-)
-def test_the_limits_of_the_unshifted_loss(
-    V: int, R: int, D: int, is_unshifted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`runs.identity` has these limits, too: results beyond them are those of earlier versions."""
-    calls: list[tuple[Tensor, ...]] = []
-    monkeypatch.setattr(loss_module, "unshifted_loss", lambda *inputs: calls.append(inputs))
-    next_token_loss(torch.randn(V, D), torch.randn(V), torch.randn(R, D, requires_grad=True), torch.arange(R))
-    assert bool(calls) is is_unshifted
 
 
 def test_the_loss_of_no_targets_is_zero() -> None:

@@ -14,11 +14,6 @@ from torch import Tensor
 
 CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
 SHARED = 32768  # least elements that torch shares among threads (at::internal::GRAIN_SIZE)
-# Least tokens, least rows and most width of `unshifted_loss`. `runs.identity.may_have_unshifted_loss` follows these.
-UNSHIFTED_TOKENS, UNSHIFTED_ROWS, UNSHIFTED_WIDTH = 4096, 512, 64
-# exp(23) times a total below 1e25 stays below 1e35. Terms lost to underflow are at most exp(23) 1e-38 each, of 2^20
-# tokens 1e-7 of the least total.
-LARGEST_BIAS, LEAST_TOTAL, LARGEST_TOTAL = 23.0, 1e-15, 1e25
 
 
 def rows_at_once(width: int) -> int:
@@ -41,57 +36,16 @@ def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iter
         yield z.exp_(), of_target, z.sum(dim=1)
 
 
-def unshifted_loss(
-    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor
-) -> tuple[Tensor, list[Tensor | None]] | None:
-    """Return the loss of `ChunkedLoss` and its gradients without subtracting the maximum of the logits.
-
-    With E = exp(W h) and c = exp(b):   t = c^T E,   P = c E / t,   loss = mean(log t - (W h)_y - log c_y)
-    E is [V, rows]: each thread's tokens stay in its cache from the product to the sums. c and 1 / t multiply the
-    smaller matrices. None if a number could leave float32's range.
-    """
-    (R, D), V = hidden_RD.shape, len(weight_VD)
-    if bias_V is not None and not bool(bias_V.abs().amax() < LARGEST_BIAS):
-        return None
-    factor_V = weight_VD.new_ones(V) if bias_V is None else bias_V.exp()
-    factors_VD, targets_RD = weight_VD * factor_V[:, None], weight_VD.index_select(0, targets_R)
-    of_targets = (hidden_RD * targets_RD).sum(dim=1).add_(factor_V.index_select(0, targets_R).log_())
-    grad_hidden = targets_RD.mul_(-1 / R)
-    grad_weight, grad_bias = torch.empty_like(weight_VD), torch.zeros_like(factor_V)
-    buffer = hidden_RD.new_empty(V, rows_at_once(D))
-    totals: list[Tensor] = []
-    for hidden, grad in zip(hidden_RD.split(rows_at_once(D)), grad_hidden.split(rows_at_once(D))):
-        e = torch.mm(weight_VD, hidden.t(), out=buffer[:, : len(hidden)]).exp_()
-        total = torch.mv(e.t(), factor_V)
-        least, largest = torch.aminmax(total)
-        if not LEAST_TOTAL < float(least) <= float(largest) < LARGEST_TOTAL:
-            return None
-        share = 1 / (R * total)
-        grad.addcmul_(torch.mm(e.t(), factors_VD), share[:, None])
-        grad_weight.addmm_(e, hidden * share[:, None], beta=1 if totals else 0)  # the first chunk begins the sum
-        grad_bias.addmv_(e, share)
-        totals.append(total)
-    grad_weight.mul_(factor_V[:, None]).index_add_(0, targets_R, hidden_RD, alpha=-1 / R)
-    grad_bias.mul_(factor_V).index_add_(0, targets_R, factor_V.new_full((R,), -1 / R))
-    loss = torch.cat(totals).log_().sub_(of_targets).mean()
-    return loss, [grad_hidden, grad_weight, None if bias_V is None else grad_bias]
-
-
 class ChunkedLoss(torch.autograd.Function):
     """Mean cross-entropy on the CPU, which computes the gradient of each chunk of logits at once and keeps no logits.
 
-    The result is that of torch's `linear_cross_entropy` in chunks, to the bit, in less time; with a large vocabulary
-    and narrow hidden states it is that of `unshifted_loss`. With logits z, targets y and P = softmax(z):
+    torch's `linear_cross_entropy` does so, too, in more time. With logits z, targets y and P = softmax(z):
     loss = mean(log sum exp z - z_y),   dz = (P - onehot(y)) / R
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
         (R, D), V = hidden_RD.shape, len(weight_VD)
-        is_large = V >= UNSHIFTED_TOKENS and R >= UNSHIFTED_ROWS and D <= UNSHIFTED_WIDTH
-        if is_large and (unshifted := unshifted_loss(hidden_RD, weight_VD, bias_V, targets_R)) is not None:
-            loss, ctx.gradients = unshifted
-            return loss
         loss, share_R = hidden_RD.new_zeros(()), hidden_RD.new_full((R,), -1.0 / max(R, 1))
         grad_hidden = weight_VD.index_select(0, targets_R).mul_(share_R[:, None])
         grad_weight, earlier = torch.empty_like(weight_VD), 0

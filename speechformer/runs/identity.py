@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -79,22 +78,7 @@ def numerics(config: Mapping[str, Any]) -> int:
     # whose numbers alone have changed since: pairs that share a reference with test, or are of dev, are removed, too
     clean_pairs = config["task"]["name"] == "translate" and bool(config["protocol"]["remove_test_sentences"])
     t5_start = config["model"]["name"] == "relative" and config["recipe"]["init"] == "torch"  # as in T5's code
-    return NUMERICS_VERSION + clean_pairs + 2 * t5_start + 4 * may_have_unshifted_loss(config)
-
-
-def may_have_unshifted_loss(config: Mapping[str, Any]) -> bool:
-    """Return whether `kernels.loss.unshifted_loss` may compute the loss of a run, by its config alone."""
-    task, name, padded = config["task"], config["task"]["name"], config.get("vocab_size") or 0
-    has_few = name == "probe" or task.get("tokens") == "bytes"
-    vocabulary = 0 if has_few else task.get("vocab_size")  # None: all words, or 4,000 merges
-    # 256 bytes and 4 special tokens may come to a vocabulary
-    is_large = vocabulary is None or max(vocabulary, padded) >= 4096 - 260
-    # rows for each token of a batch: 15 % of words are masked, and 30 % of 512 is more than any draw
-    masked = bool(task.get("masked_lm") or task.get("pretraining_epochs"))
-    share = {"classify": 0.3 * masked, "translate": math.inf if task.get("batch_tokens") else 1}.get(name, 1)
-    rows = config["batch_size"] * config["block_size"] * share
-    is_smooth = bool(config["recipe"]["label_smoothing"]) and name != "classify"  # the loss of masked words is not
-    return is_large and rows >= 512 and config["width"] <= 64 and not is_smooth
+    return NUMERICS_VERSION + clean_pairs + 2 * t5_start
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
