@@ -69,7 +69,7 @@ CASES = {
     " task.unknown_rate=0.5 task.balanced=true task.naive_bayes=2 protocol=clean",
     "classify_randomised": f"{CLASSIFY} model=randomised model.max_positions=64 embedding_dropout=0.3",
     "classify_masked": f"{CLASSIFY} task.masked_lm=0.5 task.pretraining_epochs=1 architecture.pool=cls",
-    "classify_rope": f"{CLASSIFY} model=rope width=32",  # complex products need heads of 16
+    "classify_rope": f"{CLASSIFY} model=rope width=32",
     "classify_sample": "task=classify corpus=sample trainer.max_epochs=1 trainer.limit_train_batches=20",
     # language modelling
     "lm": f"{LM} model=nope pattern=strided pattern.stride=3 task.lengths=[24,40]",

@@ -25,7 +25,6 @@ from speechformer.kernels.dispatch import (
     choose_kernel,
     compile_blocks,
     partial_tiles,
-    plain_rope,
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
@@ -59,8 +58,7 @@ ROWS = {
     "CPU training": ("alibi", "window", True, 12, CPU, 0.3, False, False, "fused dropout"),
     "CPU training, no bias": ("nope", "full", False, 12, CPU, 0.3, False, False, "fused dropout"),
     "CPU training, trained bias": ("relative", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, rotation and decay": ("xpos", "full", True, 12, CPU, 0.3, False, False, "reference"),
+    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "reference"),
     "CPU training, cache": ("nope", "full", False, 12, CPU, 0.3, False, True, "reference"),
     "CPU training, weights": ("alibi", "full", False, 12, CPU, 0.3, True, False, "reference"),
     "weights": ("rope", "window", True, 12, CPU, 0.0, True, False, "reference"),
@@ -104,8 +102,7 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
     bias = bias_of(model, pattern, causal, padded, length, on_hand)
-    rope = plain_rope(bias.positions, 16, 2 * length * 32, torch.float32)
-    fusable = not cached and (rope is not None or not bias.positions.overrides("rotate"))
+    fusable = not cached and not bias.positions.overrides("rotate")
     assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
     if on_hand != device or (rate and (on_hand == CUDA or "blocks" in kernel)):  # which draw other masks
         return
@@ -642,7 +639,7 @@ def test_attention_with_dropout_takes_tensors_that_are_not_contiguous(padded: bo
     results = []
     for change in (torch.Tensor.contiguous, lambda x: x.t().contiguous().t()):
         projections = change(qkv).requires_grad_()
-        output = DroppedAttention.apply(projections, torch.zeros(1, 1, T, T), mask, unpadder, None)
+        output = DroppedAttention.apply(projections, torch.zeros(1, 1, T, T), mask, unpadder)
         results.append([output, *torch.autograd.grad(output, projections, change(grad))])
     assert all(map(torch.equal, *results))
 
@@ -687,7 +684,7 @@ def test_a_mask_of_keys_changes_no_bit_of_any_token(model: str, pattern: str, ca
     qkv = torch.randn(len(unpadder.index_R), 96, requires_grad=True)
     results = []
     for mask in (bias.compact, bias.dense):
-        output = DroppedAttention.apply(qkv, mask, dropped, unpadder, None)
+        output = DroppedAttention.apply(qkv, mask, dropped, unpadder)
         results.append([output, *torch.autograd.grad(output.square().sum(), qkv)])
     assert all(map(torch.equal, *results))
     documents = AttentionBias(bias.positions, all_pairs, 12, 12, False, bias.token_mask_BS.long(), CPU)

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from speechformer.kernels.padding import Unpadder
-from speechformer.kernels.rotation import rotate_in_place
 from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
@@ -35,26 +34,20 @@ class DroppedAttention(torch.autograd.Function):
         dv = (P M)^T dO,   dP = M (dO v^T),   dS = P (dP - sum_j dP P)
 
     Arguments of `apply`: the projections, [R, E] or [B, T, E], for an output [R, D] or [B, T, D]; bias
-    [1 or B, 1 or N, T, T]; dropout mask [B, N, T, T]; the `Unpadder`; and z_TP of `kernels.rotation` or None. With z,
-    queries and keys are rotated first, and their gradients by its conjugate. Padding holds a copy of the first token;
+    [1 or B, 1 or N, T, T]; dropout mask [B, N, T, T]; and the `Unpadder`. Padding holds a copy of the first token;
     the bias hides its keys, and its output is dropped.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, projections: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder, z_TP: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, projections: Tensor, bias: Tensor, mask_BNTT: Tensor, unpadder: Unpadder) -> Tensor:
         B, N, T, _ = mask_BNTT.shape
         rows = unpadder.head_rows(N)
         E = projections.shape[-1]
-        qkv = projections.reshape(-1, E // (3 * N)).index_select(0, rows.to_heads).view(3, B * N, T, -1)
-        if z_TP is not None:
-            rotate_in_place(qkv[:2], z_TP)
-        q, k, v = qkv
+        q, k, v = projections.reshape(-1, E // (3 * N)).index_select(0, rows.to_heads).view(3, B * N, T, -1)
         scores = torch.bmm(q, k.transpose(1, 2)).view(B, N, T, T).div_(math.sqrt(q.shape[-1]))
         weights = scores.add_(bias).softmax(dim=-1)
         dropped = (weights * mask_BNTT).view(-1, T, T)
-        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped, z_TP)
+        ctx.save_for_backward(q, k, v, weights, mask_BNTT, dropped)
         ctx.bias_shape, ctx.rows = bias.shape, rows
         output = torch.bmm(dropped, v).view(B * N * T, -1).index_select(0, rows.output)
         return output.view(*projections.shape[:-1], E // 3)
@@ -62,7 +55,7 @@ class DroppedAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, mask_BNTT, dropped, z_TP = ctx.saved_tensors
+        q, k, v, weights, mask_BNTT, dropped = ctx.saved_tensors
         T, H = q.shape[1:]
         grad = ctx.rows.output_to_heads(grad_output.reshape(-1, H)).view(q.shape)
         grad_qkv = grad.new_empty(3, *q.shape)
@@ -73,10 +66,8 @@ class DroppedAttention(torch.autograd.Function):
         grad_scores = grad_scores.view(-1, T, T).div_(math.sqrt(q.shape[-1]))
         torch.bmm(grad_scores, k, out=grad_qkv[0])
         torch.bmm(grad_scores.transpose(1, 2), q, out=grad_qkv[1])
-        if z_TP is not None:
-            rotate_in_place(grad_qkv[:2], z_TP.conj())
         grad_projections = grad_qkv.view(-1, H).index_select(0, ctx.rows.to_tokens)
-        return grad_projections.view(*grad_output.shape[:-1], -1), grad_bias, None, None, None
+        return grad_projections.view(*grad_output.shape[:-1], -1), grad_bias, None, None
 
 
 def attention_in_query_blocks(

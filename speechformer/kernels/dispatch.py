@@ -13,8 +13,8 @@ cached keys and compilation; the second of two lengths is that of accelerators:
 |                     |                                | are expected to cost less; see `SPARSE_COST`               |
 | "query blocks"      | `attention_in_query_blocks`    | all pairs, T >= 2048 or 16384, and a bias, a mask or, not  |
 |                     |                                | on CUDA, dropout; not with random positions                |
-| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation but that |
-|                     |                                | of `plain_rope`, no weights, cache, autocast, compilation  |
+| "fused dropout"     | `attention.DroppedAttention`   | self-attention on a CPU with dropout; no rotation,         |
+|                     |                                | weights, cache, autocast, compilation                      |
 | "reference"         | `layers.attention_reference`   | weights asked for, or dropout on a device other than CUDA  |
 | "SDPA without mask" | `scaled_dot_product_attention` | full pattern, no bias or gate, no padding, no cached keys  |
 | "SDPA"              | `scaled_dot_product_attention` | anything else                                              |
@@ -26,8 +26,6 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU                                                       |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
 |                                          | padding it spares autograd the views around every linear layer         |
-| `rotation`: pairs as complex numbers     | whole heads, 16, 32, ... wide, rotate on a CPU in single or double     |
-|                                          | precision, not compiled; see `rotation.is_exact`                       |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -67,13 +65,12 @@ from speechformer.kernels.attention import (
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import Unpadder, without_padding
-from speechformer.kernels.rotation import is_exact, rotate_pairs_as_complex, rotation_factors
 from speechformer.kernels.sparse import Part, layout_of, sparse_attention
 from speechformer.layers import attention as reference
 from speechformer.layers.attention import KVCache
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import Pattern, all_pairs
-from speechformer.layers.positions import Positions, RoPE, query_and_key_indices
+from speechformer.layers.positions import Positions, query_and_key_indices
 
 Kernel = Literal[
     "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
@@ -305,9 +302,7 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         rate = self.dropout.rate if self.dropout.active else 0.0
         qkv = self.qkv(x_BTD)
         B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
-        D = x_BTD.shape[-1]
-        rope = plain_rope(positions, D // self.heads, B * T * D, qkv.dtype)
-        fusable = cache is None and (rope is not None or not positions.overrides("rotate"))
+        fusable = cache is None and not positions.overrides("rotate")
         kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
         if self.gate is not None:
             z_BSN = self.gates(x_BTD if unpadder is None else unpadder.pad(x_BTD), cache)
@@ -317,23 +312,13 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
                 bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
-            z_TP = None if rope is None else rotation_factors(rope.table(0, T), qkv.dtype)
             unpadder = unpadder or without_padding(B, T)
             tensor = dense(bias) if unpadder.is_whole else compact(bias)  # whose rows of padding alone are dropped
-            output = DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder, z_TP)
+            output = DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder)
             return self.output(output), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
-
-
-def plain_rope(positions: Positions, H: int, pairs: int, dtype: torch.dtype) -> RoPE | None:
-    """Return an encoding that is RoPE and no more, if its factors alone rotate heads of width H; else None.
-
-    `pairs` are those of queries and keys.
-    """
-    is_rope = type(positions) is RoPE and is_exact(positions.table_TR, H, pairs, dtype)
-    return positions if is_rope else None  # type: ignore[return-value]
 
 
 class FastBlock(Block):
@@ -412,13 +397,6 @@ class StackKernels(nn.Module):
         for k in own if compiled else ():
             biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
-
-
-def use_fast_rotation(positions: Positions) -> None:
-    """Let encodings with RoPE compute it by `kernels.rotation`, in place."""
-    for own in positions.modules():
-        if isinstance(own, RoPE):
-            own.rotate_heads = rotate_pairs_as_complex
 
 
 def compile_blocks(model: nn.Module, mode: str, device: torch.device, accumulated: int = 1) -> None:

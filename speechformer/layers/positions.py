@@ -279,9 +279,6 @@ class RoPE(Positions):
 
     table_TR: Tensor
     scaled_table_TR: Tensor | None
-    rotate_heads: Callable[[Tensor, Tensor], Tensor] = staticmethod(
-        rotate_pairs
-    )  # `kernels.rotation` has a faster one
 
     def __init__(
         self,
@@ -348,7 +345,7 @@ class RoPE(Positions):
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         table_TR = self.table(offset, q_BNTH.shape[2])
-        return self.rotate_heads(q_BNTH, table_TR), self.rotate_heads(k_BNTH, table_TR)
+        return rotate_pairs(q_BNTH, table_TR), rotate_pairs(k_BNTH, table_TR)
 
 
 class XPos(RoPE):

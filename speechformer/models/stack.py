@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build, pick
-from speechformer.kernels.dispatch import FastBlock, StackKernels, use_fast_rotation
+from speechformer.kernels.dispatch import FastBlock, StackKernels
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import cached_tokens, forget_hidden_keys
@@ -76,7 +76,6 @@ class Stack(StackKernels):
         self.first_token = nn.Embedding(1, width) if first_token else None
         entries(model, "model", layers)  # which they must divide
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
-        use_fast_rotation(self.positions)
         self.max_length = self.positions.max_length  # tokens; None for no limit
         patterns = build_patterns(pattern, layers)
         with_cls = {own: with_first_token(own) if first_token else own for own in patterns}
