@@ -31,7 +31,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
 |   ignored, as if there were none         |                                                                        |
 | `compile_blocks`                         | `compile` is set; passes with a cache or weights run uncompiled        |
-| `loss.next_token_loss`: logits in chunks | always; `loss.ChunkedLoss` when training on a CPU without smoothing   |
+| `loss.next_token_loss`: logits in chunks | always; `loss.ChunkedLoss` when training on a CPU without smoothing    |
 
 Unpadding is limited because an accelerator would wait to learn the number of tokens, a compiled block would be
 recompiled for every number, evaluation batches hold little padding, and members of an ensemble differ in theirs.

@@ -78,18 +78,6 @@ class ChunkedLoss(torch.autograd.Function):
         return *gradients, None
 
 
-def inference_loss(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_R: Tensor) -> Tensor:
-    """Return the loss of `ChunkedLoss` without gradients."""
-    rows = rows_at_once(hidden_RD.shape[1])
-    loss, buffer = hidden_RD.new_zeros(()), hidden_RD.new_empty(min(len(hidden_RD), rows), len(weight_VD))
-    for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
-        logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
-        for _, of_target, total in exponentiate(logits, bias_V, targets):
-            for own in total.log_().sub_(of_target).split(CPU_PART):  # fixed parts: any number of threads, same sum
-                loss.add_(own.sum())
-    return loss / max(len(targets_R), 1)
-
-
 def next_token_loss(
     weight_VD: Tensor, bias_V: Tensor | None, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0
 ) -> Tensor:
@@ -99,12 +87,12 @@ def next_token_loss(
     the probability that all tokens share (Szegedy et al. 2016, section 7).
     """
     on_cpu = hidden_RD.device.type == "cpu"
-    plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    if on_cpu and plain and smoothing == 0:
-        loss = ChunkedLoss.apply if torch.is_grad_enabled() else inference_loss
-        return loss(hidden_RD, weight_VD, bias_V, targets_R)
+    is_plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    if on_cpu and is_plain and smoothing == 0 and torch.is_grad_enabled():
+        return ChunkedLoss.apply(hidden_RD, weight_VD, bias_V, targets_R)
     losses, rows = [], CPU_ROWS if on_cpu else 16384
     for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
-        logits = F.linear(hidden, weight_VD, bias_V).float()
+        logits = F.linear(hidden, weight_VD, bias_V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses.append(F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing))
-    return torch.stack(losses).sum() / len(targets_R)
+    return torch.stack(losses).sum() / max(len(targets_R), 1)
