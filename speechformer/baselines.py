@@ -190,7 +190,7 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     baselines = means(each) if by_fold else each[0]
     about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
-    about["numerics"] = identity.numerics(config)
+    about["numerics"] = identity.NUMERICS_VERSION
     for name, (metrics, settings, parameters, *predicted) in baselines.items():
         own = {"baseline": {"name": name, **settings}, "parameters": {"total": parameters}}
         results.append({"status": "finished", "task": task, "metrics": metrics, **own, **about})

@@ -187,7 +187,7 @@ def run_functions(runs: Sequence[Run]) -> dict[str, Any]:
         parts = " and ".join(f"{short_commit(commit)} ({number})" for commit, number in commits.most_common())
         old = sum(run.is_outdated for run in trained)
         today = f"other numbers for {old}" if old else "the same numbers for all"
-        return f"The runs are of commit {parts}. By their fingerprints, today's code gives {today} of them"
+        return f"The runs are of commit {parts}. By the version in their results, today's code gives {today} of them"
 
     def hours() -> str:
         """Return the hours that all runs took, each on its cores; those of an ensemble share them."""

@@ -182,7 +182,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "config": config,
         "overrides": owner["overrides"],
         "identity": owner["identity"],
-        "numerics": identity.numerics(config),
+        "numerics": identity.NUMERICS_VERSION,
         "seed": config["seed"],
         "steps": task.trainer.global_step,
         "attempts": owner["attempts"],
