@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,9 +14,9 @@ from tqdm import tqdm
 
 from speechformer import console
 from speechformer.runs.folder import RunFolder
-from speechformer.training.run import OnEvaluation
 
 BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
+OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
 PROGRESS_EVERY = 5  # seconds between updates of run.json
 
 

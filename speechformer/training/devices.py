@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -82,3 +83,23 @@ def all_threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
+    """Give torch the run's threads, and restore their number afterwards.
+
+    A resumed run has as many as before, because the number decides in which order sums are taken.
+    """
+    import torch
+
+    wanted, before = config["trainer"]["devices"], torch.get_num_threads()
+    processes = len(wanted) if isinstance(wanted, list) else int(wanted)
+    number = config["threads"] or owner.get("threads") or max(1, all_threads() // processes)
+    torch.set_num_threads(number)
+    if processes > 1:  # otherwise Lightning divides the cores by itself
+        os.environ["OMP_NUM_THREADS"] = str(number)
+    try:
+        yield number
+    finally:
+        torch.set_num_threads(before)

@@ -24,12 +24,11 @@ from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.registry import build_data
-from speechformer.training import runtime
+from speechformer.training import devices
 from speechformer.training.build import Run, build_trainer, compile_for, lease_devices, warn_of_slow_precision
-from speechformer.training.callbacks import PhaseTimer, Progress
+from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress
 from speechformer.training.checkpoints import load_chosen_weights, resumable
 from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
-from speechformer.training.run import OnEvaluation
 from speechformer.training.trackers import closed_at_failure
 
 
@@ -55,7 +54,7 @@ def fit(
         UserError: the config or the corpus asks for something impossible.
     """
     rank = node_rank() * count_devices(config["trainer"]["devices"]) + local_rank()
-    with runtime.threads(config, folder.owner) as threads:
+    with devices.threads(config, folder.owner) as threads:
         run = Run(config, folder, build_data(config, corpus))
         run.data.limit_length(run.task.model.max_length)
         if rank:

@@ -27,7 +27,7 @@ from speechformer.runs.folder import (
     result_or_none,
 )
 from speechformer.tasks.registry import build_data
-from speechformer.training import devices, runtime
+from speechformer.training import devices
 from speechformer.training.build import Run, build_trainer, compile_for, lease_devices
 from speechformer.training.callbacks import PhaseTimer
 from speechformer.training.checkpoints import load_chosen_weights
@@ -87,7 +87,7 @@ def own_if_new(
 def fit_ensemble(members: Sequence[Member], start: float) -> None:
     """Train, evaluate and test an ensemble, and write the result of each of its runs."""
     config, folders = members[0][0], [folder for _, folder in members]
-    with runtime.threads(config, folders[0].owner) as threads:
+    with devices.threads(config, folders[0].owner) as threads:
         data = build_data(config, load(config))
         runs = [build_member(own_config, folder, data) for own_config, folder in members]
         data.limit_length(runs[0].task.model.max_length)

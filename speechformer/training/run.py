@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -23,7 +23,8 @@ from speechformer.runs.folder import HISTORY, RunFolder, check_is_ours, check_ki
 from speechformer.runs.rank import check_machines, is_first, node_rank
 from speechformer.training import devices, runtime
 
-OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
+if TYPE_CHECKING:
+    from speechformer.training.callbacks import OnEvaluation
 
 
 def execute(

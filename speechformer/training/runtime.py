@@ -1,7 +1,7 @@
-"""The process around a run: its threads, its memory management, and what libraries print.
+"""The process around a run: its memory management, and what libraries print.
 
 The commands change their own process (`process_set_up`). A notebook that calls `speechformer.fit` gets its settings
-back (`isolated`, `threads`).
+back (`isolated`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any
-
-from speechformer.training import devices
 
 LIGHTNING = ("lightning.pytorch", "lightning.fabric")
 IGNORED_WARNINGS = (
@@ -110,23 +107,3 @@ def isolated() -> Iterator[None]:
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)
-
-
-@contextlib.contextmanager
-def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
-    """Give torch the run's threads, and restore their number afterwards.
-
-    A resumed run has as many as before, because the number decides in which order sums are taken.
-    """
-    import torch
-
-    wanted, before = config["trainer"]["devices"], torch.get_num_threads()
-    processes = len(wanted) if isinstance(wanted, list) else int(wanted)
-    number = config["threads"] or owner.get("threads") or max(1, devices.all_threads() // processes)
-    torch.set_num_threads(number)
-    if processes > 1:  # otherwise Lightning divides the cores by itself
-        os.environ["OMP_NUM_THREADS"] = str(number)
-    try:
-        yield number
-    finally:
-        torch.set_num_threads(before)
