@@ -41,11 +41,7 @@ if sys.argv[:1] == ["-m"]:  # `python -m speechformer...` is about to import the
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        metadata = importlib.import_module("importlib.metadata")
-        try:
-            return metadata.version("speechformer")
-        except metadata.PackageNotFoundError:  # run in a checkout, with only what it requires installed
-            return "(not installed)"
+        return importlib.import_module("speechformer.runs.identity").version()
     if name not in _MODULES:
         raise AttributeError(f"module 'speechformer' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import speechformer
-
 # Raise it when the golden runs (tests/golden_runs.py) show that any config computes other numbers. Results of before
 # version 9 have one of 1 to 8, by their config.
 NUMERICS_VERSION = 9
@@ -112,9 +110,17 @@ def commit() -> str | None:
         return None
 
 
+def version() -> str:
+    """Return the version of this package."""
+    try:
+        return metadata.version("speechformer")
+    except metadata.PackageNotFoundError:  # run in a checkout, with only what it requires installed
+        return "(not installed)"
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that a result may depend on."""
     names = ["torch", "lightning", "torchmetrics", "hydra-core", "nltk", "tokenizers", "sacrebleu", "numpy"]
-    own = {"python": platform.python_version(), "speechformer": speechformer.__version__}
+    own = {"python": platform.python_version(), "speechformer": version()}
     return own | {name: metadata.version(name) for name in names}
