@@ -320,7 +320,8 @@ def test_plain_text_is_what_a_page_shows() -> None:
 @pytest.mark.slow
 def test_a_page_in_a_browser(browser: Any, three: Path, tmp_path: Path) -> None:
     """Tables are folded until a link opens one, buttons copy, and nothing is cut on a phone."""
-    write_report([three], tmp_path, options=Options(formats=()))
+    other = put(tmp_path / "other", result("task=lm", "study=other"))
+    write_report([three, other], tmp_path, options=Options(formats=()))
     shown, said = opened(browser, tmp_path / "report.html")
     shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
     assert shown.locator("details.part[open]").count() == 0
