@@ -494,9 +494,6 @@ def test_pointing_and_keys(browser: Any, classifier_page: Path) -> None:
     page.locator(".chip").nth(3).hover()
     assert where.text_content().startswith("We →") and "pinned" in where.text_content()
     page.keyboard.press("Escape")
-    page.locator(".chip").nth(2).hover()
-    page.locator(".chip").nth(3).hover()
-    assert where.text_content().startswith("the →") and "pinned" not in where.text_content()
     page.locator("canvas.map").focus()
     for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight", "PageDown", "Enter"):
         page.keyboard.press(key)
@@ -540,20 +537,6 @@ def test_the_address_keeps_sentence_and_settings(browser: Any, classifier_page: 
     page.close()
 
 
-@slow
-def test_unknown_words_are_a_warning_if_a_third_of_the_words_are(browser: Any, classifier_page: Path) -> None:
-    page, messages = opened(browser, classifier_page)
-    page.fill("#sentence", "zorble the and")
-    page.locator("#warning").wait_for(state="visible")
-    page.fill("#sentence", "zorble the and the")
-    page.locator("#warning").wait_for(state="hidden")
-    page.fill("#sentence", "zorble the and , , ,")
-    page.locator("#warning", has_text="1 of 3 words are not in the model's vocabulary").wait_for(state="visible")
-    page.get_by_text("Use the example").click()
-    assert page.input_value("#sentence") == TEXT and messages == []
-    page.close()
-
-
 @pytest.fixture(scope="module")
 def a_history(little: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that keeps its weights at every third step."""
@@ -585,27 +568,6 @@ def test_the_training_of_a_run_has_a_slider_and_plays(browser: Any, a_history: P
     wait_until(page, "state.panels.every(panel => panel.checkpoint === 3)")
     page.locator(".player").nth(1).click()
     assert page.locator(".player").all_text_contents() == ["Play", "Play"] and messages == []
-    page.close()
-
-
-@slow
-def test_a_phone_shows_slider_map_and_answer_at_once(browser: Any, classifier_page: Path) -> None:
-    """Of two sides it shows one, and the other by one touch. The page never scrolls sideways."""
-    page, messages = opened(browser, classifier_page)
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.reload()
-    for name in ("Scale of all slopes", "Slope of head 1, in every layer"):
-        slider = page.locator(f"input[aria-label='{name}']")
-        slider.evaluate("slider => slider.scrollIntoView({ block: 'nearest' })")
-        for part in (slider, page.locator("canvas.map"), page.locator(".bars")):
-            box = part.bounding_box()
-            assert box["y"] >= 50 and box["y"] + box["height"] <= 844, (name, box)
-    page.get_by_text("As trained | changed").click()
-    for side, name in enumerate(("As trained", "Changed")):
-        page.locator("#sides button", has_text=name).click()
-        assert [panel.is_visible() for panel in page.locator("section.panel").all()] == [side == 0, side == 1]
-        assert page.locator("section.panel").nth(side).locator("canvas.map").bounding_box()["width"] >= 220
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390 and messages == []
     page.close()
 
 

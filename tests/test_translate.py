@@ -167,15 +167,3 @@ def test_errors_in_python_name_the_argument_and_the_model(a_translator: Path) ->
     run.task.model = translator("rnn")
     with pytest.raises(UserError, match="has no attention weights to draw"):
         align(run, [4, 3], [5])
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_cuda_it_translates_and_aligns_as_on_the_cpu(trained: tuple[Path, dict]) -> None:
-    row, run = pairs_of(trained[0])[0], load(trained[0])
-    (ids,) = encode_sources(run, [row[0]])
-    (written,) = translate_sources(run, [ids])
-    assert run.tokenizer.decode(written) == row[2]
-    on_cuda = align(run, ids, written).weights
-    run.task.cpu()
-    torch.testing.assert_close(on_cuda, align(run, ids, written).weights, atol=1e-3, rtol=0)
