@@ -23,7 +23,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 
 | fast path                                | taken when                                                             |
 |------------------------------------------|------------------------------------------------------------------------|
-| `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU                                                       |
+| `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU, not compiled                                         |
 | `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
 |                                          | padding it spares autograd the views around every linear layer         |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |

@@ -1,7 +1,8 @@
 """Dropout with fewer random numbers on the CPU.
 
 torch's CPU dropout runs one serial Bernoulli trial per element, a large part of the training step of a small model.
-Here one 64-bit draw decides four elements, so the rate is a multiple of 1/65536. Other devices use torch's dropout.
+Here one 64-bit draw decides four elements, so the rate is a multiple of 1/65536. Other devices and compiled blocks use
+torch's dropout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def dropout_mask(
 
 
 class FastDropout(Dropout):
-    """Dropout by `dropout_mask` on the CPU.
+    """Dropout by `dropout_mask` on the CPU, unless it is compiled.
 
     Attributes:
         unpadder: if the input is the tokens without padding, [R, D]. The mask is drawn for the padded sequences,
@@ -43,7 +44,7 @@ class FastDropout(Dropout):
 
     def drop(self, x: Tensor) -> Tensor:
         """Drop elements, in evaluation too: a checkpoint may compute its block again after training mode ended."""
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():  # which cannot trace `random_`
             return F.dropout(x, self.rate)
         if self.unpadder is None:
             return x * self.mask(x.shape, x.dtype)

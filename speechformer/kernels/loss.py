@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
-SHARED = 32768  # least elements that torch shares among threads (at::internal::GRAIN_SIZE)
 
 
 def rows_at_once(width: int) -> int:
@@ -24,10 +23,9 @@ def rows_at_once(width: int) -> int:
 def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Replace logits z by e = exp(z + b - max) in place, and yield e, log e of the targets, and sum e of some rows.
 
-    These are `CPU_PART` rows for each thread. With a vocabulary that torch sums by several threads if it is a row by
-    itself, they are `CPU_PART`, so that sums do not depend on which row is the last.
+    These are `CPU_PART` rows for each thread.
     """
-    rows = CPU_PART * (torch.get_num_threads() if logits.shape[1] < SHARED else 1)
+    rows = CPU_PART * torch.get_num_threads()
     for z, y in zip(logits.split(rows), targets.split(rows)):
         if bias_V is not None:
             z.add_(bias_V)
