@@ -25,15 +25,11 @@ def a_map(weights: torch.Tensor, name: str = "encoder") -> AttentionMap:
 
 
 def test_entropy_and_distance_of_known_weights() -> None:
-    """All alike: ln S, and the mean of |i - j|; one token: 0, and its distance."""
-    T = 5
-    alike = torch.full((T, T), 1 / T)
-    itself, first = torch.eye(T), torch.zeros(T, T)
-    first[:, 0] = 1
-    part = a_map(torch.stack((alike, itself, first))[None])
-    torch.testing.assert_close(part.entropy(), torch.tensor([[math.log(T), 0, 0]]))
-    mean = sum(abs(i - j) for i in range(T) for j in range(T)) / T**2
-    torch.testing.assert_close(part.distance(), torch.tensor([[mean, 0, (T - 1) / 2]]))
+    """All alike: ln 5, and the mean of |i - j|, 1.6; one token, the first for all: 0, and the mean of i, 2."""
+    alike, first = torch.full((5, 5), 0.2), torch.eye(5)[:1].expand(5, 5)
+    part = a_map(torch.stack((alike, torch.eye(5), first))[None])
+    torch.testing.assert_close(part.entropy(), torch.tensor([[math.log(5), 0, 0]]))
+    torch.testing.assert_close(part.distance(), torch.tensor([[1.6, 0, 2.0]]))
     assert a_map(alike[None, None], "cross").distance() is None
 
 
@@ -73,36 +69,40 @@ def test_a_cls_token_is_named_and_an_rnn_has_no_maps() -> None:
     assert maps_of(decoder(model=group("model", "rnn")), [ids], [WORDS[:5]]) == []
 
 
-class Wrong(torch.nn.Module):
-    """A model whose weights are wrong in one way: an amount is added at a place, with or without padding."""
-
-    def __init__(self, model: Any, place: tuple[int, ...], amount: float, only_padded: bool) -> None:
-        super().__init__()
-        self.model, self.place, self.amount, self.only_padded = model, place, amount, only_padded
-        self.encoder, self.max_length = model.encoder, None
-
-    def attention(self, ids: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-        weights = self.model.attention(ids)
-        if not self.only_padded or (ids == 0).any():
-            weights["encoder"][1][self.place] += self.amount
-        return weights
+ROWS, HIDDEN = "the weights of each query sum to 1", "no weight on masked keys"
+PADDING, CHANGES = "no weight on padding", "padding changes no other weight"
 
 
 @pytest.mark.parametrize(
-    ("place", "amount", "only_padded", "failed"),
+    ("place", "amount", "failed"),
     [
-        ((0, 1, 2, 1), 0.0, False, []),
-        ((0, 1, 2, 1), 1e-3, False, ["the weights of each query sum to 1"]),
-        ((0, 0, 0, 8), 1e-6, False, ["no weight on masked keys"]),
-        ((0, 0, 3, 3), math.nan, False, ["the weights of each query sum to 1", "padding changes no other weight"]),
-        ((0, 1, 2, -1), 1e-6, True, ["no weight on padding"]),
-        ((0, 1, 2, 1), 1e-3, True, ["padding changes no other weight"]),
+        ((0, 0, 0, 0), 0.0, []),
+        ((1, 1, 2, 1), 1e-3, [ROWS, CHANGES]),
+        ((1, 0, 0, 8), 1e-6, [HIDDEN]),
+        ((1, 0, 3, 3), math.nan, [ROWS, CHANGES]),
     ],
 )
-def test_the_check_finds_what_is_wrong(place: Any, amount: float, only_padded: bool, failed: list[str]) -> None:
+def test_the_check_finds_wrong_weights(place: tuple[int, ...], amount: float, failed: list[str]) -> None:
     ids = sentences()[0][:9]
-    model = Wrong(classifier(pattern={"name": "window", "window": 3}), place, amount, only_padded)
-    maps = maps_of(model, [ids], [WORDS[:9]])
+    model = classifier(pattern={"name": "window", "window": 3})
+    (part,) = maps_of(model, [ids], [WORDS[:9]])
+    part.weights[place] += amount
+    assert [check.description for check in check_maps(model, [ids], [part]) if not check.passed] == failed
+
+
+@pytest.mark.parametrize(("key", "amount", "failed"), [(-1, 1e-6, [PADDING]), (1, 1e-3, [CHANGES])])
+def test_the_check_finds_what_padding_changes(
+    key: int, amount: float, failed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, model = sentences()[0][:9], classifier()
+    maps, attention = maps_of(model, [ids], [WORDS[:9]]), model.attention
+
+    def wrong(padded: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+        weights = attention(padded)
+        weights["encoder"][1][0, 1, 2, key] += amount
+        return weights
+
+    monkeypatch.setattr(model, "attention", wrong)
     assert [check.description for check in check_maps(model, [ids], maps) if not check.passed] == failed
 
 

@@ -44,16 +44,6 @@ def test_planted_duplicates_and_conflicts_are_found(planted: Corpus) -> None:
     assert "0.8" in text  # how near
 
 
-def test_the_leak_of_the_speeches(speeches: Corpus) -> None:
-    """Oracle: counted with sort and comm on the files."""
-    findings = audit(speeches)
-    assert findings["between"]["test_CLS.tsv"]["train_CLS.tsv"]["exact"] == 551
-    lm = [findings["between"][f"test_LM_{name}.txt"] for name in speeches.lm_test]
-    assert sum(others["train_CLS.tsv"]["exact"] for others in lm) == 463
-    assert sum(others["train_LM.txt"]["exact"] for others in lm) == 4
-    assert len(findings["label_conflicts"]) == 1
-
-
 def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     path = tmp_path / "a" / "found.json"
     for _ in range(2):  # the second time over its own file

@@ -13,7 +13,6 @@ import torch
 from conftest import group, run_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import save_file
 from test_models import decoder
 from tokenizers import Tokenizer as RustTokenizer
@@ -48,16 +47,6 @@ def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pyte
         assert model.output.weight is model.encoder.embedding.weight is model.decoder.embedding.weight
         table = model.output.weight.numel() * 4
         assert path.stat().st_size < sum(p.numel() for p in model.parameters()) * 4 + table // 2 + 20_000
-
-
-def test_an_export_of_version_0_1_is_read(a_classifier: Path, tmp_path: Path) -> None:
-    """Its header says `core` where today's says `architecture`."""
-    path, _ = export(load(a_classifier), "safetensors", tmp_path)
-    with safe_open(path, framework="pt") as file:
-        header, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    header["speechformer"] = header["speechformer"].replace('"architecture"', '"core"')
-    save_file(weights, path, metadata=header)
-    assert torch.equal(load_safetensors(path).model.head[0].weight, load(a_classifier).model.head[0].weight)
 
 
 @TASKS

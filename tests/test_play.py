@@ -206,14 +206,10 @@ def test_scores_of_heads_and_losses() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(2, T, T, generator=generator).softmax(dim=-1)
     scores = in_node("([w, T, tokens]) => headScores(w, 1, T, tokens)", [weights.flatten().tolist(), T, tokens])
-    head = weights[1]
-    expected = {
-        "previous": head.diagonal(-1).mean(),
-        "first": head[1:, 0].mean(),
-        "induction": (head[2, 1] + head[4, 1] + head[4, 3]) / 2,
-        "entropy": torch.special.entr(head).sum(dim=1).mean(),
-        "distance": (head * (torch.arange(T)[:, None] - torch.arange(T)).abs()).sum(dim=1).mean(),
-    }
+    head, distance = weights[1], (torch.arange(T)[:, None] - torch.arange(T)).abs()
+    expected = {"previous": head.diagonal(-1).mean(), "first": head[1:, 0].mean()}
+    expected["induction"] = (head[2, 1] + head[4, 1] + head[4, 3]) / 2
+    expected |= {"entropy": -(head * head.log()).sum() / T, "distance": (head * distance).sum() / T}
     assert scores == pytest.approx({name: value.item() for name, value in expected.items()}, abs=1e-6)
     logits, ids = torch.randn(4, 7, generator=generator), [1, 4, 0, 6]
     loss = in_node("([x, ids]) => nextTokenLoss(Float32Array.from(x), ids)", [logits.flatten().tolist(), ids])
@@ -460,69 +456,43 @@ def test_heads_patterns_and_positions_are_switched(browser: Any, classifier_page
     page, messages = opened(browser, classifier_page)
     settled(page)
     before, as_trained = run.logits(TEXT).log_softmax(dim=-1), shown_answer(page)
-    rises = {}
-    for layer, head in itertools.product(range(2), range(2)):
-        changed: Any = load(a_classifier)
-        with torch.no_grad():
-            changed.model.encoder.blocks[layer].attention.output.weight[:, head * 8 : (head + 1) * 8] = 0
-        rises[f"{layer}.{head}"] = (before - changed.logits(TEXT).log_softmax(dim=-1))[before.argmax()].item()
-    table = page.evaluate("state.panels[0].table.map(row => [`${row.l}.${row.n}`, row.rise])")
-    assert dict(table) == pytest.approx(rises, abs=1e-4)
-    assert table == sorted(table, key=lambda row: -row[1])
+    with torch.no_grad():
+        run.model.encoder.blocks[0].attention.output.weight[:, 8:] = 0  # type: ignore[union-attr,index]
+    rise = (before - run.logits(TEXT).log_softmax(dim=-1))[before.argmax()].item()
+    table = page.evaluate("state.panels[0].table.map(row => [row.rise, row.l, row.n])")
+    assert len(table) == 4 and table == sorted(table, key=lambda row: -row[0])
+    assert [pytest.approx(rise, abs=1e-4), 0, 1] in table
     page.get_by_label("Switch layer 1, head 2 off").click()
     assert "1 head off" in page.text_content(".marker") and page.locator(".tile.off").count() == 1
-    page.get_by_label("Switch layer 1, head 2 on").click()
-    assert not page.locator(".marker").is_visible()
-    page.locator("input[aria-label='Slope of head 1, in every layer']").fill("1")
     page.locator("select[aria-label='Attention pattern']").select_option("window")
     page.locator("[data-option=window] input").fill("2")
     assert page.text_content("[data-option=window] .now") == "2: 1 word on each side"
     page.locator("main input[type=checkbox]").check()
     assert page.locator("input[aria-label*=lope]").first.is_disabled()
-    assert "position off, slope of head 1, pattern window" in page.text_content(".marker")
+    assert all(change in page.text_content(".marker") for change in ("position off", "pattern window"))
     page.locator("#try button", has_text="as trained").click()
     assert shown_answer(page) == as_trained and messages == []
     page.close()
 
 
 @slow
-def test_pointing_and_keys(browser: Any, classifier_page: Path) -> None:
-    """Keys leave text fields alone."""
+def test_keys_act_and_the_address_keeps_what_they_changed(browser: Any, classifier_page: Path) -> None:
+    """They leave text fields alone. An address with wrong settings opens the page as trained."""
     page, messages = opened(browser, classifier_page)
-    where = page.locator(".place").first
-    page.locator(".chip").nth(0).click()
-    page.locator(".chip").nth(3).hover()
-    assert where.text_content().startswith("We →") and "pinned" in where.text_content()
-    page.keyboard.press("Escape")
+    page.locator("#theme").click()
+    page.locator("select[aria-label='Attention pattern']").select_option("window")
     page.locator("canvas.map").focus()
-    for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight", "PageDown", "Enter"):
+    for key in ("Home", "ArrowDown", "ArrowRight", "ArrowRight", "PageDown", "o", "Enter"):
         page.keyboard.press(key)
     weight = page.evaluate("state.panels[0].result.parts.encoder[0].weights")[92]  # head 2, query 1, key 2 of 9
-    assert where.text_content().startswith(f"will → mend: {weight:.3f}  pinned")
-    page.keyboard.press("o")
-    assert page.locator(".tile.off").count() == 1
+    assert page.locator(".place").first.text_content().startswith(f"will → mend: {weight:.3f}  pinned")
     page.keyboard.press("?")
     assert page.locator("dialog").is_visible()
     page.get_by_text("Close").click()
+    page.fill("#sentence", "Our children & “friends” = 100 %")
     page.locator("#sentence").focus()
     page.keyboard.type("o?]")
     assert page.input_value("#sentence").endswith("o?]") and page.locator(".tile.off").count() == 1
-    label = "item.ariaLabel || item.innerText || item.labels?.[0]?.innerText"
-    names = page.evaluate(f"[...document.querySelectorAll('button, input, select')].map(item => {label})")
-    assert all(names) and messages == []
-    page.close()
-
-
-@slow
-def test_the_address_keeps_sentence_and_settings(browser: Any, classifier_page: Path) -> None:
-    page, messages = opened(browser, classifier_page)
-    page.fill("#sentence", "Our children & “friends” = 100 %")
-    page.locator("input[aria-label='Scale of all slopes']").fill("2.5")
-    page.locator("select[aria-label='Attention pattern']").select_option("dilated")
-    page.locator(".tile button.pick").nth(2).click()
-    page.get_by_label("Switch layer 2, head 2 off").click()
-    page.locator(".chip").nth(1).click()
-    page.locator("#theme").click()
     wait_until(page, "view.address === null")
     kept = "[state.panels.map(({ layer, head, change }) => ({ layer, head, change })), state.query, state.pinned]"
     kept = f"[{kept}, document.querySelector('#sentence').value, document.documentElement.dataset.theme]"
@@ -566,8 +536,7 @@ def test_the_training_of_a_run_has_a_slider_and_plays(browser: Any, a_history: P
     player.click()
     assert page.evaluate(shown_steps) == [2, 2]
     wait_until(page, "state.panels.every(panel => panel.checkpoint === 3)")
-    page.locator(".player").nth(1).click()
-    assert page.locator(".player").all_text_contents() == ["Play", "Play"] and messages == []
+    assert messages == []
     page.close()
 
 
