@@ -55,195 +55,115 @@ def sentences(rows: int = 3) -> torch.Tensor:
     return torch.randint(2, VOCABULARY, (rows, T), generator=torch.Generator().manual_seed(1))
 
 
+# Each position with a window, each pattern with ALiBi: positions act on scores, patterns on the mask.
 every_model_and_pattern = pytest.mark.parametrize(
-    ("model", "pattern"), [(model, pattern) for model in MODELS for pattern in PATTERNS]
+    ("model", "pattern"),
+    [
+        pytest.param(model, pattern, marks=() if model == "alibi" or pattern == "window" else pytest.mark.slow)
+        for model in MODELS
+        for pattern in PATTERNS
+    ],
 )
 
 
-def with_constant_gates(model: Any) -> Any:
-    """Make gates the same at every token: by its gate, a token changes the scores of pairs on both sides of it."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("gate.weight"):
-            torch.nn.init.zeros_(parameter)
-    return model
+def groups(model: str, pattern: str) -> dict[str, Any]:
+    return {"model": group("model", model), "pattern": group("pattern", pattern)}
 
 
+def with_another_word(ids: torch.Tensor, j: int) -> torch.Tensor:
+    """Return the ids with another one at place j of the first sequence."""
+    changed = ids.clone()
+    changed[0, j] = (ids[0, j] - 4 + 7) % (VOCABULARY - 4) + 4
+    return changed
+
+
+@pytest.mark.parametrize("build", [decoder, classifier])
 @every_model_and_pattern
-def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_a_decoder(model: str, pattern: str) -> None:
-    model = with_constant_gates(decoder(model=group("model", model), pattern=group("pattern", pattern), layers=1))
-    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=True)[0, 0]
+def test_a_key_outside_the_pattern_changes_nothing_in_one_layer(model: str, pattern: str, build: Any) -> None:
+    network = build(**groups(model, pattern), layers=1)
+    for name, parameter in network.named_parameters():
+        if name.endswith("gate.weight"):  # by its gate, a token changes the scores of pairs on both sides of it
+            nn.init.zeros_(parameter)
+    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, build is decoder)[0, 0]
     ids = sentences(1)
-    before = model(ids)[0]
+    states = network.hidden if build is decoder else lambda ids: network.encoder(ids, ids != 0)[0]
+    before = states(ids)[0]
     for j in range(T):
-        changed = ids.clone()
-        changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
-        after = model(changed)[0]
-        same = torch.tensor([torch.equal(a, b) for a, b in zip(before, after)])
+        same = torch.tensor([torch.equal(a, b) for a, b in zip(before, states(with_another_word(ids, j))[0])])
         assert torch.equal(same, ~mask[:, j]), j  # equal where the mask hides j, different where it does not
 
 
-@every_model_and_pattern
-def test_the_future_changes_nothing_in_a_decoder(model: str, pattern: str) -> None:
-    model = decoder(model=group("model", model), pattern=group("pattern", pattern))
-    ids = sentences()
+@pytest.mark.parametrize("model", [*MODELS, "rnn"])
+def test_the_future_changes_nothing_in_a_decoder(model: str) -> None:
+    network, ids = decoder(model=group("model", model)), sentences()
     changed = ids.clone()
     changed[:, 12:] = ids[:, 12:].flip(1)
-    assert torch.equal(model(ids)[:, :12], model(changed)[:, :12])
-    assert not torch.equal(model(ids)[:, 12:], model(changed)[:, 12:])
-
-
-@every_model_and_pattern
-def test_a_key_outside_the_pattern_changes_nothing_in_one_layer_of_an_encoder(model: str, pattern: str) -> None:
-    model = with_constant_gates(classifier(model=group("model", model), pattern=group("pattern", pattern), layers=1))
-    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal=False)[0, 0]
-    ids = sentences(1)
-    before = model.encoder(ids, ids != 0)[0][0]
-    for j in range(0, T, 3):
-        changed = ids.clone()
-        changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
-        after = model.encoder(changed, ids != 0)[0][0]
-        same = torch.tensor([torch.equal(a, b) for a, b in zip(before, after)])
-        assert torch.equal(same, ~mask[:, j]), j
+    assert torch.equal(network(ids)[:, :12], network(changed)[:, :12])
+    assert not torch.equal(network(ids)[:, 12:], network(changed)[:, 12:])
 
 
 @every_model_and_pattern
 def test_a_decoder_may_leave_out_padding(model: str, pattern: str) -> None:
     """Oracle: the pass that reads the padding, too; in training, when the tokens alone pass through the blocks."""
-    model = decoder(model=group("model", model), pattern=group("pattern", pattern)).double().train()
+    network = decoder(**groups(model, pattern), dropout=0.0).double().train()
     ids = sentences()
     ids[1, 9:], ids[2, 1:] = 0, 0
-    torch.manual_seed(0)  # of randomised positions
-    expected = model.hidden(ids)
-    torch.manual_seed(0)
-    torch.testing.assert_close(model.hidden(ids, token_mask_BT=ids != 0)[ids != 0], expected[ids != 0])
+    expected = network.hidden(ids)
+    torch.testing.assert_close(network.hidden(ids, token_mask_BT=ids != 0)[ids != 0], expected[ids != 0])
 
 
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "relative", "kerple", "forgetting"])
 @pytest.mark.parametrize(
-    ("length", "pattern"),
-    [(24, {"name": "full"}), (600, {"name": "window", "window": 9}), (2050, {"name": "full"})],
-    ids=["dense", "sparse blocks", "query blocks"],
+    ("name", "length", "pattern"),
+    [
+        *((name, 24, {"name": "full"}) for name in ("nope", "rope", "alibi", "relative", "kerple", "forgetting")),
+        ("forgetting", 600, {"name": "window", "window": 9}),  # in sparse blocks
+        ("kerple", 2050, {"name": "full"}),  # in query blocks
+    ],
 )
 def test_attention_within_documents_is_that_of_each_alone(name: str, length: int, pattern: dict[str, Any]) -> None:
     """Oracle: the hidden states of each document by itself, which depend on distances alone."""
-    model = decoder(model=group("model", name), pattern=pattern, layers=1, dropout=0.0).double()
+    network = decoder(model=group("model", name), pattern=pattern, layers=1, dropout=0.0).double()
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(4, VOCABULARY, (2, length), generator=generator)
-    numbers = torch.sort(torch.randint(1, 5, (2, length), generator=generator), dim=1).values
+    documents = torch.sort(torch.randint(1, 5, (2, length), generator=generator), dim=1).values
     for training in (False, True):
-        model.train(training)
-        hidden = model.hidden(ids, documents_BT=numbers)
+        hidden = network.train(training).hidden(ids, documents_BT=documents)
         for row in range(2):
-            for number in numbers[row].unique():
-                own = numbers[row] == number
-                alone = model.hidden(ids[row : row + 1, own])[0]
-                torch.testing.assert_close(hidden[row, own], alone)
-
-
-def test_a_recurrent_network_reads_documents_one_after_another() -> None:
-    ids = torch.ones(1, 4, dtype=torch.int64)
-    with pytest.raises(UserError, match=r"model=rnn reads one document after another; set task\.documents=joined"):
-        decoder(model=group("model", "rnn")).hidden(ids, documents_BT=ids)
-
-
-@pytest.mark.parametrize(("name", "training"), [("rnn", True), ("rope", False), ("rope", True)])
-def test_a_decoder_masks_padding_only_where_it_is_left_out(
-    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A recurrent network would be slower, and other kernels would not be taken."""
-    model = decoder(model=group("model", name)).train(training)
-    masks, ids = [], sentences()
-    whole = model.decoder.forward
-    monkeypatch.setattr(
-        model.decoder, "forward", lambda ids, mask, **own: masks.append(mask) or whole(ids, mask, **own)
-    )
-    model.hidden(ids, token_mask_BT=ids != 0)
-    assert (masks[0] is not None) == (name == "rope" and training)
+            for number in documents[row].unique():
+                tokens = documents[row] == number
+                alone = network.hidden(ids[row : row + 1, tokens])[0]
+                torch.testing.assert_close(hidden[row, tokens], alone)
 
 
 @every_model_and_pattern
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_padding_changes_nothing_in_an_encoder(model: str, pattern: str, pool: str) -> None:
-    """By exact comparison: what stands in a padded place is never used. By tolerance: more padding, for the sums
-    over a longer row may be added up in another order."""
-    model = classifier(model=group("model", model), pattern=group("pattern", pattern), pool=pool)
-    ids = sentences()
+    """To the bit: what stands in a padded place is never used. By tolerance: more padding, for the sums over a longer
+    row may be added up in another order."""
+    network, ids = classifier(**groups(model, pattern), pool=pool), sentences()
     ids[1, 9:], ids[2, 1:] = 0, 0
-    logits = model(ids)
-    assert torch.isfinite(logits).all()
+    logits = network(ids)
     with torch.no_grad():
-        model.encoder.embedding.weight[0] += 1
-    assert torch.equal(model(ids), logits)
-    torch.testing.assert_close(model(ids[1:2, :9]), logits[1:2], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(ids[2:3, :1]), logits[2:3], atol=1e-5, rtol=1e-5)
+        network.encoder.embedding.weight[0] += 1
+    assert torch.equal(network(ids), logits)
+    for row, length in ((1, 9), (2, 1)):
+        alone = network(ids[row : row + 1, :length])[0]
+        torch.testing.assert_close(alone, logits[row], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_word_reaches_the_cls_token_whatever_the_pattern(pattern: str) -> None:
-    model = classifier(pattern=group("pattern", pattern), pool="cls", layers=1)
-    ids = sentences(1)
+    network, ids = classifier(pattern=group("pattern", pattern), pool="cls", layers=1), sentences(1)
     for j in range(T):
-        changed = ids.clone()
-        changed[0, j] = (ids[0, j] - 2 + 7) % (VOCABULARY - 2) + 2
-        assert not torch.equal(model(changed), model(ids)), j
+        assert not torch.equal(network(with_another_word(ids, j)), network(ids)), j
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_an_encoder_without_positions_alone_is_permutation_equivariant(model: str) -> None:
-    classify = classifier(model=group("model", model))
-    ids = sentences()
+    network, ids = classifier(model=group("model", model)), sentences()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(2))
-    hidden, permuted = classify.encoder(ids)[0], classify.encoder(ids[:, order])[0]
+    hidden, permuted = network.encoder(ids)[0], network.encoder(ids[:, order])[0]
     assert torch.allclose(permuted, hidden[:, order], atol=1e-5) == (model == "nope")
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("make", [classifier, decoder])
-def test_a_window_as_long_as_the_block_is_full(model: str, make: Any) -> None:
-    arguments = {"model": group("model", model)}
-    wide = make(**arguments, pattern={"name": "window", "window": T})
-    assert torch.equal(wide(sentences()), make(**arguments)(sentences()))
-
-
-@every_model_and_pattern
-def test_weights_of_every_layer_are_returned_and_sum_to_one(model: str, pattern: str) -> None:
-    arguments = {"model": group("model", model), "pattern": group("pattern", pattern)}
-    ids = sentences()
-    ids[1, 9:] = 0
-    encoder_weights = classifier(**arguments).attention(ids)["encoder"]
-    decoder_weights = decoder(**arguments).attention(ids)["decoder"]
-    for weights, causal in ((encoder_weights, False), (decoder_weights, True)):
-        assert len(weights) == 2
-        mask = attention_mask(build_pattern(arguments["pattern"]), T, T, causal, ids != 0 if not causal else None)
-        for layer in weights:
-            torch.testing.assert_close(layer.sum(dim=-1), torch.ones(3, 2, T))
-            assert (layer[~mask.expand_as(layer)] == 0).all()
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_block_is_its_formula(norm: str) -> None:
-    """Oracle: Vaswani et al. 2017, section 3.1, and Xiong et al. 2020, written with the block's own parts."""
-    model = decoder(norm=norm, final_norm=False, layers=1)
-    block = model.decoder.blocks[0]
-    x = torch.randn(2, T, 16)
-    bias = torch.where(torch.ones(T, T).tril().bool(), 0.0, -math.inf)
-
-    def attended(y: torch.Tensor) -> torch.Tensor:
-        q, k, v = block.attention.qkv(y).view(2, T, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        weights = torch.softmax(q @ k.mT / math.sqrt(8) + bias, dim=-1)
-        return block.attention.output((weights @ v).transpose(1, 2).reshape(2, T, 16))
-
-    def fed(y: torch.Tensor) -> torch.Tensor:
-        first, _, second = block.feed_forward
-        return second(torch.relu(first(y)))
-
-    if norm == "post":
-        y = block.attention_norm(x + attended(x))
-        expected = block.feed_forward_norm(y + fed(y))
-    else:
-        y = x + attended(block.attention_norm(x))
-        expected = y + fed(block.feed_forward_norm(y))
-    torch.testing.assert_close(block(x, model.decoder.positions, bias)[0], expected)
 
 
 def test_config_switches_change_what_they_say() -> None:
@@ -271,31 +191,37 @@ def test_mean_pooling_is_over_the_real_tokens() -> None:
 
 @pytest.mark.parametrize(("name", "std"), [("normal", 0.05), ("xavier", math.sqrt(2 / (256 + 256)))])
 def test_initialisation_has_its_standard_deviation(name: str, std: float) -> None:
-    layer = nn.Sequential(nn.Linear(256, 256), nn.Embedding(256, 256))
-    initialise(layer, name, 0.05)
-    assert (layer[0].bias == 0).all()
-    for part in layer:
-        assert part.weight.std().item() == pytest.approx(std, rel=0.02)
-        assert part.weight.mean().item() == pytest.approx(0, abs=5 * std / 256)
-    if name == "xavier":  # uniform: nothing beyond sqrt(6 / (in + out))
-        assert layer[0].weight.abs().max() <= math.sqrt(6 / 512)
+    layers = nn.Sequential(nn.Linear(256, 256), nn.Embedding(256, 256))
+    before = layers[0].weight.clone()
+    initialise(layers, "torch", 0.05)
+    assert torch.equal(layers[0].weight, before)
+    initialise(layers, name, 0.05)
+    assert (layers[0].bias == 0).all()
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(std, rel=0.02)
+    assert (layers[0].weight.abs().max() <= math.sqrt(6 / 512)) == (name == "xavier")  # which is uniform
 
 
-def test_torch_initialisation_leaves_torchs_own() -> None:
-    layer = nn.Linear(8, 8)
-    before = layer.weight.clone()
-    initialise(layer, "torch", 0.05)
-    assert torch.equal(layer.weight, before)
+@pytest.mark.parametrize(
+    ("build", "changes", "sentence"),
+    [
+        (decoder, {"heads": 3}, "width must be a multiple of heads"),
+        (decoder, {"norm": "prey"}, r"architecture\.norm has no choice 'prey'.*pre, post"),
+        (decoder, {"activation": "tanh"}, r"architecture\.activation"),
+        (classifier, {"pool": "max"}, r"architecture\.pool"),
+        (classifier, {"model": group("model", "rnn_attention")}, "it needs task=translate"),
+        (classifier, {"model": group("model", "rnn"), "pool": "cls"}, "architecture.pool=cls needs attention"),
+        (decoder, {**groups("rnn", "window")}, "so pattern must be full"),
+    ],
+)
+def test_what_a_network_cannot_have_is_an_error(build: Any, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        build(**changes)
 
 
-def test_errors() -> None:
-    with pytest.raises(UserError, match="width must be a multiple of heads"):
-        decoder(heads=3)
-    with pytest.raises(UserError, match=r"architecture\.norm has no choice 'prey'.*pre, post"):
-        decoder(norm="prey")
-    with pytest.raises(UserError, match=r"architecture\.activation"):
-        decoder(activation="tanh")
-    with pytest.raises(UserError, match=r"architecture\.pool"):
-        classifier(pool="max")
+def test_other_errors() -> None:
     with pytest.raises(UserError, match=r"recipe\.init"):
         initialise(decoder(), "kaiming", 0.1)
+    ids = torch.ones(1, 4, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"model=rnn reads one document after another; set task\.documents=joined"):
+        decoder(model=group("model", "rnn")).hidden(ids, documents_BT=ids)
