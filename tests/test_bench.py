@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
@@ -15,25 +14,17 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from test_encoder_decoder import pairs, torchs_transformer, translator
 from test_models import classifier, stack_arguments
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from speechformer.bench import __main__ as bench
-from speechformer.bench.attention import VARIANTS, bias_of, held_bytes, kernels
-from speechformer.bench.gpu import GPU_PARTS
 from speechformer.bench.pages import BLOCK_GOALS, Results
 from speechformer.bench.peers import TorchPeer, XPeer, parameters
 from speechformer.bench.steps import forward_flops, losses_of
 from speechformer.bench.timing import Comparison, combine, fastest_settings
-from speechformer.bench.translation import OUR_LOSS, PEER_LOSSES
-from speechformer.bench.translation import Peer as TranslationPeer
-from speechformer.errors import UserError
 from speechformer.kernels.dropout import FastDropout
-from speechformer.kernels.sparse import pairs_computed
 from speechformer.models.decoder import Decoder
 from speechformer.models.stack import Stack
 
@@ -165,43 +156,6 @@ def test_a_peer_drops_out_where_we_do(peer: str) -> None:
             assert dropped.kept <= {0.9}
 
 
-def test_the_peer_of_translation_computes_the_same() -> None:
-    """Oracle: our model with the same weights; each of the peer's losses with padding, with smoothing and without."""
-    model = translator(norm="pre", dropout=0.0, tied_output=True, shared_embeddings=True).double()
-    peer = TranslationPeer(stack_arguments(norm="pre", dropout=0.0)).double().eval()
-    peer.transformer.load_state_dict(torchs_transformer(model, True).state_dict())
-    peer.embedding.load_state_dict(model.encoder.embedding.state_dict())
-    assert parameters(peer) == parameters(model)
-    source, target = pairs()
-    target[0, 4:] = 0
-    tokens = target[:, :-1] != 0
-    hidden = model.hidden(source, target[:, :-1]), peer.hidden(source, target[:, :-1])
-    torch.testing.assert_close(hidden[1][tokens], hidden[0][tokens], atol=1e-6, rtol=0)  # a table in single precision
-    for smoothing, (name, loss) in itertools.product((0.0, 0.1), PEER_LOSSES.items()):
-        values = [own(model, hidden[0].flatten(0, 1), target[:, 1:].flatten(), smoothing) for own in (OUR_LOSS, loss)]
-        torch.testing.assert_close(values[1].float(), values[0].float(), atol=2e-6, rtol=0, msg=name)
-
-
-@pytest.mark.parametrize("what", ["full", "window 64", "bigbird and window 64"])
-def test_the_measured_kernels_agree(what: str) -> None:
-    bias = bias_of(VARIANTS[what], 300)
-    qkv = [torch.randn(1, 4, 300, 32) for _ in range(3)]
-    outputs = {name: run(*qkv) for name, run in kernels(bias, VARIANTS[what], torch.float32).items()}
-    assert {"dense mask", "reference"} < {*outputs}
-    for mixed in outputs.values():
-        torch.testing.assert_close(mixed, outputs["reference"], atol=1e-5, rtol=1e-5)
-
-
-def test_memory_includes_what_a_kernel_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: of each pair in the blocks, a float and a bool of the bias, and the weights of 4 heads."""
-    monkeypatch.setattr("speechformer.bench.attention.device", lambda: torch.device("cpu"))
-    overrides = VARIANTS["window 64"]
-    bias = bias_of(overrides, 1024)
-    qkv = [torch.randn(1, 4, 1024, 32, requires_grad=True) for _ in range(3)]
-    held = held_bytes(kernels(bias, overrides, torch.float32)["sparse blocks"], bias, qkv)
-    assert held == pairs_computed(bias.layout or []) * (4 + 1 + 4 * 4)
-
-
 def test_the_least_flops_of_a_pass() -> None:
     """Oracle: torch's counter, which counts attention in full; the future of a token needs none of it."""
     for task in TASKS:
@@ -279,18 +233,3 @@ def test_goals_are_judged_by_their_intervals() -> None:
         for k, what in enumerate(BLOCK_GOALS)
     ]
     assert results_of(*rows).attention_goals(4096).endswith("missed: window 64 (14.0)")
-
-
-def test_invalid_arguments_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(bench, "machine", lambda: pytest.fail("measured"))
-    with pytest.raises(UserError, match=f"no CUDA device here, which the bench needs for: {', '.join(GPU_PARTS)}."):
-        bench.bench(["gpu"], 1, 1, None)
-    for words, sentence in (
-        (["stops"], "there is no part stops"),
-        (["--rounds", "0"], "--rounds and --processes must be at least 1"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["bench", *words])
-        with pytest.raises(SystemExit) as end:
-            bench.main()
-        assert sentence in str(end.value.code) + capsys.readouterr().err

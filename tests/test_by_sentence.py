@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic import put, result, single_spaced, tables_of
+from synthetic import result, single_spaced, tables_of
 
 from speechformer.errors import UserError
-from speechformer.report.by_sentence import against_baselines, difficulty, learning_curve
-from speechformer.report.ladder import rungs
+from speechformer.report.by_sentence import against_baselines, difficulty
 from speechformer.report.results import Table
 from speechformer.runs.folder import PREDICTIONS, write_result
 from speechformer.runs.predictions import write_predictions
@@ -19,14 +18,14 @@ MODEL = ("11110000", "11110001")  # right answers; most seeds are right on the f
 BASELINES = {"naive_bayes": "11101111", "tfidf_logistic": "10000011"}
 
 
-def tables(folder: Path, overrides: str = "protocol=clean", train: int = 100) -> list[Table]:
+def tables(folder: Path) -> list[Table]:
     runs = [(f"seed{k}", right, {"seed": k}) for k, right in enumerate(MODEL)]
     runs += [(name, right, {"baseline": {"name": name}, "seed": None}) for name, right in BASELINES.items()]
     for name, right, more in runs:
-        run = result(overrides, "study=ladder_classify") | more
+        run = result("protocol=clean", "study=ladder_classify") | more
         run["metrics"] |= {"test_accuracy": right.count("1") / 8, "test_accuracy_in_train": None}
-        run["corpus"]["counts"] |= {"test": 8, "train": train}
-        path = folder / overrides / name
+        run["corpus"]["counts"] |= {"test": 8}
+        path = folder / name
         path.mkdir(parents=True)
         write_result(path, run)
         guesses = [1 - int(answer) for answer in right]
@@ -61,22 +60,3 @@ def test_the_tables(tmp_path: Path) -> None:
     (run.folder / PREDICTIONS).unlink()
     with pytest.raises(UserError, match=r"has no predictions\.tsv"):
         difficulty(tables_of(tmp_path)[0], table.rows[0], names)
-
-
-def test_seeds_with_the_same_fold_are_paired(tmp_path: Path) -> None:
-    """Oracle: three folds in common, in each of which the second rung has one more right than the first."""
-    runs = []
-    for seed in range(10):
-        for step, more in (([], 0), (["layers=1"], 1))[: 2 if seed < 3 else 1]:
-            words = ("protocol=clean", "protocol.fold=seed", "study=ladder_x", *step, f"seed={seed}")
-            runs.append(result(*words, value=(seed * 37 % 10 + more) / 20))
-    (_, second) = rungs(tables_of(put(tmp_path, *runs))[0])
-    effect = second.difference("test_accuracy")
-    assert effect and effect.paired and effect.mean == pytest.approx(1 / 20)
-
-
-def test_the_learning_curve_is_by_the_number_of_training_sentences(tmp_path: Path) -> None:
-    tables(tmp_path, "protocol=clean", 100)
-    both = tables(tmp_path, "protocol.validation=0.5", 50)
-    text = rows_of(learning_curve(both, ["naive_bayes"]))
-    assert text == ["| 50 | 56.2 ± 8.8 | 87.5 |", "| 100 | 56.2 ± 8.8 | 87.5 |", "| for each doubling | 0.0 | 0.0 |"]

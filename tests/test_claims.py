@@ -13,19 +13,15 @@ from scipy import stats
 from synthetic import baseline, put, result, tables_of
 
 from speechformer.errors import UserError
-from speechformer.report import claims, published
 from speechformer.report.__main__ import main
-from speechformer.report.claims import Judgement, content, judge
+from speechformer.report.claims import Judgement, judge
 from speechformer.report.effects import forest
-from speechformer.report.findings import agreement, claims_table, distinct, found
 from speechformer.report.pages import Context, render, update
 from speechformer.report.results import Run, build_tables, read_runs
 from speechformer.runs.folder import PREDICTIONS, write_result
 from speechformer.runs.predictions import write_predictions
 
 NEW = "test_accuracy_not_in_train"
-TASKS = {"perplexity": "lm", "accuracy": "classify", "bleu": "translat", "exact": "translat"}
-TASKS |= {"seconds": "lm", "megabytes": "lm"}
 DRAWS = stats.norm(0, 0.01).rvs((2, 8), random_state=0)
 HIGH, LOW = list(0.56 + DRAWS[0]), list(0.51 + DRAWS[1])
 
@@ -44,21 +40,6 @@ def runs(folder: Path, new: list[float], plain: list[float], *metrics: str) -> P
 
 def judged(folder: Path) -> dict[str, Judgement]:
     return {judgement.name: judgement for judgement in judge(tables_of(folder))}
-
-
-def test_every_claim_can_be_tested() -> None:
-    """Its rows have names, its metrics are those of their task, and its family and sign exist."""
-    rows = {**published.content()["rows"], **content()["rows"]}
-    for name, claim in content()["claims"].items():
-        assert claim["family"] in content()["families"] and claim["expect"] in claims.SIGNS, name
-        line: dict[str, Any] = {}
-        for term in claim["effect"]:
-            line = {**line, **term}
-            assert set(term) <= {"row", "metric", "at", "times", "protocol", "constant", "baseline"}, name
-            row, task = rows[line["row"]], next(task for word, task in TASKS.items() if word in line["metric"])
-            assert row["study"] in published.content()["studies"], name
-            assert row["where"].get("task.name", task) == task, name
-    assert {name for entry in content()["chosen"] for name in entry["rows"]} <= set(published.content()["rows"])
 
 
 def test_an_effect_is_that_of_the_runs(tmp_path: Path) -> None:
@@ -91,34 +72,6 @@ def test_an_effect_that_is_not_significant_after_the_correction_is_inconclusive(
 def test_claims_are_about_the_corpus_of_the_reports(tmp_path: Path) -> None:
     other = [result(f"experiment=singhal_table{k}", f"seed={s}", sha256="0" * 64) for k in (1, 5) for s in (0, 1)]
     assert judge(tables_of(put(tmp_path, *other))) == []
-
-
-def test_three_rows_make_one_effect(tmp_path: Path) -> None:
-    """Oracle: learned less twice none plus ALiBi, of the means."""
-    means = {"learned": 440.0, "nope": 394.0, "alibi": 391.0}
-    results = [
-        result("task=lm", "study=positions_lm", f"model={model}", f"seed={seed}", value=mean + DRAWS[0, seed])
-        for model, mean in means.items()
-        for seed in range(5)
-    ]
-    claim = judged(put(tmp_path, *results))["alibi_needs_nothing"]
-    assert claim.effect.mean == pytest.approx(440 - 2 * 394 + 391, abs=1e-6)  # the noise of common seeds cancels
-
-
-def test_an_effect_on_perplexity_has_one_over_known_words(tmp_path: Path) -> None:
-    """Oracle: scipy's test of the values; claims on train have none."""
-    results, values = [], [350 + 100 * DRAWS[0], 330 + 100 * DRAWS[1]]
-    for row, experiment in enumerate(("singhal_table2", "singhal_table4")):
-        for seed in range(8):
-            run = result(f"experiment={experiment}", f"seed={seed}", value=400 - 30 * row)
-            run["metrics"] |= {"test_known_perplexity_mean": values[row][seed], "train_perplexity": 100}
-            results.append(run)
-    judgements = judged(put(tmp_path, *results))
-    known = judgements["singhal_lm_alibi"].known
-    assert known and known.p == pytest.approx(stats.ttest_ind(values[1], values[0], equal_var=False).pvalue)
-    assert judgements["singhal_lm_alibi_train"].known is None
-    table = str(claims_table([judgements["singhal_lm_alibi"]]))
-    assert "effect over known words" in table and f"{known.mean:.1f}".replace("-", "−") in table
 
 
 def predictions(folder: Path, seeds: int) -> Path:
@@ -258,41 +211,6 @@ def test_a_page_repeats_a_result_of_another_or_a_line_of_a_table(tmp_path: Path)
 
 
 # What was found
-
-
-def test_agreement_counts_each_run_once_and_says_what_was_chosen_by_looking(tmp_path: Path) -> None:
-    """Oracle: by hand: Marsol's full attention is printed as last and as best; three texts count, by the last."""
-    values = {"obama": 400.0, "wbush": 600.0, "hbush": 430.0}  # published 406.80, 492.74, 432.61
-    results = []
-    for seed in range(5):
-        run = result("experiment=marsol_table1_full", f"seed={seed}")
-        for point in (run["metrics"], *run["curve"]):
-            point |= {f"test_perplexity_{name}": value + 5 * (seed - 2) for name, value in values.items()}
-        results.append(run)
-    text = agreement(tables_of(put(tmp_path, *results)))
-    assert text.startswith("2 of 3 published final results on test fall inside") and "about 3 would" in text
-    assert "For 3 of them, an assumption of ours was chosen" in text
-
-
-def test_a_run_of_two_studies_counts_once(tmp_path: Path) -> None:
-    results = [result("task=lm", f"study={study}", f"seed={seed}") for study in ("a", "b") for seed in (0, 1)]
-    everything, _ = read_runs([put(tmp_path, *results)])
-    assert (len(everything), len(distinct(everything))) == (4, 2)
-
-
-@pytest.mark.parametrize(("shift", "verdict"), [(0.02, "better"), (0.0005, "inconclusive"), (-0.02, "worse")])
-def test_the_best_row_is_compared_with_the_best_baseline(shift: float, verdict: str, tmp_path: Path) -> None:
-    """Oracle: scipy's t-test of the 8 values against that of the baseline, doubled for the two rows."""
-    folder, value = runs(tmp_path / "runs", HIGH, LOW, "test_accuracy"), float(np.mean(HIGH)) - shift
-    put(folder / "baselines", baseline("naive_bayes", "experiment=singhal_table1", value=value))
-    test = stats.ttest_1samp(HIGH, value)
-    assert (2 * test.pvalue < 0.05) == (verdict != "inconclusive")
-    (sentence,) = (text for text in map(str, found(tables_of(folder), [])) if "naive Bayes" in text)
-    assert "best is learned, normal initialisation with 56." in sentence
-    assert "8 seeds); significantly better than the other" in sentence and sentence.endswith(f"{verdict}.")
-    numbers = sentence.replace("−", "-").replace("&#91;", "[").replace("&#93;", "]")
-    low, high = map(float, re.search(r"less naive Bayes .*: \S+ \[(\S+), (\S+)\]", numbers).groups())  # type: ignore[union-attr]
-    assert (low, high) == pytest.approx([100 * (end - value) for end in test.confidence_interval()], abs=0.06)
 
 
 def test_results_of_an_earlier_version_of_the_numbers_are_said_to_be(

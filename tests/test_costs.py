@@ -1,15 +1,14 @@
-"""Oracle: runs whose perplexity, time and memory are known, in contexts of two lengths."""
+"""Oracle: runs whose perplexity, time and memory are known. Pages in test_results.py have the table of costs."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 from synthetic import put, result, tables_of
 
 from speechformer.errors import UserError
-from speechformer.report.costs import costs_figure, costs_table, frontier
+from speechformer.report.costs import costs_figure, costs_table
 from speechformer.report.plots import plt
 from speechformer.report.results import Table
 
@@ -33,18 +32,6 @@ def table(folder: Path, *contexts: int) -> Table:
     return built
 
 
-def test_costs_stand_beside_results_and_the_frontier_is_bold(tmp_path: Path) -> None:
-    text = costs_table(table(tmp_path, 32, 64))
-    assert text.cells[1:] == [  # type: ignore[attr-defined]
-        ["full attention", "32", "400.5 ± 0.7", "10.5 ± 0.7", "1000.0 ± 0.0", "2"],
-        ["window", "32", "410.5 ± 0.7", "9.50 ± 0.71", "2000.0 ± 0.0", "2"],
-        ["full attention", "64", "300.5 ± 0.7", "40.5 ± 0.7", "3000.0 ± 0.0", "2"],
-        ["window", "64", "405.5 ± 0.7", "20.5 ± 0.7", "2000.0 ± 0.0", "2"],
-    ]
-    bold = [[cell.strip().startswith("**") for cell in line.split("|")[4:6]] for line in str(text).splitlines()[2:]]
-    assert bold == [[True, True], [True, False], [True, True], [False, False]]
-
-
 def test_the_figure_has_a_line_for_each_pattern(tmp_path: Path) -> None:
     figure, caption = costs_figure(table(tmp_path / "two", 32, 64))  # type: ignore[misc]
     for axis, cost in zip(figure.axes, (1, 2)):
@@ -59,13 +46,3 @@ def test_the_figure_has_a_line_for_each_pattern(tmp_path: Path) -> None:
     assert costs_figure(one) is None
     with pytest.raises(UserError, match="study=costs has no runs with contexts of different lengths"):
         costs_table(one)
-
-
-@pytest.mark.parametrize("higher", [False, True])
-def test_the_frontier_has_what_nothing_cheaper_equals(higher: bool) -> None:
-    """Oracle: every point that no other is as cheap and as good as."""
-    draw, sign = random.Random(0), -1 if higher else 1
-    points = [(draw.randint(1, 30), draw.randint(1, 30)) for _ in range(20)]
-    best = {p for p in points if not any(q != p and q[0] <= p[0] and sign * q[1] <= sign * p[1] for q in points)}
-    chosen = frontier(points, higher)  # type: ignore[arg-type]
-    assert set(chosen) == best and chosen == sorted(chosen)

@@ -19,7 +19,7 @@ from speechformer.report.labels import Options
 from speechformer.report.pages import probe_functions
 from speechformer.report.plots import plt
 from speechformer.report.probe_claims import judge, sections, where_found
-from speechformer.report.probe_map import as_text, content, draw, separations, skill, tuning_gains, usual
+from speechformer.report.probe_map import as_text, content, draw, separations, skill, usual
 from speechformer.runs.folder import write_json
 
 LENGTHS = [10, 20, 40]
@@ -87,13 +87,9 @@ def test_cells_are_the_accuracies_of_the_runs(study: Path) -> None:
     assert len(cells) == 3 * 2 * len(LENGTHS)
     (cell,) = [own for own in cells if own["model"] == "RoPE" and own["tuned"] and own["length"] == 40]
     assert cell["mean"] == pytest.approx(0.15) and cell["chance"] == CHANCE
-    assert [(own["seed"], own["value"]) for own in cell["runs"]] == [(0, 0.2), (1, 0.1)]
     assert cell["interval"][0] == pytest.approx(0.15 - 12.706 * 0.1 / 2, abs=1e-3)  # t of one degree of freedom
     assert cell["runs"][0]["curve"] == [(10, 0.1), (20, 0.2), (30, 0.3)] and cell["longest"] == 20
-    assert "recipe.lr=0.007" in cell["command"] and cell["layers"] == 2 and cell["pattern"] == "full attention"
     assert skill(cell) == pytest.approx(0.05 / 0.9)
-    (short,) = [own for own in cells if own["model"] == "RoPE" and not own["tuned"] and own["length"] == 10]
-    assert short["parts"] == [("gap 3 4", pytest.approx((0.95 + 0.85) / 4))]
     shown, about = usual(cells)
     assert len(shown) == 9 and all(own["tuned"] for own in shown) and about == "full attention, 2 layers, tuned"
     (axis,) = draw(cells)[0].axes
@@ -178,9 +174,7 @@ def test_claims_about_longer_texts() -> None:
         better, worse = map(statistics.mean, pairs[place])
         word = "supported" if better > worse else "contradicted"
         assert verdicts[place].word == (word if highest <= 0.05 else "inconclusive")
-    assert [verdict.word for verdict in verdicts][:3] == ["supported", "contradicted", "inconclusive"]
-    text = "\n".join(str(part) for _, part in sections(cells))
-    assert "| copy, 40" in text and "+38.7 " in text and "correction over all 5" in text
+    assert "correction over all 5" in "\n".join(str(part) for _, part in sections(cells))
     assert rows_of(where_found(cells))[:3] == [
         "| no positions − ALiBi | copy 40 | – | 0 | 0 |",
         "| no positions − RoPE | – | copy 40 | 0 | 0 |",
@@ -201,7 +195,6 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
         cell("alibi", 20, [0.9, 0.88, 0.9, 0.88, 0.9], [0.8, 0.94]),
         cell("nope", 20, [0.7] * 5, [0.6, 0.85]),
         cell("fire", 20, [0.1] * 4, [0.05, 0.15]),
-        cell("rope", 10, [0.1] * 5, None),
         cell("nope", 40, [0.1, 0.2] * 3, [0.05, 0.25]),
         cell("alibi", 40, [0.2, 0.4] * 3, [0.2, 0.4]),
     ]
@@ -209,24 +202,6 @@ def test_separated_pairs_are_those_whose_intervals_do_not_overlap() -> None:
     assert rows_of(separations(cells, beyond=False)) == rows
     rows = ["| flip flop, 40 (trained to 20) | alibi 30.0 ± 11.0 | nope 15.0 ± 5.5 | 0 of 1 |"]
     assert rows_of(separations(cells, beyond=True)) == rows
-    assert str(separations(cells, True, without=["nope"])) == ""
-
-
-def test_what_tuning_changes() -> None:
-    """Oracle: by hand. A model without untuned runs does not count, one with the same runs has no change."""
-
-    def cell(model: str, tuned: bool, mean: float | None) -> dict[str, Any]:
-        place = {"model": model, "pattern": "full", "layers": 2, "tuned": tuned, "more": "", "probe": "flip_flop"}
-        command = f"{model} {tuned and model != 'fire'}"
-        runs = [] if mean is None else [{}]
-        return {**place, "command": command, "runs": runs, "length": 20, "longest": 20, "mean": mean}
-
-    before = {"rope": 0.5, "alibi": 0.6, "nope": 0.7, "learned": None, "fire": 1.0}
-    after = {"rope": 0.9, "alibi": 0.8, "nope": 0.65, "learned": 0.9, "fire": 1.0, "xpos": 1.0}
-    cells = [cell(model, tuned, mean) for tuned in (False, True) for model, mean in (before, after)[tuned].items()]
-    row = "| flip flop, 20 | 70.0 | 83.8 | 3 of 4 | rope +40.0 | nope −5.00 |"
-    assert rows_of(tuning_gains(cells, beyond=False)) == [row]
-    assert str(tuning_gains(cells, beyond=True)) == ""
 
 
 def test_the_report_has_the_page_of_the_map(report: Path) -> None:
@@ -246,16 +221,11 @@ def test_the_map_in_a_browser(browser: Any, report: Path) -> None:
     assert shown.locator("h1").inner_text() == shown.title() == TITLE
     assert shown.evaluate(names) == ["ALiBi", "RoPE", "learned positions"]  # by the mean above chance
     assert shown.evaluate(texts) == ["85", "85", "65", "95", "85", "15", "75", "75", "–"]
-    assert shown.locator("th.beyond").all_inner_texts() == ["40"]
-    for order in (["RoPE", "ALiBi", "learned positions"], ["learned positions", "ALiBi", "RoPE"]):
-        shown.locator("[data-sort='copy|10']").click()
-        assert shown.evaluate(names) == order
+    shown.locator("[data-sort='copy|10']").click()
+    assert shown.evaluate(names) == ["RoPE", "ALiBi", "learned positions"]
     shown.locator("#map td button").last.click()
     panel = shown.locator("aside").inner_text()
     assert "RoPE: copy, length 40" in panel and "chance 10.0 %" in panel and "recipe.lr=0.007" in panel
-    assert shown.locator("aside polyline").count() == 2
-    shown.keyboard.press("ArrowUp")
-    assert "ALiBi, copy, length 40" in shown.evaluate("document.activeElement.ariaLabel")
     shown.locator("select[name=tuned]").select_option("false")
     assert shown.evaluate(texts)[-1] == "10"
     again, _ = opened(browser, report / "index.html")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXPERIMENTS, compose, opened
+from conftest import EXPERIMENTS, compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from synthetic import (
     SPEECHES,
@@ -30,19 +30,13 @@ from synthetic import (
     translated,
 )
 
-from speechformer.config import CONF
 from speechformer.report import page, published, tables
 from speechformer.report.__main__ import main, write_report
 from speechformer.report.labels import in_words, override
-from speechformer.report.results import Row, Table, build_tables, read_results, read_runs
+from speechformer.report.results import Row, build_tables, read_results, read_runs
 from speechformer.report.style import styles
 
-SEEDS = Path(os.environ.get("SPEECHFORMER_DATA", "nowhere")).resolve().parent / "seeds"
-AUTHORS = {"kulkarni": "Anay Kulkarni", "singhal": "Sanidhya Singal", "marsol": "Marsol Torrent"}
-
-
-def labels_of(table: Table) -> set[str]:
-    return {row.label for row in table.rows}
+AUTHORS = ("kulkarni", "singhal", "marsol")
 
 
 def states_of(folder: Path) -> list[str]:
@@ -52,25 +46,9 @@ def states_of(folder: Path) -> list[str]:
 # What was published
 
 
-@pytest.mark.skipif(not SEEDS.is_dir(), reason="the reports' texts are not here")
-def test_what_is_published_is_what_the_reports_say() -> None:
-    """Every row is a line of its report, and each number of parameters stands in it."""
-    content = published.content()
-    texts = [path.read_text(encoding="utf-8") for path in SEEDS.iterdir()]
-    reports = {name: next(text for text in texts if author in text[:400]) for name, author in AUTHORS.items()}
-    for table in content["tables"]:
-        lines = [re.findall(r"\d+\.?\d*", line) for line in reports[table["report"].lower()].splitlines()]
-        for row in table["rows"]:
-            # in one line and in this order; another row's column may stand between
-            found = any(all(value in rest for value in row) for line in lines for rest in [iter(map(float, line))])
-            assert found, (table["table"], row)
-    for name, row in content["rows"].items():
-        assert "parameters" not in row or f"{row['parameters']:,}" in reports[name.partition("_")[0]], name
-
-
 def test_each_experiment_of_a_report_is_one_published_row() -> None:
     """Whatever the seed and how often it is evaluated; with any other setting it is none."""
-    for name in (name for name in EXPERIMENTS if name.startswith(tuple(AUTHORS))):
+    for name in (name for name in EXPERIMENTS if name.startswith(AUTHORS)):
         expected = {"kulkarni_part3_scales": "kulkarni_part3_scale_0.5"}.get(name, name)
         assert published.row_of(settings_of(f"experiment={name}")) == expected
         assert published.content()["rows"][expected]["study"] == compose(f"experiment={name}").study
@@ -82,18 +60,11 @@ def test_each_experiment_of_a_report_is_one_published_row() -> None:
         assert published.row_of(settings_of("experiment=kulkarni_part1", *words)) == expected
 
 
-@pytest.mark.slow
-def test_every_study_of_an_experiment_has_a_title_and_every_title_a_study() -> None:
-    studies = {compose(f"experiment={name}").study for name in EXPERIMENTS}
-    assert studies - {None} == set(published.content()["studies"])  # None: an experiment without a study
-
-
 def test_figures_that_a_report_ends_with() -> None:
     assert published.final("marsol_table1_full", "test_perplexity_obama", "last") == 406.80
     assert published.final("marsol_table1_full", "test_perplexity_mean", "best") == 438.37
-    mean = (371.26 + 452.25 + 398.97) / 3
+    mean = (371.26 + 452.25 + 398.97) / 3  # which the report does not print
     assert published.final("kulkarni_part2", "test_perplexity_mean", "last") == pytest.approx(mean)
-    assert published.final("kulkarni_part2", "test_perplexity_mean", "best") is None
     (figure,) = published.figures("marsol_classify")
     assert (figure.value, figure.chosen, figure.at, figure.final) == (0.86, "best", 12, True)
     assert published.curve("kulkarni_part1", "test_accuracy")[0] == (1, pytest.approx(0.3373))
@@ -264,9 +235,6 @@ def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_
     assert labels[1].startswith("width 64, layers 2") and labels[1].endswith("without unknown rate 0.5"), labels
     assert "unknown rate 0.5" in table.usual and "dropout 0.1" in table.usual
     assert len({*labels}) == 7 and table.reference.label == "the usual settings"
-    runs = [result(*more) for more in (["model=alibi"], [], ["width=32"], ["dropout=0"])]
-    (table,) = tables_of(put(tmp_path / "few", *runs))
-    assert not table.usual and table.reference.name == "model=sinusoidal width=64 dropout=0.1"
 
 
 def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_path: Path) -> None:
@@ -308,13 +276,10 @@ def test_results_are_one_row_for_each_run(tmp_path: Path) -> None:
     runs += [result("model=nope", "seed=1", "architecture.norm=post"), result("task=lm", status="failed")]
     runs.append(baseline("majority"))
     frame = read_results(str(put(tmp_path / "a", *runs[:2])), put(tmp_path / "b", *runs[2:]))
-    about = ["status", "task", "model", "pattern", "protocol", "corpus", "seed"]
-    assert frame.loc[0, about].tolist() == ["finished", "classify", "rope", "window", "paper", "speeches", 0]
     assert frame["model"].tolist() == ["rope", "nope", "sinusoidal", "majority"]
     assert frame["test_accuracy"].tolist()[:2] == [0.5, 0.8] and math.isnan(frame["test_accuracy"][2])
     assert frame["architecture.norm"].tolist() == ["pre", "post", "pre", "pre"]
     assert frame["seed"].isna().tolist() == [False, False, False, True]
-    assert "width" not in frame and "model.name" not in frame
     assert frame["folder"].tolist() == [str(tmp_path / place) for place in ("a/0", "a/1", "b/0", "b/1")]
 
 
@@ -369,7 +334,6 @@ def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> No
         "columns": ["test_error", "test_latency"],
         "compare": ["test_latency"],
         "x_axis": "epoch",
-        "note": "Lower is better.",
         "unit": "recordings",
     }
     runs = []
@@ -384,7 +348,7 @@ def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> No
     text = markdown_of(tmp_path / "out")
     assert "| | runs | test, error | test, latency | parameters | seconds |" in text and "hidden" not in text
     assert "| RoPE | 2 | 20.5 ± 0.7" in text and "| *silence* | exact | 60.0 | – |" in text
-    assert "Trained on 2,092 recordings" in text and "Lower is better." in text
+    assert "Trained on 2,092 recordings" in text
     assert "| RoPE − no positions | test, latency | 2 | 0.0 |" in text
 
 
@@ -413,14 +377,6 @@ def test_a_folder_without_a_result_is_answered_in_one_sentence(
             main()
         assert str(end.value).startswith("Error: ") and "\n" not in str(end.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_committed_reports_have_every_study() -> None:
-    reference = CONF.parent / "outputs" / "reference"
-    if not reference.is_dir():
-        pytest.skip("not a checkout")
-    text = "".join(path.read_text(encoding="utf-8") for path in reference.rglob("report.md"))
-    assert not [name for name, study in published.content()["studies"].items() if f"## {study['title']}" not in text]
 
 
 # What somebody else wrote into a result
@@ -498,16 +454,6 @@ def test_text_from_outside_is_text(harmful: Path) -> None:
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text) and "a[31mb # c" in text
 
 
-@pytest.mark.slow
-def test_a_browser_executes_nothing_of_a_report(browser: Any, harmful: Path, tmp_path: Path) -> None:
-    shown, said = opened(browser, harmful / "report.html")
-    assert shown.title() == "Results of 40 runs" and said == []
-    content = (harmful / "report.html").read_text(encoding="utf-8")
-    (tmp_path / "raw.html").write_text(content.replace("<body>", f"<body>{HARMFUL[0]}{HARMFUL[1]}"), encoding="utf-8")
-    shown, said = opened(browser, tmp_path / "raw.html")  # if something passed after all
-    assert shown.title() == "Results of 40 runs" and said and all("Content Security Policy" in line for line in said)
-
-
 def test_studies_of_similar_names_have_files_of_their_own(tmp_path: Path) -> None:
     long = "x" * 399
     studies = ["a b", "a-b", "a/b", f"{long}a", f"{long}b", "É", "e", "E", "..", "../../a b", "日本"]
@@ -574,7 +520,6 @@ def test_an_unusual_result_is_shown(
         "corpus.counts.train": 0,
         "curve.0.step": 0,
         "config.study": 2024,
-        "metrics.test_accuracy": 1e38,
         "error": None,
     }
     runs = [{**result("model=alibi"), "seed": seed} for seed in range(len(unusual))]
