@@ -25,16 +25,18 @@ class Built:
         self.model = EncoderClassifier(classes=3, vocab_size=100, **options, **{key: config[key] for key in SIZES})
 
 
-@pytest.mark.parametrize(("recipe", "copies"), [("adam", 4), ("adamw", 4), ("sgd", 2)])
-@pytest.mark.parametrize(("precision", "size"), [("32-true", 4), ("64-true", 8), ("bf16-true", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "precision", "bytes_of_each"),
+    [("adam", "32-true", 16), ("adamw", "64-true", 32), ("sgd", "bf16-true", 4)],
+)
 def test_the_memory_is_that_of_weights_gradients_and_both_moments(
-    recipe: str, copies: int, precision: str, size: int, monkeypatch: pytest.MonkeyPatch
+    recipe: str, precision: str, bytes_of_each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oracle: bytes of a number, times the number of parameters, times the tensors of each that training keeps."""
+    """Oracle: bytes of a number, times the tensors of it that training keeps, times the number of parameters."""
     config = as_plain(
         compose("model=nope", f"recipe.optimizer={recipe}", f"trainer.precision={precision}", "width=1024")
     )
-    needed = size * copies * count_parameters(Built(config).model)["total"]
+    needed = bytes_of_each * count_parameters(Built(config).model)["total"]
     monkeypatch.setattr(memory, "available", lambda _: needed)
     check_memory(lambda: Built(config), config, 100)
     monkeypatch.setattr(memory, "available", lambda _: needed - 1)

@@ -29,16 +29,17 @@ def test_without_padding_nothing_is_left_out() -> None:
 
 
 def test_head_rows_are_a_permutation() -> None:
+    """Oracle: torch's view, permutation and padding with zeros."""
     B, T, N, H = 2, 3, 2, 4
     for tokens in (unpadder_for(B, T, TOKEN_MASK), without_padding(B, T)):
         qkv_RE = torch.randn(len(tokens.index_R), 3 * N * H)
-        of_heads = tokens.head_rows(N)
-        rows = qkv_RE.view(-1, H).index_select(0, of_heads.to_heads).view(3, B, N, T, H)
+        rows = tokens.head_rows(N)
+        heads = qkv_RE.view(-1, H).index_select(0, rows.to_heads)
         oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
-        real = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1)
-        assert torch.equal(rows * real, oracle)
-        assert torch.equal(rows, torch.where(real == 1, oracle, qkv_RE[0, :H]))
-        assert torch.equal(rows.view(-1, H).index_select(0, of_heads.to_tokens).view_as(qkv_RE), qkv_RE)
-        q_RD = qkv_RE.view(-1, 3, N * H)[:, 0]
-        assert torch.equal(oracle[0].reshape(-1, H).index_select(0, of_heads.output).view_as(q_RD), q_RD)
-        assert torch.equal(of_heads.output_to_heads(q_RD.reshape(-1, H)).view(B, N, T, H), oracle[0])
+        is_token = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1) == 1
+        expected = torch.where(is_token, oracle, qkv_RE[0, :H])  # padding takes the first row
+        assert torch.equal(heads.view_as(oracle), expected)
+        assert torch.equal(heads.index_select(0, rows.to_tokens).view_as(qkv_RE), qkv_RE)
+        q_RD = qkv_RE[:, : N * H]
+        assert torch.equal(oracle[0].reshape(-1, H).index_select(0, rows.output).view_as(q_RD), q_RD)
+        assert torch.equal(rows.output_to_heads(q_RD.reshape(-1, H)).view(B, N, T, H), oracle[0])
