@@ -1,10 +1,11 @@
 """Golden runs: tiny runs that together cover the package, to show that a change of the code changes no result.
 
-    python tests/golden_runs.py compare v0.1.0           every case at that commit and in the working tree, bit by bit
+    python tests/golden_runs.py compare HEAD~1           every case at that commit and in the working tree, bit by bit
     python tests/golden_runs.py run . golden-full.json   every case in one checkout, with its hashes
     python tests/golden_runs.py record                   rewrite tests/golden.json, which test_golden.py compares with
 
-The script uses the command line of a checkout and nothing else, so it works for any layout of the package.
+The script uses the command line of a checkout and nothing else, so it works for any layout of the package, if its
+config has the keys of the cases.
 """
 
 from __future__ import annotations
@@ -28,20 +29,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).with_name("golden.json")
-
-# Names before version 0.2 and since then, for a comparison with an older commit. The cases use the new names.
-OLD_LAYOUT = "conf/hydra/launcher/packed.yaml"  # only an older commit has this file
-OVERRIDES = {
-    "core": "architecture",
-    "task.size": "task.vocab_size",
-    "task.average": "task.average_checkpoints",
-    "corpus.longest": "corpus.max_length",
-    "hydra/launcher=packed": "hydra/launcher=ensemble",
-}
-METRICS = {
-    "test_accuracy_seen": "test_accuracy_in_train",
-    "test_accuracy_unseen": "test_accuracy_not_in_train",
-}
 
 TINY = "threads=1 trainer.accelerator=cpu width=16 heads=2 layers=1 ff=16 batch_size=8 checkpoint_every=5"
 SPEECHES = "corpus=speeches corpus.root=CORPUS corpus.classes=[ann,bob,cy]"  # CORPUS: see `write_corpus`
@@ -115,12 +102,9 @@ CASES = {
 FAST = ("classify", "classify_clean", "classify_no_dropout", "classify_rnn", "lm", "lm_slopes", "translate")
 
 
-def overrides(case: str, corpus: Path, checkout: Path) -> list[str]:
-    """Return the overrides of a case on the folder that `write_corpus` wrote, in the names of a checkout."""
-    words = f"{TINY} {CASES[case]}".replace("CORPUS", str(corpus)).split()
-    for before, since in OVERRIDES.items() if (checkout / OLD_LAYOUT).exists() else ():
-        words = [re.sub(rf"^{re.escape(since)}(?=[.=]|$)", before, word) for word in words]
-    return words
+def overrides(case: str, corpus: Path) -> list[str]:
+    """Return the overrides of a case on the folder that `write_corpus` wrote."""
+    return f"{TINY} {CASES[case]}".replace("CORPUS", str(corpus)).split()
 
 
 def settings(checkout: Path, folder: Path) -> dict[str, Any]:
@@ -150,7 +134,7 @@ def write_corpus(checkout: Path, folder: Path) -> Path:
 
 def execute(checkout: Path, case: str, corpus: Path, folder: Path) -> list[dict[str, Any]]:
     """Run a case and return the figures of its runs: one run, or those of a sweep."""
-    words, place = overrides(case, corpus, checkout), folder / case
+    words, place = overrides(case, corpus), folder / case
     swept = [f"hydra.sweep.dir={place}", "hydra.sweep.subdir=${hydra.job.num}"]
     words += swept if "-m" in words else [f"hydra.run.dir={place}"]
     command = [sys.executable, "-m", "speechformer.train", *sorted(words, key="-m".__ne__)]  # -m comes first
@@ -172,11 +156,8 @@ def figures(folder: Path) -> dict[str, Any]:
     """Return readable figures of a run's folder, and sha256 sums of its results to the last bit."""
     import torch
 
-    def renamed(metrics: dict[str, Any]) -> dict[str, Any]:
-        return {METRICS.get(name, name): value for name, value in metrics.items()}
-
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    metrics, curve, best = renamed(result["metrics"]), [*map(renamed, result["curve"])], result["best"]
+    metrics, curve, best = result["metrics"], result["curve"], result["best"]
     contents: dict[str, Any] = {f"metric {name}": value for name, value in metrics.items()}
     for name in {name for point in curve for name in point}:
         contents[f"curve {name}"] = [[point["step"], point[name]] for point in curve if name in point]
@@ -308,10 +289,8 @@ def record(jobs: int) -> int:
             print(outcome["error"], file=sys.stderr)
             return 1
         cases[case] = {key: outcome[0][key] for key in ("corpus", "steps", "weight_norm", "metrics")}
-        known = earlier["cases"].get(case, {"metrics": {}})["metrics"]
-        without_new = {**cases[case], "metrics": {name: cases[case]["metrics"].get(name) for name in known}}
         is_comparable = case in earlier["cases"] and version == earlier["numerics_version"]
-        if is_comparable and (lines := differences(earlier["cases"][case], without_new)):
+        if is_comparable and (lines := differences(earlier["cases"][case], cases[case])):
             print("\n".join([f"{case}: {CHANGED}", *lines]), file=sys.stderr)
             return 1
     content = {"numerics_version": version, "cases": cases}
