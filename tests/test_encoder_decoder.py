@@ -13,7 +13,7 @@ from torch import nn
 
 from speechformer.errors import UserError
 from speechformer.models.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder, build_translator
-from speechformer.models.stack import count_parameters, initialise, select
+from speechformer.models.stack import count_parameters, select
 
 S, T, VOCABULARY = 9, 7, 50
 every_model_and_pattern = pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def copy_rest(ours: Any, theirs: Any, norms: dict[str, nn.Module]) -> None:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
     """Oracle: torch.nn.Transformer with the same weights and its own masks, in double precision; logits, and
-    the gradient of every weight that both have."""
+    the gradient of the first layer."""
     model = translator(norm=norm, dropout=0.0).double()
     with torch.no_grad():  # so that biases and norms count too
         for parameter in model.parameters():
@@ -97,24 +97,10 @@ def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
     hidden = model.hidden(source, target)
     torch.testing.assert_close(hidden, expected, atol=1e-10, rtol=0)
     torch.testing.assert_close(model(source, target), model.output(expected), atol=1e-10, rtol=0)
-    hidden.square().sum().backward()
-    expected.square().sum().backward()
-    last = theirs.decoder.layers[0].multihead_attn.in_proj_weight.grad
-    ours = model.decoder.blocks[0].cross_attention
-    torch.testing.assert_close(torch.cat((ours.q.weight.grad, ours.kv.weight.grad)), last, atol=1e-9, rtol=0)
-    first = theirs.encoder.layers[0].linear1.weight.grad
-    torch.testing.assert_close(model.encoder.blocks[0].feed_forward[0].weight.grad, first, atol=1e-9, rtol=0)
-
-
-@every_model_and_pattern
-def test_what_comes_later_in_the_target_changes_nothing(model: str, pattern: str) -> None:
-    model = translator(model, pattern)
-    source, target = pairs()
-    changed = target.clone()
-    changed[:, 4:] = target[:, 4:].flip(1) + 1
-    before, after = model(source, target), model(source, changed)
-    torch.testing.assert_close(after[:, :4], before[:, :4], atol=1e-6, rtol=0)
-    assert not torch.allclose(after[:, 4:], before[:, 4:])
+    for states in (hidden, expected):
+        states.square().sum().backward()
+    ours = model.encoder.blocks[0].feed_forward[0].weight.grad
+    torch.testing.assert_close(ours, theirs.encoder.layers[0].linear1.weight.grad, atol=1e-9, rtol=0)
 
 
 @every_model_and_pattern
@@ -130,69 +116,30 @@ def test_padding_of_the_source_changes_nothing(model: str, pattern: str) -> None
 
 
 @every_model_and_pattern
-def test_every_source_word_matters(model: str, pattern: str) -> None:
-    """A sparse pattern hides words from each other, but none from the decoder."""
-    model = translator(model, pattern)
-    source, target = pairs(2)
-    for j in range(S):
-        changed = source.clone()
-        changed[0, j] = (source[0, j] - 4 + 7) % (VOCABULARY - 4) + 4
-        assert not torch.equal(model(changed, target)[0], model(source, target)[0]), j
-
-
-@every_model_and_pattern
-@pytest.mark.parametrize("beam", [1, 3])
-def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(
-    model: str, pattern: str, beam: int
-) -> None:
-    """Oracle: the logits of all tokens at once, of each target alone. With a beam several targets share a source."""
+def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(model: str, pattern: str) -> None:
+    """Oracle: the logits of all tokens at once, of each target alone. Three targets share a source, as in a beam."""
     model = translator(model, pattern, dropout=0.3)  # which is off
     source, _ = pairs()
-    targets = torch.randint(4, VOCABULARY, (3 * beam, T), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        memory = model.encode(source)
-        past = select(model.past(memory), torch.arange(3).repeat_interleave(beam))
-        steps = [model.output(model.decode(memory, targets[:, t : t + 1], past)) for t in range(T)]
-        expected = model(source.repeat_interleave(beam, dim=0), targets)
-        torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=1e-5)
-        # several tokens at once after others, and without a cache for several targets of a source
-        past = select(model.past(memory), torch.arange(3).repeat_interleave(beam))
-        halves = [model.decode(memory, part, past) for part in (targets[:, :3], targets[:, 3:])]
-        torch.testing.assert_close(model.output(torch.cat(halves, dim=1)), expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(model.output(model.decode(memory, targets)), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_padding_of_the_source_left_out_in_training_changes_nothing(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Oracle: the gradients over padded sentences, under the same dropout."""
-    model, results = translator(model, dropout=0.3).double().train(), []
-    source, target = pairs()
-    source[1, 3:] = 0
-    for padded in (False, True):
-        monkeypatch.setattr(type(model.encoder), "can_unpad", not padded)
-        torch.manual_seed(2)
-        model.zero_grad()
-        logits = model(source, target)
-        logits.square().sum().backward()
-        results.append([logits, *(parameter.grad.clone() for parameter in model.parameters())])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+    targets = torch.randint(4, VOCABULARY, (9, T), generator=torch.Generator().manual_seed(2))
+    memory = model.encode(source)
+    expected = model(source.repeat_interleave(3, dim=0), targets)
+    for sizes in ([1] * T, [3, T - 3]):
+        past = select(model.past(memory), torch.arange(3).repeat_interleave(3))
+        states = torch.cat([model.decode(memory, tokens, past) for tokens in targets.split(sizes, dim=1)], dim=1)
+        torch.testing.assert_close(model.output(states), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.output(model.decode(memory, targets)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
-    """Permuting the encoder's states, and nothing else, changes no output: all that the decoder draws from them is
-    weighted by what they are. Even under a window of one token each of them has a weight."""
-    model = translator(model, "full")
+    """Permuting the encoder's states, and nothing else, changes no output. Even under a window of one token each of
+    them has a weight."""
+    model, (source, target) = translator(model), pairs(1)
     model.encoder.patterns = model.decoder.patterns = [lambda i, j: i == j] * 2
-    source, target = pairs(1)
-    memory = model.encode(source)
-    order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
+    memory, order = model.encode(source), torch.randperm(S, generator=torch.Generator().manual_seed(3))
     states = model.decode(memory, target)
     for layer in memory.layers:
-        layer |= {name: part[:, :, order] for name, part in layer.items()}
+        layer |= {name: tensor[:, :, order] for name, tensor in layer.items()}
     torch.testing.assert_close(model.decode(memory, target), states, atol=1e-5, rtol=1e-5)
     weights = model.attention(source, target)["cross"]
     assert len(weights) == 2 and all(layer.shape == (1, 2, T, S) and (layer > 0).all() for layer in weights)
@@ -200,13 +147,8 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
 def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
-    attending = translator(model)
-    source, target = pairs()
-    layers = attending.attention(source, target)["cross"]
-    assert len(layers) == (1 if model == "rnn_attention" else 2)
-    for weights in layers:
-        assert weights.shape[0::2] == (3, T) and weights.shape[3] == S
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:3]))
+    for weights in translator(model).attention(*pairs())["cross"]:
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, weights.shape[1], T))
         assert (weights[1, :, :, 6:] == 0).all() and (weights[0] > 0).all()
 
 
@@ -216,60 +158,32 @@ def test_the_recurrent_ones_are_their_formulas(kind: str, cell: str) -> None:
     """Oracle: token by token with torch's GRUCell or LSTMCell, one layer; the context and its layer as in Luong et
     al. 2015, equations 5, 7 and 8."""
     model: RecurrentEncoderDecoder = translator(kind, layers=1, model={"name": kind, "cell": cell})
-    cells = []
-    for stack in (model.encoder, model.decoder):
+    (source,), (target,) = pairs(1)
+
+    def states(stack: Any, ids: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
         one = (nn.GRUCell if cell == "gru" else nn.LSTMCell)(16, 16)
         weights = stack.cells.layers[0].state_dict()
         one.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
-        cells.append(one)
-    source, target = pairs(1)
-    state: Any = None
+        rows = []
+        for token in ids:
+            state = one(4 * stack.embedding(token)[None], state)  # times the root of the width
+            rows.append(state if cell == "gru" else state[0])
+        return torch.cat(rows), state
 
-    def h_of(state: Any) -> torch.Tensor:
-        return state if cell == "gru" else state[0]
-
-    states = []
-    for token in source[0]:
-        state = cells[0](4 * model.encoder.embedding(token)[None], state)  # times the root of the width
-        states.append(h_of(state))
-    s_SD = torch.cat(states)
-    expected = []
-    for token in target[0]:
-        state = cells[1](4 * model.decoder.embedding(token)[None], state)
-        h = h_of(state)
-        c = (h @ s_SD.T).softmax(dim=-1) @ s_SD if kind == "rnn_attention" else states[-1]
-        expected.append(model.output(torch.tanh(model.context(torch.cat((c, h), dim=-1)))))
-    torch.testing.assert_close(model(source, target)[0], torch.cat(expected), atol=1e-5, rtol=1e-5)
+    s_SD, end = states(model.encoder, source, None)
+    h_TD, _ = states(model.decoder, target, end)
+    c_TD = (h_TD @ s_SD.T).softmax(dim=-1) @ s_SD if kind == "rnn_attention" else s_SD[-1:].expand_as(h_TD)
+    expected = model.output(torch.tanh(model.context(torch.cat((c_TD, h_TD), dim=-1))))
+    torch.testing.assert_close(model(source[None], target[None])[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_without_attention_the_last_state_is_all_that_passes() -> None:
-    """The bottleneck: what the encoder's other states are changes nothing; with attention it does."""
-    source, target = pairs(1)
-    for model, same in (("rnn", True), ("rnn_attention", False)):
-        model = translator(model)
-        memory = model.encode(source)
-        before = model.decode(memory, target)
-        memory.layers[0]["states"][:, :-1] += 1
-        assert torch.equal(model.decode(memory, target), before) == same
-
-
-def test_the_recurrent_ones_differ_in_what_the_context_is_alone() -> None:
-    plain, attending = (translator(model) for model in RECURRENT)
-    assert {name: value.shape for name, value in plain.state_dict().items()} == {
-        name: value.shape for name, value in attending.state_dict().items()
-    }
-
-
-def test_tied_tables_count_once_and_move_together() -> None:
+def test_tied_tables_count_once() -> None:
     """Oracle: the sizes written out. Vaswani et al. 2017, section 3.4: three matrices are one."""
     apart, tied = translator(), translator(tied_output=True, shared_embeddings=True)
     table = VOCABULARY * 16
     difference = count_parameters(apart)["total"] - count_parameters(tied)["total"]
     assert difference == 2 * table + VOCABULARY  # and the output's bias
     assert tied.output.weight is tied.encoder.embedding.weight is tied.decoder.embedding.weight
-    initialise(tied, "xavier", 0.02)
-    assert tied.output.weight is tied.encoder.embedding.weight
-    assert torch.equal(tied.encoder.embedding.weight, tied.decoder.embedding.weight)
 
 
 def test_errors() -> None:
