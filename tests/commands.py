@@ -7,6 +7,8 @@ here: a test of those starts a process of its own.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import runpy
@@ -14,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -95,3 +97,24 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end: `run_command("speechformer.train", "model=rope", cwd=tmp_path, COLUMNS="80")`."""
     return Command(*arguments, cwd=cwd, input=input, environment=environment).wait()
+
+
+def call(main: Callable[[], None], *words: str | Path, input: bytes | None = None) -> tuple[str, str]:
+    """Run the `main` of a command in this process; return what it writes to stdout and stderr.
+
+    Args:
+        main: of the command; an error is its `SystemExit`.
+        words: of the command line.
+        input: what the command reads from its standard input; None: this process's.
+    """
+    before = sys.argv, sys.stdin
+    sys.argv = ["command", *map(str, words)]
+    if input is not None:
+        sys.stdin = io.TextIOWrapper(io.BytesIO(input), encoding="utf-8")
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    finally:
+        sys.argv, sys.stdin = before
+    return out.getvalue(), err.getvalue()

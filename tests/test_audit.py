@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands import call
 from conftest import group
 
 from speechformer.audit import audit, audit_pairs, main, report, report_pairs
@@ -44,16 +43,15 @@ def test_planted_duplicates_and_conflicts_are_found(planted: Corpus) -> None:
     assert "0.8" in text  # how near
 
 
-def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_command_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "a" / "found.json"
     for _ in range(2):  # the second time over its own file
-        monkeypatch.setattr(sys, "argv", ["audit", "corpus=sample", "--json", str(path)])
-        main()
-    assert "test_CLS.tsv in train_CLS.tsv" in capsys.readouterr().out
+        printed, _ = call(main, "corpus=sample", "--json", path)
+    assert "test_CLS.tsv in train_CLS.tsv" in printed
     assert json.loads(path.read_text())["corpus"]["name"] == "sample"
     path.write_text("{}")
     with pytest.raises(SystemExit, match="found.json is there already, and is no audit of this corpus"):
-        main()
+        call(main, "corpus=sample", "--json", path)
     assert path.read_text() == "{}"
 
 
@@ -64,10 +62,9 @@ def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("corpus.root=/nowhere", r"No speech files .* in corpus.root \(/nowhere\), which does not exist;"),
     ],
 )
-def test_invalid_input_is_reported(argument: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["audit", argument])
+def test_invalid_input_is_reported(argument: str, message: str) -> None:
     with pytest.raises(SystemExit, match=f"^Error: {message}"):
-        main()
+        call(main, argument)
 
 
 def test_pairs_that_appear_in_train_are_counted_by_side_and_kind(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from commands import call
 
 from speechformer.baselines import main, measure
 from speechformer.corpora.load import load
@@ -71,14 +71,10 @@ def test_naive_bayes_is_its_formula_and_folds_are_averaged(little: Path, tmp_pat
         assert mean[name] == pytest.approx(statistics.mean(result["metrics"][name] for result in each))
 
 
-def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path: Path) -> None:
     (tmp_path / "train_LM.txt").write_text("We mend the harbours. We mend the roads.\n" * 4)
     (tmp_path / "test_LM_x.txt").write_text("We mend the bridges.\n")
-    words = ["corpus=speeches", f"corpus.root={tmp_path}", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["baselines", *words])
-    main()
+    call(main, "corpus=speeches", f"corpus.root={tmp_path}", "--output", tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     assert names == ["lm_paper_kneser_ney_3", "lm_paper_kneser_ney_5", "lm_paper_unigram"]
 

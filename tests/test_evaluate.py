@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import call
 from conftest import run_in
 from torch.nn.functional import nll_loss
 
@@ -118,20 +118,15 @@ def test_an_ensemble_translates_as_the_command_does(a_translator: Path, tmp_path
     assert runs[0].task.translations["test"] == written  # type: ignore[attr-defined]
 
 
-def test_the_result_is_one_for_the_report(
-    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_result_is_one_for_the_report(a_classifier: Path, tmp_path: Path) -> None:
     other, output = another(a_classifier, tmp_path / "copy"), tmp_path / "e"
     (tmp_path / "stopped").mkdir()
     (tmp_path / "stopped" / "run.json").write_text("{}")
-    arguments = ["evaluate", str(a_classifier), str(other), "--study", "both", "--output"]
-    monkeypatch.setattr(sys, "argv", [*arguments, str(tmp_path / "stopped")])
+    words = [a_classifier, other, "--study", "both", "--output"]
     with pytest.raises(SystemExit, match="is the folder of a run"):
-        main()
+        call(main, *words, tmp_path / "stopped")
     for _ in range(2):  # the second time over the older one
-        monkeypatch.setattr(sys, "argv", [*arguments, str(output)])
-        main()
-    assert capsys.readouterr().out.splitlines()[-1] == str(output / "result.json")
+        assert call(main, *words, output)[0].splitlines()[-1] == str(output / "result.json")
     run, member = read_run(output), read_run(a_classifier)
     assert run.metrics == member.metrics and run.study == "both"
     assert run.settings == member.settings | {"ensemble": 2, "checkpoint": "last.ckpt"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import call
 from conftest import group, run_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,8 +58,7 @@ def test_the_computation_and_the_example_need_only_torch_and_tokenizers(
     directory = request.getfixturevalue(f"a_{task}")
     run = load(directory)
     run.task.cpu()
-    monkeypatch.setattr(sys, "argv", ["export", str(directory), "--output", str(tmp_path)])
-    main()
+    call(main, directory, "--output", tmp_path)
     (example,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
@@ -92,7 +92,7 @@ def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: 
     assert export(run, "torch.export", tmp_path)[1] < 1e-5
 
 
-def test_errors(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors(a_classifier: Path, tmp_path: Path) -> None:
     run = load(a_classifier)
     run.task.model = decoder(model=group("model", "rnn"))
     with pytest.raises(UserError, match="torch.export cannot export an RNN .*; use --format safetensors"):
@@ -101,9 +101,8 @@ def test_errors(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="other.safetensors is not an export of speechformer"):
         load_safetensors(tmp_path / "other.safetensors")
     (tmp_path / "model.safetensors").mkdir()
-    monkeypatch.setattr(sys, "argv", ["export", str(a_classifier), "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="Error: .*model.safetensors is there already"):
-        main()
+        call(main, a_classifier, "--output", tmp_path)
 
 
 SUBWORDS = Subwords.fit(["A bé, said \"ab\" -- 'ba'!", "été? a.b.", "ab ba"], "bpe", 30)
@@ -133,13 +132,9 @@ def test_the_portable_subwords_are_the_same(text: str) -> None:
     assert portable.encode(text).ids == (SUBWORDS.encode(text) if text else [])
 
 
-def test_the_command_writes_a_card_with_figures_and_their_intervals(
-    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    arguments = ["export", str(a_classifier), "--format", "safetensors", "--output", str(tmp_path / "new")]
-    monkeypatch.setattr(sys, "argv", arguments)
-    main()
-    assert "loaded again, logits differ by at most 0e+00" in capsys.readouterr().out
+def test_the_command_writes_a_card_with_figures_and_their_intervals(a_classifier: Path, tmp_path: Path) -> None:
+    printed, _ = call(main, a_classifier, "--format", "safetensors", "--output", tmp_path / "new")
+    assert "loaded again, logits differ by at most 0e+00" in printed
     text, result = (tmp_path / "new" / "README.md").read_text(encoding="utf-8"), read_result(a_classifier)
     for row in result["summary"]:
         assert f"| {' | '.join(cell.strip() for cell in row)} |" in text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import call
 from conftest import group
 from test_models import decoder
 
@@ -43,27 +44,20 @@ def test_a_continuation_is_what_is_drawn_with_its_seed(run: TrainedRun) -> None:
     assert len(list(continue_text(run, "We will"))) == 40  # beyond the 32 that it was trained on
 
 
-def test_the_command_line(
-    a_language_model: Path, run: TrainedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_line(a_language_model: Path, run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a prompt it writes; without it asks for some."""
-    command = ["generate", str(a_language_model), "--tokens", "5"]
-    monkeypatch.setattr(sys, "argv", [*command, "the zyzzyva", "--n", "2"])
-    main()
-    printed = capsys.readouterr()
-    assert printed.err == "(not in the vocabulary, read as <unk>: zyzzyva)\n"
-    lines = printed.out.splitlines()
+    command = [main, a_language_model, "--tokens", "5"]
+    out, err = call(*command, "the zyzzyva", "--n", "2")
+    assert err == "(not in the vocabulary, read as <unk>: zyzzyva)\n"
+    lines = out.splitlines()
     assert lines[0::2] == ["--- 1, seed 0", "--- 2, seed 1"]
     assert lines[1::2] == [run.generate("the zyzzyva", tokens=5, seed=seed) for seed in (0, 1)]
-    answers = iter(["the seed", "the people", ""])
+    prompts = ["the seed", "the people"]
+    answers = iter([*prompts, ""])
     monkeypatch.setattr("builtins.input", lambda prompt: next(answers))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "argv", command)
-    main()
-    asked = capsys.readouterr().out.splitlines()
-    assert asked == [
-        run.generate(prompt, tokens=5, seed=seed) for seed, prompt in enumerate(("the seed", "the people"))
-    ]
+    continuations = [run.generate(prompt, tokens=5, seed=seed) for seed, prompt in enumerate(prompts)]
+    assert call(*command)[0].splitlines() == continuations
 
 
 def test_learned_positions_end(run: TrainedRun) -> None:
@@ -91,10 +85,9 @@ def test_learned_positions_end(run: TrainedRun) -> None:
 def test_errors(arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invalid arguments are errors before the model is loaded."""
     folder = a_language_model if "prompt" in sentence else Path("nowhere")
-    monkeypatch.setattr(sys, "argv", ["generate", str(folder), *arguments])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(SystemExit, match=sentence):
-        main()
+        call(main, folder, *arguments)
 
 
 def test_errors_in_python_name_the_argument(run: TrainedRun) -> None:

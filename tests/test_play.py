@@ -8,13 +8,13 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from commands import call
 from conftest import group, opened, run_in
 from test_models import decoder
 from torch import nn
@@ -280,14 +280,6 @@ def test_the_name_of_the_loaded_checkpoint() -> None:
         assert play_page.name_of_chosen(run, snapshots) == expected
 
 
-def test_checkpoints_are_listed_in_short() -> None:
-    snapshots: Any = [SimpleNamespace(name="", step=step) for step in (*range(0, 400, 50), 396)]
-    snapshots.append(SimpleNamespace(name="average.ckpt", step=None))
-    expected = "average.ckpt, steps 0, 50, …, 350, 396"
-    assert play_page.list_checkpoints(snapshots, 10) == expected
-    assert play_page.list_checkpoints(snapshots, 41) == f"{expected}; 10 of 41 checkpoints, evenly spaced"
-
-
 def weighing(parameters: int) -> Any:
     """Return a task whose model has so many parameters, and no memory behind them."""
     state = {"weight": torch.empty(parameters, device="meta")}
@@ -332,23 +324,20 @@ HARMFUL = "</script><script>document.title='executed'</script><img src=x onerror
 
 
 def test_the_command_writes_one_file(
-    a_classifier: Path, a_language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    a_classifier: Path, a_language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened_pages: list[str] = []
     monkeypatch.setattr("speechformer.play.webbrowser.open", opened_pages.append)
     monkeypatch.setattr("speechformer.play.can_open", lambda: True)
     path = tmp_path / "new" / "page.html"
-    arguments = ["play", str(a_classifier), str(a_language_model), "--output", str(path), "--text", HARMFUL]
     for more in ([], ["--no-open"]):
-        monkeypatch.setattr(sys, "argv", [*arguments, *more])
-        main()
-    assert opened_pages == [path.as_uri()] and f"{path} (" in capsys.readouterr().out
+        printed, _ = call(main, a_classifier, a_language_model, "--output", path, "--text", HARMFUL, *more)
+    assert opened_pages == [path.as_uri()] and f"{path} (" in printed
     text = path.read_text(encoding="utf-8")
     assert text.count("</script>") == 2 and "<img" not in text and "default-src 'none'" in text
     assert not re.search(r"https?://", text) and str(tmp_path) not in text and str(a_classifier.parent) not in text
-    monkeypatch.setattr(sys, "argv", ["play", str(a_classifier), "--output", "page.txt"])
     with pytest.raises(SystemExit, match=r"--output page.txt: name a file that ends with .html"):
-        main()
+        call(main, a_classifier, "--output", "page.txt")
 
 
 def test_pages_of_many_runs_have_names_of_their_own_that_a_file_can_have() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import call
 
 from speechformer.analysis.erasure import erase
 from speechformer.analysis.load import load
@@ -45,25 +45,17 @@ def test_a_prediction_names_what_was_read(a_classifier: Path) -> None:
     assert run.predict("harbours").as_json()["words"] == [{"word": "harbours", "known": True, "weight": None}]
 
 
-def test_the_command_line(a_classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_line(a_classifier: Path) -> None:
     """A text of 100 kB is cut at 32 words, as the run was trained and tested."""
     run, long = load(a_classifier), "the people " * 9_000
     prediction = run.predict(SENTENCE)
     assert run.predict(long).probabilities == run.predict("the people " * 16).probabilities
-    monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), SENTENCE, "--json", "the people"])
-    main()
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in call(main, a_classifier, SENTENCE, "--json", "the people")[0].splitlines()]
     assert [line["text"] for line in lines] == [SENTENCE, "the people"]
     assert lines[0]["probabilities"] == pytest.approx(prediction.probabilities)
-    monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), SENTENCE, long])
-    main()
-    printed = capsys.readouterr().out
+    printed, _ = call(main, a_classifier, SENTENCE, long)
     weight, word = max(zip(prediction.weights, prediction.words), key=lambda pair: abs(pair[0]))
     assert f"{prediction.speaker} " in printed.splitlines()[1] and f"{word} {weight:+.2f}" in printed
     assert "cut at 32 words, as in training; 17968 words were left out" in printed
-
-
-def test_an_invalid_text_is_an_error(a_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["predict", str(a_classifier), "x", " "])
     with pytest.raises(SystemExit, match="Sentence 2 is empty"):
-        main()
+        call(main, a_classifier, "x", " ")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import pytest
 import torch
+from commands import call
 from torch import nn
 
 from speechformer.corpora.tokenizer import Tokenizer
@@ -26,11 +26,8 @@ def test_the_input_is_embedding_plus_position() -> None:
     assert torch.equal(embedded, embedding.weight[ids]) and torch.equal(total, embedded + positions)
 
 
-def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", ["toy", "what will, come", "--width", "2"])
-    main()
-    printed = capsys.readouterr().out
+def test_the_command_line() -> None:
+    printed, _ = call(main, "what will, come", "--width", "2")
     assert "   ids: 26 27 1 13\n" in printed and "so encoded as <unk> (1): ," in printed
-    monkeypatch.setattr(sys, "argv", ["toy", "--width", "0"])
     with pytest.raises(SystemExit, match="--width must be between 1 and 16"):
-        main()
+        call(main, "--width", "0")

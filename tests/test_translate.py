@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from commands import call
 from conftest import compose, run_in
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -66,51 +65,39 @@ def test_translations_of_dev_stand_in_tensorboard_at_every_evaluation(trained: t
     assert shown[-1].tensor_proto.string_val[0].startswith(b"source: ")
 
 
-def test_a_run_translates_as_it_was_tested(
-    trained: tuple[Path, dict], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_translates_as_it_was_tested(trained: tuple[Path, dict]) -> None:
     """In Python; on the command line; and from standard input, where U+2028 and a form feed are no ends of lines, a
     byte order mark is no word, and an empty line stays empty."""
     folder, rows = trained[0], pairs_of(trained[0])
-    run = load(folder)
-    assert run.translate([" ", *(row[0] for row in rows)]) == ["", *(row[2] for row in rows)]
-    monkeypatch.setattr(sys, "argv", ["translate", str(folder), rows[0][0], "--beam", "3", rows[1][0]])
-    main()
-    assert capsys.readouterr().out.splitlines() == [rows[0][2], rows[1][2]]
-    written = f"\ufeff{rows[0][0]}\r\na\u2028b\x0cc\n\n{rows[0][0]}".encode()
-    monkeypatch.setattr(sys, "argv", ["translate", str(folder)])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(written)))
-    main()
-    lines = capsys.readouterr().out.split("\n")
+    assert load(folder).translate([" ", *(row[0] for row in rows)]) == ["", *(row[2] for row in rows)]
+    assert call(main, folder, rows[0][0], "--beam", "3", rows[1][0])[0].splitlines() == [rows[0][2], rows[1][2]]
+    written = f"\ufeff{rows[0][0]}\r\na\u2028b\x0cc\n\n{rows[0][0]}"
+    lines = call(main, folder, input=written.encode())[0].split("\n")
     assert len(lines) == 5 and lines[0] == lines[3] == rows[0][2] and lines[2] == lines[4] == ""
     assert on_one_line("a\tb\nc\u2028d") == "a b c d"
 
 
-def test_an_ensemble_translates_with_all_its_runs(
-    trained: tuple[Path, dict], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_translates_with_all_its_runs(trained: tuple[Path, dict], tmp_path: Path) -> None:
     """Oracle: `translate_ids` with both models, which the tests of beam search compare with a naive search."""
-    folder = trained[0]
-    run, other = load(folder), load(folder)
+    folder = Path(shutil.copytree(trained[0], tmp_path / "other"))
+    content = torch.load(folder / "best.ckpt", weights_only=True)
     torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in other.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    for weight in content["state_dict"].values():
+        weight += 0.1 * torch.randn_like(weight)
+    torch.save(content, folder / "best.ckpt")
+    run, other = load(trained[0]), load(folder)
     texts = [row[0] for row in pairs_of(folder)]
     options = {"beam": 3, "alpha": 1.0, "max_length": run.max_length}
     written = translate_ids([run.model, other.model], encode_sources(run, texts), **options)
     expected = [run.tokenizer.decode(ids) for ids in written]
-    assert run.translate(texts, others=[other]) == expected != run.translate(texts)
-    monkeypatch.setattr(sys, "argv", ["translate", str(folder), "--with", str(folder), texts[0]])
-    main()
-    assert capsys.readouterr().out.splitlines() == run.translate(texts[0])
-    (tmp_path / "tokenizer.json").write_text("another")
+    assert call(main, trained[0], "--with", folder, *texts)[0].splitlines() == expected != run.translate(texts)
+    (folder / "tokenizer.json").write_text("another")
     with pytest.raises(UserError, match="has another vocabulary than"):
-        run.translate(texts, others=[dataclasses.replace(other, directory=tmp_path)])
+        run.translate(texts, others=[other])
 
 
 def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
-    trained: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, dict], tmp_path: Path
 ) -> None:
     row, run = pairs_of(trained[0])[0], load(trained[0])
     (ids,) = encode_sources(run, [row[0]])
@@ -119,26 +106,21 @@ def test_the_alignment_is_the_mean_of_the_last_layers_heads_and_is_drawn(
     assert "".join(part.queries[:-1]) == f" {row[2]}" and part.keys[-1] == part.queries[-1] == "<eos>"
     expected = run.model.attention(torch.tensor([ids]), torch.tensor([[BEGIN, *written]]))["cross"][-1]
     torch.testing.assert_close(part.weights[0, 0], expected[0].mean(dim=0))
-    monkeypatch.setattr(sys, "argv", ["translate", str(trained[0]), row[0], "--attention", str(tmp_path / "a.png")])
-    main()
+    call(main, trained[0], row[0], "--attention", tmp_path / "a.png")
     assert min(Image.open(tmp_path / "a.png").size) > 300
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("32-true", marks=pytest.mark.slow)])
 def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_sources(
-    precision: str, little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    precision: str, little_pairs: Path, tmp_path: Path
 ) -> None:
     options = [f"corpus.root={little_pairs}", "corpus=ted", "task=translate", "task.vocab_size=40", "model=learned"]
     options += ["block_size=60", "trainer.max_steps=10", "recipe.warmup_steps=2", "recipe.lr=1e-2"]
     run = load(run_in(tmp_path, *options, f"trainer.precision={precision}"))
     rows = pairs_of(tmp_path)
     assert run.translate([row[0] for row in rows]) == [row[2] for row in rows]
-    monkeypatch.setattr(sys, "argv", ["translate", str(tmp_path), "a short one", "long " * 40])
-    capsys.readouterr()
-    main()
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 2
-    assert printed.err == "Sentence 2 is cut at 60 tokens, the model's maximum.\n"
+    out, err = call(main, tmp_path, "a short one", "long " * 40)
+    assert len(out.splitlines()) == 2 and err == "Sentence 2 is cut at 60 tokens, the model's maximum.\n"
     (ids,) = encode_sources(run, ["long " * 40])
     align(run, ids, translate_sources(run, [ids])[0])
 
@@ -153,10 +135,9 @@ def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_so
         (["nowhere", "x", "--attention", "a.xyz"], "--attention must name a .png file, not a.xyz."),
     ],
 )
-def test_errors(arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["translate", *arguments])
+def test_errors(arguments: list[str], sentence: str) -> None:
     with pytest.raises(SystemExit, match=sentence):
-        main()
+        call(main, *arguments)
 
 
 def test_a_model_without_attention_has_none_to_draw(a_translator: Path) -> None:
