@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from speechformer.corpora.speeches import Corpus, parse
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path / "cache")
     monkeypatch.setattr(tokenizer, "WORDS", {})
 
@@ -34,7 +33,6 @@ def test_cached_words_are_those_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tokenizer, "splitter", lambda: pytest.fail("it was tokenised again"))
     assert cache.remember_words(corpus(0))
     assert words == tokenizer.WORDS
-    assert cache.remember_words(corpus(0))
 
 
 def test_many_texts_are_tokenised_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +52,8 @@ from pathlib import Path
 from speechformer.corpora import cache
 cache.MANY, cache.CHUNK = 1, 100
 def children():
-    own = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [int(pid) for pid in own if b"popen_loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    return [int(pid) for pid in found if b"popen_loky" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 def split(*_):
     print(*children(), flush=True)
     os.kill(children()[0] if sys.argv[1] == "worker" else os.getpid(), signal.SIGKILL)
@@ -65,61 +63,44 @@ print("goes on")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("killed", ["worker", "command"])
 def test_processes_that_tokenise_may_be_killed(killed: str) -> None:
     """Without one, the command goes on by itself; and none outlives a command that is killed."""
-    done = subprocess.run([sys.executable, "-c", WORKING, killed], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", WORKING, killed], capture_output=True, text=True, timeout=300)
     first, *rest = [line for line in done.stdout.splitlines() if not line.startswith("Tokenizing")]
     assert (rest[-1:] == ["goes on"]) == (killed == "worker"), done.stderr
     assert first.split()
-    until = time.time() + 20
-    while alive := [pid for pid in map(int, first.split()) if Path(f"/proc/{pid}").exists()]:
-        assert time.time() < until, alive
+    until = time.monotonic() + 120
+    while alive := [pid for pid in first.split() if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < until, alive
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize(
-    "how", ["truncated", "foreign", "changed", "of another tokenizer", "no JSON", "empty", "unreadable"]
-)
-def test_an_invalid_cache_is_rewritten(how: str) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no JSON", "of another corpus"])
+def test_an_invalid_cache_is_rewritten(damage: str) -> None:
     cache.remember_words(corpus(0))
     words, path = dict(tokenizer.WORDS), cache.cache_file(corpus(0))
     whole = path.read_bytes()
-    if how == "truncated":
-        path.write_bytes(whole[: len(whole) // 2])
-    elif how == "foreign":
-        tokenizer.WORDS.clear()
-        cache.remember_words(corpus(1))
-        path.write_bytes(cache.cache_file(corpus(1)).read_bytes())
-    elif how == "changed":
-        path.write_bytes(whole.replace(b"the", b"teh", 1))
-    elif how == "of another tokenizer":
-        first, _, lines = whole.partition(b"\n")
-        path.write_bytes(json.dumps({**json.loads(first), "tokenizer": "another"}).encode() + b"\n" + lines)
-    elif how == "unreadable":
-        path.unlink()
-        path.mkdir()
-    else:
-        path.write_bytes(b"" if how == "empty" else b"\xff\xfe[")
+    cache.remember_words(corpus(1))
+    other = cache.cache_file(corpus(1))
+    contents = {"truncated": whole[:-9], "changed": whole.replace(b"the", b"teh", 1), "no JSON": b"\xff\xfe["}
+    path.write_bytes(contents.get(damage) or other.read_bytes())
     tokenizer.WORDS.clear()
     assert not cache.remember_words(corpus(0))
-    assert words.items() <= tokenizer.WORDS.items()
-    if how != "unreadable":
-        assert path.read_bytes() == whole
-    assert [file.suffix for file in path.parent.iterdir() if file.suffix == ".partial"] == []
+    assert words.items() <= tokenizer.WORDS.items() and path.read_bytes() == whole
+    assert sorted(path.parent.iterdir()) == sorted([path, other])
 
 
 def test_another_tokenizer_has_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.cache_file(corpus(0))
     assert cache.cache_file(corpus(1)) != before
-    tokenizer.settings.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizer, "ABBREVIATIONS", ["mr"])
-        assert cache.cache_file(corpus(0)) != before
-    tokenizer.settings.cache_clear()
-    monkeypatch.setattr(tokenizer, "__file__", __file__)  # its code
-    assert cache.cache_file(corpus(0)) != before
+    for name, value in (("ABBREVIATIONS", ["mr"]), ("__file__", __file__)):  # the latter is its code
+        tokenizer.settings.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizer, name, value)
+            assert cache.cache_file(corpus(0)) != before
     tokenizer.settings.cache_clear()
 
 
