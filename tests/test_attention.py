@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import MODELS, PATTERNS, group
+from conftest import group
+from test_models import every_model_and_pattern
 from torch import nn
 
 from speechformer.layers.attention import (
@@ -32,9 +34,8 @@ def positions_and_bias(model: str, pattern: str, causal: bool) -> tuple[Position
     return positions, attention_bias(positions, mask)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("causal", [True, False])
+@every_model_and_pattern
 def test_the_reference_is_torchs_attention(model: str, pattern: str, causal: bool) -> None:
     _, bias = positions_and_bias(model, pattern, causal)
     q, k, v = torch.randn(3, 2, 2, T, 8)
@@ -45,38 +46,22 @@ def test_the_reference_is_torchs_attention(model: str, pattern: str, causal: boo
     assert (weights[1, :, : T - 5, T - 5 :] == 0).all()  # no token attends to padding
 
 
-def copy_to_torch(theirs: nn.MultiheadAttention, weight: nn.Parameter, bias: nn.Parameter, output: nn.Linear) -> None:
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": weight,
-            "in_proj_bias": bias,
-            **{f"out_proj.{k}": v for k, v in output.state_dict().items()},
-        }
-    )
-
-
-def test_self_attention_is_torchs_multi_head_attention() -> None:
-    positions, bias = positions_and_bias("nope", "window", causal=True)
-    ours = SelfAttention(16, 2, Dropout(0.0), qkv_bias=True, bias=True)
+@pytest.mark.parametrize("cross", [False, True])
+def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
+    ours: Any = (CrossAttention if cross else SelfAttention)(16, 2, Dropout(0.0), qkv_bias=True, bias=True)
     theirs = nn.MultiheadAttention(16, 2, batch_first=True)
-    copy_to_torch(theirs, ours.qkv.weight, ours.qkv.bias, ours.output)
+    projections = [ours.q, ours.kv] if cross else [ours.qkv]
+    weights = {f"in_proj_{name}": torch.cat([getattr(x, name) for x in projections]) for name in ("weight", "bias")}
+    theirs.load_state_dict(weights | {f"out_proj.{name}": x for name, x in ours.output.state_dict().items()})
     x = torch.randn(2, T, 16)
-    output, weights = ours(x, positions, bias)
-    mask = bias.expand(2, 2, T, T).flatten(0, 1)
-    expected, expected_weights = theirs(x, x, x, attn_mask=mask, average_attn_weights=False)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(weights, expected_weights)
-
-
-def test_cross_attention_is_torchs_multi_head_attention() -> None:
-    ours = CrossAttention(16, 2, Dropout(0.0), qkv_bias=True, bias=True)
-    theirs = nn.MultiheadAttention(16, 2, batch_first=True)
-    weight, bias = (torch.cat((getattr(ours.q, name), getattr(ours.kv, name))) for name in ("weight", "bias"))
-    copy_to_torch(theirs, weight, bias, ours.output)
-    x, memory = torch.randn(2, 5, 16), torch.randn(2, T, 16)
+    memory = torch.randn(2, T, 16) if cross else x
     padding = torch.arange(T) >= torch.tensor([[T], [T - 5]])
-    output, _ = ours(x, *ours.keys_and_values(memory), torch.where(padding, -math.inf, 0.0)[:, None, None])
-    torch.testing.assert_close(output, theirs(x, memory, memory, key_padding_mask=padding)[0])
+    bias = torch.where(padding, -math.inf, 0.0)[:, None, None]
+    arguments = (
+        (*ours.keys_and_values(memory), bias) if cross else (positions_and_bias("nope", "full", True)[0], bias)
+    )
+    expected = theirs(x, memory, memory, key_padding_mask=padding, average_attn_weights=False)
+    torch.testing.assert_close(ours(x, *arguments, with_weights=True), expected)
 
 
 def test_dropout_of_the_weights_is_active_in_training_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -54,24 +55,8 @@ def test_pattern_is_its_definition(name: str) -> None:
     assert name in DEFINITIONS, f"pattern={name} has no definition: add DEFINITIONS[{name!r}] to this file"
     options, definition = DEFINITIONS[name]
     mask = dense({"name": name, **options})
-    for i in range(LENGTH):
-        for j in range(LENGTH):
-            assert mask[i, j].item() == definition(i, j), (i, j)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 7])
-def test_bigbird_is_window_and_global_and_a_few_links(seed: int) -> None:
-    window, tokens, links = 3, 2, 3
-    mask = dense({"name": "bigbird", "window": window, "tokens": tokens, "links": links, "seed": seed}, 200)
-    near = dense({"name": "global", "window": window, "tokens": tokens}, 200)
-    assert torch.equal(mask, mask.T)
-    assert torch.equal(mask & near, near)
-    backward = (mask & ~near).tril().sum(dim=1)  # links that each position has drawn
-    assert backward.max() <= links
-    first = window + tokens  # the first position that has anything to draw from
-    assert backward[:first].sum() == 0 and (backward[first:] >= 1).all()
-    # drawn with replacement, so nearly all of them differ where there is much to draw from
-    assert backward[100:].float().mean() > links - 0.2
+    expected = torch.tensor([[definition(i, j) for j in range(LENGTH)] for i in range(LENGTH)])
+    assert torch.equal(mask, expected)
 
 
 def test_bigbird_links_are_spread_evenly() -> None:
@@ -95,29 +80,11 @@ def test_every_pattern_keeps_the_diagonal(name: str) -> None:
     assert dense(group("pattern", name)).diagonal().all()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", ["window", "strided"])
-def test_one_as_long_as_the_sequence_equals_full(name: str, causal: bool) -> None:
-    option = {"window": "window", "strided": "stride"}[name]
-    wide = attention_mask(build_pattern({"name": name, option: 32}), 32, 32, causal)
-    assert torch.equal(wide, attention_mask(build_pattern({"name": "full"}), 32, 32, causal))
-
-
-def test_sinks_are_global_tokens_in_a_decoder() -> None:
-    options = {"window": 3, "tokens": 4}
-    sinks, tokens = (build_pattern({"name": name, **options}) for name in ("sinks", "global"))
-    assert torch.equal(attention_mask(sinks, 12, 12, True), attention_mask(tokens, 12, 12, True))
-    assert not torch.equal(attention_mask(sinks, 12, 12, False), attention_mask(tokens, 12, 12, False))
-
-
 def test_causality_and_padding_join_the_pattern() -> None:
     token_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     mask = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, token_mask)
-    for b in range(2):
-        for i in range(6):
-            for j in range(6):
-                expected = (i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j)
-                assert mask[b, 0, i, j].item() == expected
+    for b, i, j in itertools.product(range(2), range(6), range(6)):
+        assert mask[b, 0, i, j].item() == ((i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +92,8 @@ def test_causality_and_padding_join_the_pattern() -> None:
     [
         {"name": "window", "window": 0},
         {"name": "window", "window": 2.5},
-        {"name": "block", "block": -1},
-        {"name": "dilated", "dilation": 0},
         {"name": "global", "tokens": -1},
         {"name": "bigbird", "links": "many"},
-        {"name": "sinks", "tokens": -1},
     ],
 )
 def test_an_invalid_size_is_an_error(spec: dict) -> None:
