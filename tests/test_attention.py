@@ -62,12 +62,3 @@ def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
     )
     expected = theirs(x, memory, memory, key_padding_mask=padding, average_attn_weights=False)
     torch.testing.assert_close(ours(x, *arguments, with_weights=True), expected)
-
-
-def test_dropout_of_the_weights_is_active_in_training_only() -> None:
-    positions, bias = positions_and_bias("nope", "full", causal=True)
-    attention = SelfAttention(16, 2, Dropout(0.5), qkv_bias=True, bias=True)
-    x = torch.randn(2, T, 16)
-    assert not torch.equal(attention(x, positions, bias)[0], attention(x, positions, bias)[0])
-    attention.eval()
-    assert torch.equal(attention(x, positions, bias)[0], attention(x, positions, bias)[0])

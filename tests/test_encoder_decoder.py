@@ -132,8 +132,7 @@ def test_decoding_step_by_step_with_a_cache_gives_what_decoding_at_once_gives(mo
 
 @pytest.mark.parametrize("model", MODELS)
 def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
-    """Permuting the encoder's states, and nothing else, changes no output. Even under a window of one token each of
-    them has a weight."""
+    """Permuting the encoder's states, and nothing else, changes no output, even under a window of one token."""
     model, (source, target) = translator(model), pairs(1)
     model.encoder.patterns = model.decoder.patterns = [lambda i, j: i == j] * 2
     memory, order = model.encode(source), torch.randperm(S, generator=torch.Generator().manual_seed(3))
@@ -141,8 +140,6 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     for layer in memory.layers:
         layer |= {name: tensor[:, :, order] for name, tensor in layer.items()}
     torch.testing.assert_close(model.decode(memory, target), states, atol=1e-5, rtol=1e-5)
-    weights = model.attention(source, target)["cross"]
-    assert len(weights) == 2 and all(layer.shape == (1, 2, T, S) and (layer > 0).all() for layer in weights)
 
 
 @pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
@@ -191,5 +188,3 @@ def test_errors() -> None:
         translator("rnn", "window")
     with pytest.raises(UserError, match=r"model.cell has no choice 'gruu'.*gru, lstm"):
         translator("rnn", model={"name": "rnn", "cell": "gruu"})
-    with pytest.raises(UserError, match="model=rnn has no option 'cells'"):
-        translator("rnn", model={"name": "rnn", "cells": "gru"})

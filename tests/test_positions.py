@@ -28,9 +28,8 @@ from speechformer.layers.positions import (
     build_positions,
     geometric_slopes,
     query_and_key_indices,
-    sinusoid,
 )
-from speechformer.positions import main, mean_cosine, position_panels
+from speechformer.positions import main, position_panels
 from speechformer.training.run import execute
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
@@ -149,12 +148,10 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
             assert added[b, n, i - 7, j].item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("width", [7, 16])
-def test_sinusoid_is_the_formula_of_vaswani_at_any_length(width: int) -> None:
-    expected = torch.tensor([[sine_or_cosine(i, d, width) for d in range(width)] for i in range(40)])
+def test_sinusoidal_has_any_width_and_length() -> None:
+    expected = torch.tensor([[sine_or_cosine(i, d, 7) for d in range(7)] for i in range(40)])
     for first in (0, 30):  # within and beyond the 12 positions of training
-        x = torch.zeros(1, 40 - first, width)
-        embedded = make(Sinusoidal, width=width).embed(x, offset=first)[0]
+        embedded = make(Sinusoidal, width=7).embed(torch.zeros(1, 40 - first, 7), offset=first)[0]
         torch.testing.assert_close(embedded, expected[first:], atol=1e-5, rtol=0)
 
 
@@ -163,16 +160,9 @@ def test_learned_ends_at_its_length() -> None:
         make(Learned).embed(torch.randn(3, 4, 16), offset=9)
 
 
-@pytest.mark.parametrize(
-    ("heads", "slopes"),
-    [
-        (8, [2**-n for n in range(1, 9)]),
-        # 6 heads: the four of 4 heads, then the first and third of 8 heads
-        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
-    ],
-)
-def test_alibi_slopes_are_those_of_the_paper(heads: int, slopes: list[float]) -> None:
-    assert geometric_slopes(heads) == pytest.approx(slopes)
+def test_alibi_slopes_of_other_numbers_of_heads_are_those_of_the_paper() -> None:
+    """6 heads: the four of 4 heads, then the first and third of 8 heads."""
+    assert geometric_slopes(6) == pytest.approx([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
 
 
 def test_alibi_takes_other_slopes_and_scales_them() -> None:
@@ -185,19 +175,13 @@ def test_alibi_takes_other_slopes_and_scales_them() -> None:
     assert (learned.log_slopes.grad < 0).all()
 
 
-@pytest.mark.parametrize("decays", [False, True])
-def test_scores_of_rotated_queries_and_keys_depend_on_the_distance_alone(decays: bool) -> None:
-    """Oracle: Su et al. 2021, equation 16, and Sun et al. 2022, equation 12: pairs as complex numbers."""
-    q, k = torch.randn(2, 1, 2, 12, 8)
-    turned_q, turned_k = (make(XPos, scale_base=3.0) if decays else make(RoPE)).rotate(q, k)
-    q_pairs, k_pairs = (torch.view_as_complex(x.unflatten(-1, (4, 2))) for x in (q, k))
-    i, j = query_and_key_indices(12, 12)
-    expected = torch.zeros(1, 2, 12, 12)
-    for pair in range(4):
-        z = (2 * pair / 8 + 0.4) / 1.4 if decays else 1.0
-        turn = torch.polar(z ** ((i - j) / 3), (i - j) * 10000 ** (-pair / 4))
-        expected += (q_pairs[..., pair, None] * k_pairs[..., None, :, pair].conj() * turn).real
-    torch.testing.assert_close(turned_q @ turned_k.mT, expected, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("kind", [RoPE, XPos])
+def test_scores_of_rotated_queries_and_keys_depend_on_the_distance_alone(kind: type[Positions]) -> None:
+    q, k = (torch.randn(1, 2, 1, 8).expand(1, 2, 12, 8) for _ in range(2))  # the same vectors everywhere
+    turned_q, turned_k = make(kind).rotate(q, k)
+    scores = (turned_q @ turned_k.mT)[0, 0]
+    torch.testing.assert_close(scores[1:, 1:], scores[:-1, :-1], atol=1e-5, rtol=1e-5)
+    assert scores[0, 5].item() != pytest.approx(scores[5, 0].item())  # and on its sign
 
 
 def test_a_fraction_of_rope_leaves_the_rest_of_each_head_alone() -> None:
@@ -228,12 +212,13 @@ def test_rope_scales_longer_texts_in_evaluation_alone(scaling: str) -> None:
     scaled.eval()
     shorter = q[:, :, :length]
     torch.testing.assert_close(scaled.rotate(shorter, shorter)[0], plain.rotate(shorter, shorter)[0])
-    longer = scaled.rotate(q, q)[0]
-    for i, pair in itertools.product(range(0, length + 5, 7), range(4)):
+    unit = torch.tensor([1.0, 0.0] * 4).expand(1, 2, length + 5, 8)
+    longer = scaled.rotate(unit, unit)[0][0, 1].unflatten(-1, (4, 2))
+    for pair in range(4):
         angle, factor = scaled_angle(scaling, pair, 4.0, length, 8)
-        x = complex(*q[0, 1, i, 2 * pair : 2 * pair + 2].tolist()) * factor
-        x *= complex(math.cos(i * angle), math.sin(i * angle))
-        assert longer[0, 1, i, 2 * pair : 2 * pair + 2].tolist() == pytest.approx([x.real, x.imag], abs=1e-5)
+        angles = torch.arange(length + 5) * angle
+        expected = factor * torch.stack((angles.cos(), angles.sin()), dim=-1)
+        torch.testing.assert_close(longer[:, pair], expected, atol=1e-4, rtol=0)
 
 
 def test_relative_starts_as_in_the_code_of_t5() -> None:
@@ -250,19 +235,6 @@ def test_relative_is_one_number_for_each_head_and_bucket(causal: bool) -> None:
     bias = positions.bias(*query_and_key_indices(40, 40))
     buckets = torch.tensor([[t5_bucket(i - j, causal, 8, 20) for j in range(40)] for i in range(40)])
     torch.testing.assert_close(bias, positions.table.weight[buckets].permute(2, 0, 1))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_later_queries_alone_get_what_they_get_among_all(model: str) -> None:
-    """What a key-value cache relies on: the whole sequence at once is the oracle of its tail."""
-    positions = build_positions(group("model", model), causal=True, **SIZES)
-    x, q, k = torch.randn(2, 12, 16), torch.randn(2, 2, 12, 8), torch.randn(2, 2, 12, 8)
-    torch.testing.assert_close(positions.embed(x)[:, 7:], positions.embed(x[:, 7:], offset=7))
-    for whole, tail in zip(positions.rotate(q, k), positions.rotate(q[:, :, 7:], k[:, :, 7:], offset=7)):
-        torch.testing.assert_close(whole[:, :, 7:], tail)
-    if positions.overrides("bias"):
-        whole, tail = (positions.bias(*query_and_key_indices(T, 12)) for T in (12, 5))
-        torch.testing.assert_close(whole[:, 7:], tail)
 
 
 @pytest.mark.parametrize(
@@ -299,15 +271,6 @@ def test_the_pictures_show_what_the_classes_compute(
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.stem for path in written] == ["overview", "sinusoidal", "alibi", "rope", "patterns"]
     assert all(len(set(Image.open(path).convert("L").tobytes())) > 10 for path in written)
-
-
-def test_the_mean_cosine_of_two_positions() -> None:
-    """Oracle: sin a sin b + cos a cos b = cos(a - b), so the cosine of two positions k apart is the mean over the
-    pairs of cos(k w), for every two of them."""
-    means = mean_cosine(sinusoid(50, 16), 20)
-    for k in range(21):
-        expected = sum(math.cos(k * 10000 ** (-2 * pair / 16)) for pair in range(8)) / 8
-        assert means[k].item() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("model", ["learned", "relative", "rope"])

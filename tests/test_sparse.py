@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
 from test_dispatch import CPU, bias_of
-from test_models import classifier, decoder, every_model_and_pattern
+from test_models import classifier, every_model_and_pattern, groups, sentences
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -194,26 +194,21 @@ def test_half_precision_is_computed_in_single_precision(dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("kernel", ["sparse blocks", "query blocks"])
-@pytest.mark.parametrize("model", [*MODELS, "alibi with CLS", "alibi in a decoder"])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_with_attention_in_blocks_has_the_gradients_of_one_without(
     model: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through padding and unpadding; oracle: the same model with other kernels."""
-    name, pool = model.split()[0], "cls" if "CLS" in model else "mean"
-    choices = {"model": group("model", name), "pattern": group("pattern", "strided"), "dropout": 0.0}
-    network = decoder(**choices) if "decoder" in model else classifier(**choices, pool=pool)
-    network, ids = network.double(), torch.randint(1, 9, (3, 9))
-    if "decoder" not in model:
-        ids[1, 5:], ids[2, 1:] = 0, 0
+    """With a CLS token, through padding and unpadding; oracle: the same model with other kernels."""
+    network, ids = classifier(**groups(model, "strided"), dropout=0.0, pool="cls").double(), sentences()
+    ids[1, 9:], ids[2, 1:] = 0, 0
     chosen, choose, results = [], choose_kernel, []
     monkeypatch.setattr(dispatch, "choose_kernel", lambda *a, **b: chosen.append(choose(*a, **b)) or chosen[-1])
+    monkeypatch.setattr(dispatch, "SPARSE_COST", 1e9)
     for min_length in (99, 1):
-        for constant in ("SPARSE_MIN_LENGTH", "QUERY_BLOCKS_MIN_LENGTH"):
-            is_other = constant == "SPARSE_MIN_LENGTH" and kernel == "query blocks"
-            monkeypatch.setattr(dispatch, constant, 99 if is_other else min_length)
-        monkeypatch.setattr(dispatch, "SPARSE_COST", 1e9)
+        monkeypatch.setattr(dispatch, "SPARSE_MIN_LENGTH", 99 if kernel == "query blocks" else min_length)
+        monkeypatch.setattr(dispatch, "QUERY_BLOCKS_MIN_LENGTH", min_length)
         network.zero_grad()
-        getattr(network, "decoder" if "decoder" in model else "encoder").last_bias = None
+        network.encoder.last_bias = None
         output = network(ids)
         output.square().sum().backward()
         results.append([output, *(x.grad.clone() for x in network.parameters() if x.grad is not None)])
