@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import call
 from conftest import TINY, compose, opened
 from PIL import Image
 
@@ -45,18 +46,6 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Any:
-    """Run the command; return what it has printed."""
-
-    def run(*arguments: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["attention", *map(str, arguments)])
-        main()
-        return capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
 def page(tmp_path: Path) -> Any:
     """Write a page of maps; return its path."""
 
@@ -68,7 +57,7 @@ def page(tmp_path: Path) -> Any:
 
 
 def test_pictures_and_page_of_each_task(
-    a_classifier: Path, a_language_model: Path, a_translator: Path, tmp_path: Path, command: Any
+    a_classifier: Path, a_language_model: Path, a_translator: Path, tmp_path: Path
 ) -> None:
     for run, names in (
         (a_classifier, ["encoder"]),
@@ -76,7 +65,7 @@ def test_pictures_and_page_of_each_task(
         (a_translator, ["encoder", "decoder", "cross"]),
     ):
         folder = tmp_path / run.name
-        said = command(run, SENTENCE, "--output", folder)
+        said = call(main, run, SENTENCE, "--output", folder)[0]
         assert "FAIL" not in said and said.count("pass") >= 2
         for name in names:
             assert min(Image.open(folder / f"{name}.png").size) > 100
@@ -112,16 +101,17 @@ def test_every_word_is_escaped(page: Any) -> None:
 
 
 def test_a_failed_check_ends_the_command_with_an_error(
-    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any, capsys: pytest.CaptureFixture
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(attention, "check_maps", lambda *arguments: [Check("it holds", float("nan"), 0.0)])
+    monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="the weights are not valid attention weights"):
-        command(a_classifier, SENTENCE, "--output", tmp_path)
+        main()
     assert re.search("FAIL +it holds +nan", capsys.readouterr().out)
     assert format_checks([Check("a", None, 0.0)]).splitlines()[1].split() == ["-", "a", "does", "not", "apply"]
 
 
-def test_errors(a_classifier: Path, a_language_model: Path, recurrent: Path, tmp_path: Path, command: Any) -> None:
+def test_errors(a_classifier: Path, a_language_model: Path, recurrent: Path, tmp_path: Path) -> None:
     (tmp_path / "page.html").touch()
     for arguments, sentence in (
         ([a_classifier, "x", "y"], "Give one sentence, not 2"),
@@ -132,7 +122,7 @@ def test_errors(a_classifier: Path, a_language_model: Path, recurrent: Path, tmp
         ([a_classifier, "x", "--output", tmp_path / "page.html"], r"page.html is a file; name a folder\."),
     ):
         with pytest.raises(SystemExit, match=sentence):
-            command(*arguments)
+            call(main, *arguments)
 
 
 def test_a_long_text_is_cut_and_a_note_says_so(a_language_model: Path, a_translator: Path) -> None:
@@ -147,10 +137,10 @@ def test_a_long_text_is_cut_and_a_note_says_so(a_language_model: Path, a_transla
     assert part.weights.shape[-1] == 128 and part.keys[-1] == "<eos>" and "the first 127 of its" in inputs.notes[0]
 
 
-def test_runs_are_shown_side_by_side(a_classifier: Path, recurrent: Path, tmp_path: Path, command: Any) -> None:
+def test_runs_are_shown_side_by_side(a_classifier: Path, recurrent: Path, tmp_path: Path) -> None:
     """Runs with equal labels are named by folder; one without attention says so; unknown words are marked."""
     again, out = shutil.copytree(a_classifier, tmp_path / "again"), tmp_path / "out"
-    said = command(a_classifier, f"{SENTENCE} 😀", "--beside", again, recurrent, "--output", out)
+    said = call(main, a_classifier, f"{SENTENCE} 😀", "--beside", again, recurrent, "--output", out)[0]
     assert "replaced" not in said
     assert sorted(path.name for path in out.glob("*.png")) == ["1_encoder.png", "2_encoder.png"]
     shown = content_of(out / "attention.html")["runs"]
@@ -158,22 +148,20 @@ def test_runs_are_shown_side_by_side(a_classifier: Path, recurrent: Path, tmp_pa
     assert [run["label"] for run in shown] == labels
     assert "which has no attention" in shown[2]["notes"][0] and shown[2]["maps"] == []
     assert shown[0]["maps"][0]["keys"][-1] == "😀 <unk>" and shown[0]["notes"][0].endswith(", 😀")
-    assert f"The maps that were in {out} are replaced." in command(a_classifier, SENTENCE, "--output", out)
+    assert f"The maps that were in {out} are replaced." in call(main, a_classifier, SENTENCE, "--output", out)[0]
 
 
-def test_each_sentence_has_a_folder(
-    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
-) -> None:
+def test_each_sentence_has_a_folder(a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text in (SENTENCE, "日本"):
-        command(a_classifier, text)
+        call(main, a_classifier, text)
     folders = (tmp_path / "outputs" / "attention" / a_classifier.name).iterdir()
     names = sorted(re.sub("-?[0-9a-f]{6}$", "", folder.name) for folder in folders)
     assert names == ["", "we-will-mend-the-harbours-my-friend"]
 
 
 def test_pictures_name_the_characters_that_no_font_has(
-    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Oracle: a font of matplotlib with letters that the default one has not."""
     stix = fonts.default_path().replace("DejaVuSans.ttf", "STIXNonUni.ttf")
@@ -181,7 +169,7 @@ def test_pictures_name_the_characters_that_no_font_has(
     for installed, said in (([stix], None), ([], f"The pictures have boxes for {letter}: install a font with them")):
         monkeypatch.setattr(fonts, "installed", lambda: installed)  # noqa: B023
         fonts.path_for.cache_clear()
-        printed = command(a_classifier, f"We {letter}", "--output", tmp_path / str(len(installed)))
+        printed = call(main, a_classifier, f"We {letter}", "--output", tmp_path / str(len(installed)))[0]
         assert said in printed if said else "boxes" not in printed
     fonts.path_for.cache_clear()
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import call
 from scipy import stats
-from synthetic import baseline, put, result, tables_of
+from synthetic import baseline, markdown_of, put, result, tables_of
 
 from speechformer.errors import UserError
-from speechformer.report.__main__ import main
+from speechformer.report.__main__ import main, write_report
 from speechformer.report.claims import Judgement, judge
 from speechformer.report.effects import forest
 from speechformer.report.pages import Context, render, update
@@ -149,20 +150,15 @@ def rendered(folder: Path, text: str = PAGE) -> str:
     return render(text, Context(tables, judge(tables), found_runs).functions())
 
 
-def test_a_page_follows_its_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_follows_its_results(tmp_path: Path) -> None:
     page, folder = tmp_path / "page.md", runs(tmp_path / "runs", HIGH, LOW)
     page.write_text(PAGE, encoding="utf-8")
-    arguments = ["report", str(folder), "--output", str(tmp_path / "out"), "--no-plots", "--pages", str(page)]
-    monkeypatch.setattr("sys.argv", arguments)
-    main()
+    words = [folder, "--output", tmp_path / "out", "--no-plots", "--pages", page]
+    assert f"{page}: updated" in call(main, *words)[0]
     text = page.read_text(encoding="utf-8")
     assert f"80.0 / 80.0 / **{100 * np.mean(HIGH):.1f} ± {100 * np.std(HIGH, ddof=1):.1f}**; +" in text
     assert "| claim | supported |" in text and "old text" not in text and "Typed by hand." in text
-    assert f"{page}: updated" in capsys.readouterr().out
-    main()
-    assert f"{page}: unchanged" in capsys.readouterr().out
+    assert f"{page}: unchanged" in call(main, *words)[0]
     other = rendered(runs(tmp_path / "other", [value - 0.2 for value in HIGH], LOW), text)
     assert f"**{100 * np.mean(HIGH) - 20:.1f} ±" in other and "| claim | contradicted |" in other
 
@@ -199,7 +195,7 @@ def test_a_page_repeats_a_result_of_another_or_a_line_of_a_table(tmp_path: Path)
     page = tmp_path / "page.md"
     assert shown(page, 'block("other.md", "Numbers")') == "Two\nlines"
     assert shown(page, 'line("runs.csv", table="ted", row="rope", seed=0).bleu') == "21.75"
-    for call, message in (
+    for wrong, message in (
         ('block("none.md", "Numbers")', "none.md: No such file"),
         ('block("other.md", "Empty")', "other.md has no template below a heading 'Empty'."),
         ('line("runs.csv", row="rope")', "runs.csv has 2 lines with {'row': 'rope'}; line() needs one."),
@@ -207,7 +203,7 @@ def test_a_page_repeats_a_result_of_another_or_a_line_of_a_table(tmp_path: Path)
         ('line("none.csv", row="a")', "none.csv: No such file"),
     ):
         with pytest.raises(UserError, match=rf"line 1: .*{re.escape(message)}"):
-            shown(page, call)
+            shown(page, wrong)
 
 
 # What was found
@@ -218,8 +214,5 @@ def test_results_of_an_earlier_version_of_the_numbers_are_said_to_be(
 ) -> None:
     monkeypatch.setattr("speechformer.report.results.NUMERICS_VERSION", 99)
     assert not Run(tmp_path, {**result(), "numerics": 99}, {}).is_outdated
-    monkeypatch.setattr("sys.argv", ["report", str(runs(tmp_path / "runs", HIGH, LOW)), "--no-plots"])
-    monkeypatch.chdir(tmp_path)
-    main()
-    text = (tmp_path / "outputs" / "report" / "report.md").read_text(encoding="utf-8")
-    assert "16 were computed by an earlier version of the code" in text
+    write_report([runs(tmp_path / "runs", HIGH, LOW)], tmp_path / "out", plots=False)
+    assert "16 were computed by an earlier version of the code" in markdown_of(tmp_path / "out")

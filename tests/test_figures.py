@@ -6,12 +6,12 @@ import copy
 import csv
 import itertools
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import call
 from synthetic import baseline, put, result, tables_of
 from test_report import Elements, poisoned
 
@@ -212,15 +212,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return put(tmp_path_factory.mktemp("three"), *runs_of(settings, seeds=2))
 
 
-def report(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments), "--no-plots"])
-    main()
-
-
-def test_reference_labels_order_title(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_labels_order_title(three: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ["--reference", "model=rope", "--label", "model=alibi=A = b", "--label", "model=nope=none"]
-    report(monkeypatch, three, "--output", out, *options, "--order", "none", "RoPE", "--title", "My <talk>")
+    call(main, "--no-plots", three, "--output", out, *options, "--order", "none", "RoPE", "--title", "My <talk>")
     assert (out / "report.md").read_text(encoding="utf-8").startswith("# My &#60;talk&#62;\n")
     assert "<title>My &#60;talk&#62;</title>" in (out / "report.html").read_text(encoding="utf-8")
     (results,) = (out / "tables").glob("*_results.csv")
@@ -242,11 +237,9 @@ def test_reference_labels_order_title(three: Path, tmp_path: Path, monkeypatch: 
         (["--formats", "png,gif"], "--formats has no choice 'gif'; the valid ones are: png, svg, pdf"),
     ],
 )
-def test_invalid_options_are_errors(
-    arguments: list[str], message: str, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_options_are_errors(arguments: list[str], message: str, three: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as error:
-        report(monkeypatch, three, "--output", tmp_path / "out", *arguments)
+        call(main, "--no-plots", three, "--output", tmp_path / "out", *arguments)
     assert str(error.value.code).startswith(f"Error: {message}") and "\n" not in str(error.value.code)
     assert not (tmp_path / "out").exists()
 
@@ -266,7 +259,7 @@ def test_baselines_of_the_corpus_come_by_themselves(
     results = [baseline("kneser_ney_5", *words, value=1.0) for words in others]
     results[0]["corpus"]["sha256"] = "b" * 64
     put(Path("outputs/baselines"), baseline("kneser_ney_5", "task=lm", value=2.0), *results)
-    report(monkeypatch, three, "--output", "out")
+    call(main, "--no-plots", three, "--output", "out")
     text = Path("out/report.md").read_text(encoding="utf-8")
     assert text.count("*5-gram (Kneser-Ney)*") == 2 and "1 of them baselines" in text  # results and commands
 

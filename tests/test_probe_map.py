@@ -225,9 +225,9 @@ def test_the_map_in_a_browser(browser: Any, report: Path) -> None:
     assert shown.evaluate(names) == ["RoPE", "ALiBi", "learned positions"]
     shown.locator("#map td button").last.click()
     panel = shown.locator("aside").inner_text()
-    assert "RoPE: copy, length 40" in panel and "chance 10.0 %" in panel and "recipe.lr=0.007" in panel
+    assert "learned positions: copy, length 20" in panel and "chance 10.0 %" in panel and "recipe.lr=0.007" in panel
     shown.locator("select[name=tuned]").select_option("false")
-    assert shown.evaluate(texts)[-1] == "10"
+    assert shown.evaluate(texts)[2] == "10"
     again, _ = opened(browser, report / "index.html")
     again.goto(shown.url)
     assert again.evaluate(texts) == shown.evaluate(texts) and said == []

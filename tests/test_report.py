@@ -10,12 +10,12 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import call
 from conftest import EXPERIMENTS, compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from synthetic import (
@@ -360,9 +360,7 @@ def test_every_cell_can_be_made_again(tmp_path: Path) -> None:
     assert (seeds, commit) == ("0, 1", "c" * 10)
 
 
-def test_a_folder_without_a_result_is_answered_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_result_is_answered_in_one_sentence(tmp_path: Path) -> None:
     for content, message in (
         (None, "no such folder"),
         ("", r"No readable result\.json under .* Give the folder of your runs"),
@@ -372,9 +370,8 @@ def test_a_folder_without_a_result_is_answered_in_one_sentence(
             (tmp_path / "runs").mkdir(exist_ok=True)
         if content:
             (tmp_path / "runs" / "result.json").write_text(content)
-        monkeypatch.setattr(sys, "argv", ["report", str(tmp_path / "runs"), "--output", str(tmp_path / "out")])
         with pytest.raises(SystemExit, match=message) as end:
-            main()
+            call(main, tmp_path / "runs", "--output", tmp_path / "out")
         assert str(end.value).startswith("Error: ") and "\n" not in str(end.value)
     assert not (tmp_path / "out").exists()
 
@@ -512,9 +509,7 @@ def test_a_malformed_result_is_named_and_the_others_are_shown(tmp_path: Path) ->
         assert len(named) == 1, (name, contents[int(name[3:])] if name.startswith("bad") else "")
 
 
-def test_an_unusual_result_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_unusual_result_is_shown(tmp_path: Path) -> None:
     unusual = {
         "config.trainer.limit_train_batches": 0,
         "corpus.counts.train": 0,
@@ -527,8 +522,7 @@ def test_an_unusual_result_is_shown(
     for run in changed[-1:]:
         del run["curve"]  # of an older version
     put(tmp_path, *changed)
-    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--output", str(tmp_path / "out"), "--no-plots"])
-    main()
+    printed, _ = call(main, tmp_path, "--output", tmp_path / "out", "--no-plots")
     text = markdown_of(tmp_path / "out")
     assert f"{len(unusual)} results, 0 of them baselines ({len(unusual)} finished), in 2 tables." in text
-    assert "Left out" not in text and "2024 (speeches, paper)" in capsys.readouterr().out
+    assert "Left out" not in text and "2024 (speeches, paper)" in printed
