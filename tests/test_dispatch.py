@@ -52,55 +52,60 @@ def bias_of(
     return AttentionBias(positions, build_pattern(own), length, length, causal, token_mask, device)
 
 
-# model, pattern, padded, length, device, dropout rate, weights asked for, cache -> kernel
-ROWS = {
-    "CPU training": ("alibi", "window", True, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, no bias": ("nope", "full", False, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, trained bias": ("relative", "full", True, 12, CPU, 0.3, False, False, "fused dropout"),
-    "CPU training, rotation": ("rope", "full", True, 12, CPU, 0.3, False, False, "reference"),
-    "CPU training, cache": ("nope", "full", False, 12, CPU, 0.3, False, True, "reference"),
-    "CPU training, weights": ("alibi", "full", False, 12, CPU, 0.3, True, False, "reference"),
-    "weights": ("rope", "window", True, 12, CPU, 0.0, True, False, "reference"),
-    "nothing to mask": ("rope", "full", False, 12, CPU, 0.0, False, False, "SDPA without mask"),
-    "padding": ("rope", "full", True, 12, CPU, 0.0, False, False, "SDPA"),
-    "pattern": ("sinusoidal", "bigbird", False, 12, CPU, 0.0, False, False, "SDPA"),
-    "bias": ("alibi", "full", False, 12, CPU, 0.0, False, False, "SDPA"),
-    "long": ("alibi", "window", True, 520, CPU, 0.0, False, False, "sparse blocks"),
-    "long, gates": ("forgetting", "window", True, 520, CPU, 0.0, False, False, "sparse blocks"),
-    "long, dropout": ("nope", "window", False, 520, CPU, 0.3, False, False, "sparse blocks"),
-    "long, weights": ("nope", "window", False, 520, CPU, 0.0, True, False, "reference"),
-    "long, many pairs": ("nope", {"name": "window", "window": 300}, False, 520, CPU, 0.0, False, False, "SDPA"),
-    "longer, all pairs": ("alibi", "full", True, 2048, CPU, 0.0, False, False, "query blocks"),
-    "longer, all pairs, dropout": ("alibi", "full", False, 2048, CPU, 0.3, False, False, "query blocks"),
-    "longer, nothing to mask": ("nope", "full", False, 2048, CPU, 0.0, False, False, "SDPA without mask"),
-    "CUDA": ("alibi", "window", True, 12, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA training": ("alibi", "window", False, 2048, CUDA, 0.3, False, False, "SDPA"),
-    "CUDA, long": ("alibi", "window", False, 2048, CUDA, 0.0, False, False, "FlexAttention"),
-    "CUDA, long, padding": ("alibi", "window", True, 2048, CUDA, 0.0, False, False, "FlexAttention"),
-    "CUDA, long, all pairs": ("alibi", "full", False, 2048, CUDA, 0.0, False, False, "FlexAttention"),
-    "CUDA, long, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA, longer, scattered pairs": ("nope", "bigbird", True, 2048, CUDA, 0.0, False, False, "sparse blocks"),
-    "CUDA, padding alone": ("rope", "full", True, 1400, CUDA, 0.0, False, False, "SDPA"),
-    "CUDA, longer, nothing to mask": ("rope", "full", False, 2048, CUDA, 0.3, False, False, "SDPA without mask"),
-    "CUDA, longer, without Triton": ("alibi", "window", True, 520, CUDA, 0.0, False, False, "sparse blocks"),
-    "CUDA, longer, dropout": ("alibi", "window", True, 520, CUDA, 0.3, False, False, "sparse blocks"),
-    "CUDA, all pairs, without Triton": ("alibi", "full", True, 2048, CUDA, 0.0, False, False, "query blocks"),
-}
+# device, tokens, model, pattern, what else -> kernel; "many": the limits are low enough for blocks on a GPU
+ROWS = """
+CPU 12 alibi window padding dropout -> fused dropout
+CPU 12 nope full dropout -> fused dropout
+CPU 12 relative full padding dropout -> fused dropout
+CPU 12 rope full padding dropout -> reference
+CPU 12 nope full dropout cache -> reference
+CPU 12 alibi full dropout weights -> reference
+CPU 12 rope window padding weights -> reference
+CPU 12 rope full -> SDPA without mask
+CPU 12 rope full padding -> SDPA
+CPU 12 sinusoidal bigbird -> SDPA
+CPU 12 alibi full -> SDPA
+CPU 520 alibi window padding -> sparse blocks
+CPU 520 forgetting window padding -> sparse blocks
+CPU 520 nope window dropout -> sparse blocks
+CPU 520 nope window weights -> reference
+CPU 520 nope window:300 -> SDPA
+CPU 2048 alibi full padding -> query blocks
+CPU 2048 alibi full dropout -> query blocks
+CPU 2048 nope full -> SDPA without mask
+CUDA 12 alibi window padding -> SDPA
+CUDA 2048 alibi window dropout -> SDPA
+CUDA 2048 alibi window -> FlexAttention
+CUDA 2048 alibi window padding -> FlexAttention
+CUDA 2048 alibi full -> FlexAttention
+CUDA 2048 nope bigbird padding -> SDPA
+CUDA 2048 nope bigbird padding many -> sparse blocks
+CUDA 1400 rope full padding -> SDPA
+CUDA 2048 rope full dropout many -> SDPA without mask
+CUDA 520 alibi window padding many no_triton -> sparse blocks
+CUDA 520 alibi window padding dropout many -> sparse blocks
+CUDA 2048 alibi full padding many no_triton -> query blocks
+"""
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", ROWS.strip().splitlines())
 def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is chosen as the table says. On the device at hand its output and gradients are the reference's,
     under the same dropout."""
-    model, pattern, padded, length, device, rate, with_weights, cached, kernel = ROWS[row]
-    monkeypatch.setattr(dispatch, "HAS_TRITON", "Triton" not in row)
+    words, kernel = row.split(" -> ")
+    place, tokens, model, pattern, *options = words.split()
+    device, length, rate = torch.device(place.lower()), int(tokens), 0.3 if "dropout" in options else 0.0
+    with_weights, cached = "weights" in options, "cache" in options
+    monkeypatch.setattr(dispatch, "HAS_TRITON", "no_triton" not in options)
     monkeypatch.setattr(dispatch, "FLEX_MIN_PAIRS", 2048**2)  # where a tensor of all pairs fits into any GPU
-    if "blocks" in kernel or "longer" in row:
+    if "many" in options:
         monkeypatch.setattr(dispatch, "BLOCKS_MIN_ON_GPU", 512)
     on_hand = device if device == CPU or torch.cuda.is_available() else CPU
     torch.manual_seed(0)
-    bias = bias_of(model, pattern, causal, padded, length, on_hand)
+    name, _, window = pattern.partition(":")
+    spec = {"name": name, "window": int(window)} if window else name
+    bias = bias_of(model, spec, causal, "padding" in options, length, on_hand)
     fusable = not cached and not bias.positions.overrides("rotate")
     assert choose_kernel(bias, device, rate, with_weights, fusable) == kernel
     if on_hand != device or (rate and (on_hand == CUDA or "blocks" in kernel)):  # which draw other masks
