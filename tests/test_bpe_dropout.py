@@ -26,9 +26,11 @@ def subwords() -> Subwords:
 
 
 def test_without_dropout_it_segments_as_the_library(subwords: Subwords) -> None:
+    """And with dropout, any segmentation decodes to the text."""
     plain, generator = BPEDropout(subwords, 0.0), random.Random(0)
     for text in (*TEXTS, "", "  two  spaces ", "new ☃ bytes"):
         assert plain.encode(text, generator) == subwords.encode(text)
+        assert subwords.decode(BPEDropout(subwords, 0.5).encode(text, generator)) == text
 
 
 def probabilities(dropout: BPEDropout, symbols: tuple[str, ...], rate: float) -> dict[tuple[str, ...], float]:
@@ -43,9 +45,9 @@ def probabilities(dropout: BPEDropout, symbols: tuple[str, ...], rate: float) ->
     return chances
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_segmentations_are_as_frequent_as_the_paper_says(subwords: Subwords, rate: float) -> None:
+def test_segmentations_are_as_frequent_as_the_paper_says(subwords: Subwords) -> None:
     """Oracle: the exact probabilities of its algorithm. (`tokenizers` leaves out fewer merges than that.)"""
+    rate = 0.3
     dropout, generator = BPEDropout(subwords, rate), random.Random(0)
     (word,) = (word for word, _ in dropout.split(" flowers"))
     exact = probabilities(dropout, tuple(word), rate)
@@ -58,35 +60,25 @@ def test_segmentations_are_as_frequent_as_the_paper_says(subwords: Subwords, rat
         assert draws[kind] == pytest.approx(expected, abs=4 * expected**0.5), kind
 
 
-def test_any_segmentation_decodes_to_the_text(subwords: Subwords) -> None:
-    generator = random.Random(1)
-    for rate in (0.1, 0.9):
-        assert all(subwords.decode(BPEDropout(subwords, rate).encode(text, generator)) == text for text in TEXTS)
-
-
 def test_a_pair_changes_with_the_epoch_and_comes_again_with_the_seed(little_pairs: Path) -> None:
-    task = {"bpe_dropout": 0.3}
-    data, again, other = (make(little_pairs, task=task, seed=seed) for seed in (3, 3, 4))
+    data, again, other = (make(little_pairs, task={"bpe_dropout": 0.3}, seed=seed) for seed in (3, 3, 4))
     plain = make(little_pairs, seed=3)
 
-    def epochs(own: PairData, *numbers: int) -> list[list[list[int]]]:
-        batches = own.train_dataloader()
-        read = []
+    def epochs(data: PairData, *numbers: int) -> list[list[list[int]]]:
+        batches, rows = data.train_dataloader(), []
         for number in numbers:
             batches.set_epoch(number)
-            read.append([row for batch in batches for row in batch["target"].tolist()])
-        return read
+            rows.append([row for batch in batches for row in batch["target"].tolist()])
+        return rows
 
     first, second = epochs(data, 0, 1)
     assert epochs(again, 1, 0) == [second, first] != epochs(other, 1, 0)
-
-    def texts(rows: list[list[int]]) -> list[str]:
-        return sorted(data.tokenizer.decode(row[1:]) for row in rows)
-
-    assert texts(first) == texts(second) == texts(*epochs(plain, 0))
-    assert sorted(first) != sorted(second) and sorted(first) != sorted(*epochs(plain, 0))
-    for part in ("validation", "test"):  # are segmented as usual
-        assert all(map(torch.equal, data.held_out[part][0], plain.held_out[part][0]))
+    usual = epochs(plain, 0)[0]
+    texts = [sorted(data.tokenizer.decode(row[1:]) for row in rows) for rows in (first, second, usual)]
+    assert texts[0] == texts[1] == texts[2]
+    assert sorted(first) != sorted(second) and sorted(first) != sorted(usual)
+    for split in ("validation", "test"):  # are segmented as usual
+        assert all(map(torch.equal, data.held_out[split][0], plain.held_out[split][0]))
 
 
 def test_devices_weigh_by_the_tokens_that_they_read(little_pairs: Path) -> None:
@@ -110,18 +102,6 @@ def test_a_pair_that_becomes_too_long_is_segmented_as_usual(little_pairs: Path) 
         assert max(len(own[0]), len(own[1]) - 1) <= longest
         usual += torch.equal(own[0], source) and torch.equal(own[1], target)
     assert 0 < usual < len(data.train[0])
-
-
-def test_an_epoch_goes_on_where_it_stood(little_pairs: Path) -> None:
-    """Oracle: the same epoch without a stop."""
-    task = {"bpe_dropout": 0.3}
-    whole, stopped, again = (make(little_pairs, task=task).train_dataloader() for _ in range(3))
-    expected, first = list(whole), iter(stopped)
-    next(first)
-    again.load_state_dict(stopped.state_dict())
-    rest = list(again)
-    assert len(rest) == len(expected) - 1 > 0
-    assert all(torch.equal(one["target"], other["target"]) for one, other in zip(rest, expected[1:]))
 
 
 def test_words_are_not_merged(little_pairs: Path) -> None:

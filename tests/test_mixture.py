@@ -73,7 +73,7 @@ def test_after_a_context_it_is_a_distribution(context: list[int]) -> None:
     assert float(p_V.sum()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("order", [1, 3])
 def test_the_logits_of_whole_texts_are_those_after_each_context(order: int) -> None:
     """Oracle: one context at a time, looked up in dictionaries."""
     torch.manual_seed(0)
@@ -88,6 +88,7 @@ def test_the_logits_of_whole_texts_are_those_after_each_context(order: int) -> N
 
 
 SETTINGS = [*TINY, "task=lm", "protocol=clean", "trainer.max_steps=20", "eval_interval=10", "recipe.lr=1e-2"]
+FEW = ["corpus.documents=20", "corpus.words=40"]
 
 
 def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> None:
@@ -105,16 +106,15 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     perplexity = (-mixed.mix(torch.cat(logs), counted).mean()).exp().item()
     assert metrics[f"test_mixture_perplexity_{name}"] == pytest.approx(perplexity, rel=1e-5)
     assert perplexity < metrics[f"test_perplexity_{name}"]
-    assert metrics["test_mixture_perplexity_mean"] == pytest.approx(
-        sum(metrics[f"test_mixture_perplexity_{test}"] for test in result["corpus"]["counts"]["tests"])
-        / len(result["corpus"]["counts"]["tests"])
-    )
-    ids, exports = ids[None, :25], {format: export(run, format, tmp_path / format)[0] for format in FILES}
+    tests = [metrics[f"test_mixture_perplexity_{test}"] for test in result["corpus"]["counts"]["tests"]]
+    assert metrics["test_mixture_perplexity_mean"] == pytest.approx(sum(tests) / len(tests))
+    ids = ids[None, :25]
     after = torch.stack([mixed(run.model(ids)[0, k], ids[0, : k + 1].tolist()) for k in range(25)])
-    program = torch.export.load(exports["torch.export"]).module()
-    for exported in (program, load_safetensors(exports["safetensors"])):
-        torch.testing.assert_close(exported(ids)[0], after, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(run.logits(ids[0]), after, atol=1e-4, rtol=1e-4)
+    for format in FILES:
+        path = export(run, format, tmp_path / format)[0]
+        exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)
+        torch.testing.assert_close(exported(ids)[0], after, atol=1e-4, rtol=1e-4)
     describe(run, [*FILES], tmp_path / "torch.export")
     assert "hold the training text itself" in (tmp_path / "torch.export" / "README.md").read_text(encoding="utf-8")
     words = list(continue_text(run, "we will", tokens=30))
@@ -127,11 +127,11 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     [
         (["protocol=paper", "task.ngram_mixture=fixed"], "fits its weights on a held-out part; set protocol=clean"),
         (["task.ngram_mixture=sometimes"], "task.ngram_mixture has no choice 'sometimes'"),
-        (["corpus=stories", "corpus.words=9000", "task.noise=0.1"], "task.noise counts words in memory"),
+        (["corpus=stories", *FEW, "task.documents=separate", "task.noise=0.1"], "task.noise counts words in memory"),
         (["task.tokens=bytes", "task.unknown_rate=0.1"], "task.unknown_rate needs task.tokens=words"),
         (["task.unknown_rate=0.1"], "words that occur once in train, and there are none"),
         (["task.ngram_targets=0.5", "recipe.label_smoothing=0.1"], "both spread targets; set one to 0"),
-        (["corpus=stories", "protocol.fold=1"], "protocol.fold is for the sentences and texts of speeches"),
+        (["corpus=stories", *FEW, "protocol.fold=1"], "protocol.fold is for the sentences and texts of speeches"),
         (["protocol=paper", "protocol.fold=seed"], "protocol.fold=seed chooses what is held out, which is nothing"),
         (["recipe.optimizer=adamw", "recipe.matrix_lr=0.1"], "is the learning rate of Muon; choose recipe=muon"),
         (["recipe.optimizer=muon", "model=rnn"], "needs the weight matrices of transformer blocks"),

@@ -50,35 +50,19 @@ def sentences(number: int, length: int, words: int, generator: torch.Generator) 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_it_is_that_of_scikit_learn(length: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    ids, asked = sentences(60, length, 12, generator), sentences(40, length, 15, generator)  # with new words
-    labels = torch.arange(60) % CLASSES
-    own = NaiveBayes(60, length, CLASSES, 15, weight=1.0)
-    own.fit(ids, labels)
-    assert own(asked).numpy() == pytest.approx(by_scikit_learn(ids, labels, asked), abs=1e-12)
-
-
-def test_it_counts_again_what_it_is_fitted_on_or_loads() -> None:
-    generator, labels = torch.Generator().manual_seed(2), torch.arange(30) % CLASSES
-    first, second, asked = (sentences(30, 5, 12, generator) for _ in range(3))
-    own, other = (NaiveBayes(30, 5, CLASSES, 12, weight=1.0) for _ in range(2))
-    own.fit(first, labels)
-    own(asked)
-    own.fit(second, labels)
-    assert own(asked).numpy() == pytest.approx(by_scikit_learn(second, labels, asked), abs=1e-12)
-    other.fit(first, labels)
-    other(asked)
-    other.load_state_dict(own.state_dict())
-    assert other(asked).equal(own(asked))
-
-
-def test_padding_does_not_count() -> None:
-    generator = torch.Generator().manual_seed(1)
-    own = NaiveBayes(20, 6, CLASSES, 9, weight=1.0)
-    own.fit(sentences(20, 6, 9, generator), torch.arange(20) % CLASSES)
-    asked = sentences(7, 6, 9, generator)
-    wider = torch.cat((asked, torch.full((7, 4), PAD)), dim=1)
-    torch.testing.assert_close(own(wider), own(asked))
+    """Of new words and with padding, too; what it has counted is counted again when it is fitted again or loaded."""
+    generator, labels = torch.Generator().manual_seed(0), torch.arange(60) % CLASSES
+    first, second = (sentences(60, length, 12, generator) for _ in range(2))
+    asked = torch.nn.functional.pad(sentences(40, length, 15, generator), (0, 3), value=PAD)
+    model, loaded = (NaiveBayes(60, length, CLASSES, 15, weight=1.0) for _ in range(2))
+    for ids in (first, second):
+        model.fit(ids, labels)
+        expected = by_scikit_learn(ids, labels, asked)
+        assert model(asked).numpy() == pytest.approx(expected, abs=1e-12)
+    loaded.fit(first, labels)
+    loaded(asked)
+    loaded.load_state_dict(model.state_dict())
+    assert loaded(asked).numpy() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
@@ -89,8 +73,7 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     data = build_data(result["config"], load_corpus(result["config"]))
     test = data.tested["test", ""]
     runs = {name: load(tmp_path / name) for name in ("alone", "both")}
-    for name, own in runs["alone"].model.state_dict().items():
-        assert own.equal(runs["both"].model.state_dict()[name])
+    assert all(runs["both"].model.state_dict()[name].equal(x) for name, x in runs["alone"].model.state_dict().items())
     with torch.no_grad():
         logits = runs["alone"].task(test["ids"])
         both = runs["both"].task(test["ids"]).softmax(dim=1).numpy()
@@ -101,16 +84,13 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     accuracy = float((torch.from_numpy(expected).argmax(dim=1) == test["labels"]).double().mean())
     assert result["metrics"]["test_accuracy"] == pytest.approx(accuracy)
     assert result["identity"] != alone["identity"]
-    predicted = (tmp_path / "both" / PREDICTIONS).read_text(encoding="utf-8")
-    assert predicted != (tmp_path / "alone" / PREDICTIONS).read_text(encoding="utf-8")
+    predictions = [(tmp_path / name / PREDICTIONS).read_bytes() for name in runs]
+    assert predictions[0] != predictions[1]
     shown = runs["both"].predict(" ".join(data.tokenizer.tokens(test["ids"][0][test["ids"][0] != PAD].tolist())))
     assert [*shown.probabilities.values()] == pytest.approx(expected[0].tolist(), abs=1e-5)
-    exports = {format: export(runs["both"], format, tmp_path / format)[0] for format in FILES}
-    for exported in (
-        torch.export.load(exports["torch.export"]).module(),
-        load_safetensors(exports["safetensors"]),
-    ):
-        with torch.no_grad():
-            assert exported(test["ids"]).softmax(dim=1).numpy() == pytest.approx(expected, abs=1e-5)
+    for format in FILES:
+        path = export(runs["both"], format, tmp_path / format)[0]
+        exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)
+        assert exported(test["ids"]).softmax(dim=1).detach().numpy() == pytest.approx(expected, abs=1e-5)
     notes = ["The figures are of the network with naive Bayes" in " ".join(figures(runs[name])) for name in runs]
     assert notes == [False, True]

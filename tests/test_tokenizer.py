@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,10 @@ def test_no_word_is_encoded_as_padding() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     tokenizer = Tokenizer.fit(["déjà vu 's \u2028 ``"])
     tokenizer.save(tmp_path / "tokenizer.json")
-    assert json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["vocabulary"][0] == "<pad>"
     assert Tokenizer.load(tmp_path / "tokenizer.json").vocabulary == tokenizer.vocabulary
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"vocabulary": ["a"]}', '{"vocabulary": 3}'])
+@pytest.mark.parametrize("content", ["[]", "not json", '{"vocabulary": ["a"]}', '{"vocabulary": 3}'])
 def test_another_file_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError):
