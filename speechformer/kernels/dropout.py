@@ -1,8 +1,8 @@
 """Dropout with fewer random numbers on the CPU.
 
 torch's CPU dropout runs one serial Bernoulli trial per element, a large part of the training step of a small model.
-Here one 64-bit draw decides four elements, so the rate is a multiple of 1/65536. Other devices and compiled blocks use
-torch's dropout.
+Here one 64-bit draw decides four elements, so the rate is a multiple of 1/65536. Other devices and compiled blocks
+use torch's dropout.
 """
 
 from __future__ import annotations
