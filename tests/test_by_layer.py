@@ -12,7 +12,6 @@ import torch
 from conftest import TINY, compose, group
 from test_models import decoder, sentences
 
-from speechformer.analysis.attention_maps import check_maps, maps_of
 from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.errors import UserError
@@ -61,20 +60,13 @@ def test_each_layer_has_its_own_encoding_and_pattern(
 
 
 @pytest.mark.parametrize(("positions", "patterns"), KINDS, ids=str)
-def test_the_cache_and_the_maps(positions: list[Any], patterns: list[Any]) -> None:
-    """Oracles: a pass without a cache; the weights of the pass; the mask of each layer."""
-    model = by_layer(positions, patterns)
+def test_a_cache_changes_nothing(positions: list[Any], patterns: list[Any]) -> None:
     texts = [
         list(itertools.islice(sample(model, [3, 7], cache=cache, generator=torch.Generator().manual_seed(1)), 12))
+        for model in [by_layer(positions, patterns)]
         for cache in (True, False)
     ]
     assert texts[0] == texts[1]
-    ids = sentences(1)
-    T, maps = ids.shape[1], maps_of(model, [ids[0]], [["a"] * ids.shape[1]])
-    assert all(check.passed for check in check_maps(model, [ids[0]], maps))
-    for k, weights in enumerate(maps[0].weights):
-        pattern = build_pattern(as_spec("pattern", patterns[k % len(patterns)]))
-        assert (weights[:, ~attention_mask(pattern, T, T, True)[0, 0]] == 0).all()
 
 
 @pytest.mark.parametrize(

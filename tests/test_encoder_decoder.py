@@ -142,13 +142,6 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     torch.testing.assert_close(model.decode(memory, target), states, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["alibi", "rnn_attention"])
-def test_the_weights_on_the_source_sum_to_one_and_leave_out_its_padding(model: str) -> None:
-    for weights in translator(model).attention(*pairs())["cross"]:
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, weights.shape[1], T))
-        assert (weights[1, :, :, 6:] == 0).all() and (weights[0] > 0).all()
-
-
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_the_recurrent_ones_are_their_formulas(kind: str, cell: str) -> None:

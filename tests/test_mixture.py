@@ -49,15 +49,14 @@ def test_the_mixture_is_its_formula() -> None:
 def test_the_weights_are_the_best(by_context: bool) -> None:
     """Oracle: the likelihood at every weight from 0.001 to 0.999."""
     torch.manual_seed(0)
-    model = mixture(by_context)
+    model, logs = mixture(by_context), torch.rand(500).double().log()
     counted = Counted(torch.rand(500).double().log(), torch.randint(0, 3, (500,)))
-    logs = torch.rand(500).double().log()
     model.fit(logs, counted)
+    weights = torch.arange(0.001, 1, 0.001, dtype=torch.float64)[:, None]
+    mixed = (weights * logs.exp() + (1 - weights) * counted.logs_R.exp()).log()
     for k in range(3):
-        rows = counted.matched_R == k if by_context else torch.ones(500, dtype=torch.bool)
-        weights = torch.arange(0.001, 1, 0.001, dtype=torch.float64)
-        p = weights[:, None] * logs[rows].exp() + (1 - weights)[:, None] * counted.logs_R[rows].exp()
-        best = weights[p.log().sum(dim=1).argmax()]
+        rows = counted.matched_R == k if by_context else slice(None)
+        best = weights[mixed[:, rows].sum(dim=1).argmax()]
         assert float(model.weights[k]) == pytest.approx(float(best), abs=0.002)
 
 

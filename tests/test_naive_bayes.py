@@ -86,8 +86,6 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     assert result["identity"] != alone["identity"]
     predictions = [(tmp_path / name / PREDICTIONS).read_bytes() for name in runs]
     assert predictions[0] != predictions[1]
-    shown = runs["both"].predict(" ".join(data.tokenizer.tokens(test["ids"][0][test["ids"][0] != PAD].tolist())))
-    assert [*shown.probabilities.values()] == pytest.approx(expected[0].tolist(), abs=1e-5)
     for format in FILES:
         path = export(runs["both"], format, tmp_path / format)[0]
         exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from speechformer.layers.positions import (
     geometric_slopes,
     query_and_key_indices,
 )
-from speechformer.positions import main, position_panels
+from speechformer.positions import position_panels, save_figures
 from speechformer.training.run import execute
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
@@ -191,34 +189,27 @@ def test_a_fraction_of_rope_leaves_the_rest_of_each_head_alone() -> None:
     torch.testing.assert_close(turned, torch.cat((narrow, q[..., 4:]), dim=-1))
 
 
-def scaled_angle(scaling: str, pair: int, factor: float, length: int, H: int) -> tuple[float, float]:
-    """Peng et al. 2023, sections 3.1 to 3.4: a pair's angle at position 1, and the factor of queries and keys."""
-    angle = 10000 ** (-2 * pair / H)
-    if scaling == "linear":
-        return angle / factor, 1.0
-    if scaling == "ntk":
-        return (10000 * factor ** (H / (H - 2))) ** (-2 * pair / H), 1.0
-    turns = length * angle / (2 * math.pi)
-    share = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / 31
-    return (1 - share) * angle / factor + share * angle, 0.1 * math.log(factor) + 1
-
-
 @pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])
 def test_rope_scales_longer_texts_in_evaluation_alone(scaling: str) -> None:
-    length = 400  # the four pairs of a head turn more than 32 times, some times, and less than once
-    scaled, plain = make(RoPE, scaling=scaling, factor=4.0, length=length), make(RoPE, length=length)
-    q = torch.randn(1, 2, length + 5, 8)
-    torch.testing.assert_close(scaled.rotate(q, q)[0], plain.rotate(q, q)[0])  # in training mode
-    scaled.eval()
-    shorter = q[:, :, :length]
-    torch.testing.assert_close(scaled.rotate(shorter, shorter)[0], plain.rotate(shorter, shorter)[0])
-    unit = torch.tensor([1.0, 0.0] * 4).expand(1, 2, length + 5, 8)
-    longer = scaled.rotate(unit, unit)[0][0, 1].unflatten(-1, (4, 2))
-    for pair in range(4):
-        angle, factor = scaled_angle(scaling, pair, 4.0, length, 8)
-        angles = torch.arange(length + 5) * angle
-        expected = factor * torch.stack((angles.cos(), angles.sin()), dim=-1)
-        torch.testing.assert_close(longer[:, pair], expected, atol=1e-4, rtol=0)
+    """Oracle: Peng et al. 2023, sections 3.1 to 3.4. Pairs turn more than 32 times, or less than once."""
+    length, factor, H = 400, 4.0, 8
+    exponents = -torch.arange(0, H, 2, dtype=torch.double) / H
+    angles, temperature = 10000**exponents, 1.0
+    if scaling == "linear":
+        scaled_angles = angles / factor
+    elif scaling == "ntk":
+        scaled_angles = (10000 * factor ** (H / (H - 2))) ** exponents
+    else:
+        share = ((length * angles / (2 * math.pi) - 1) / 31).clamp(0, 1)
+        scaled_angles, temperature = (1 - share) * angles / factor + share * angles, 0.1 * math.log(factor) + 1
+    scaled = make(RoPE, scaling=scaling, factor=factor, length=length)
+    for training, T in ((True, length + 5), (False, length), (False, length + 5)):
+        unit = torch.tensor([1.0, 0.0] * 4).expand(1, 2, T, H)
+        turned = scaled.train(training).rotate(unit, unit)[0][0, 1].unflatten(-1, (4, 2)).double()
+        is_scaled = not training and length < T
+        angles_TP = torch.arange(T)[:, None] * (scaled_angles if is_scaled else angles)
+        expected = torch.stack((angles_TP.cos(), angles_TP.sin()), dim=-1) * (temperature if is_scaled else 1.0)
+        torch.testing.assert_close(turned, expected, atol=1e-5, rtol=0)
 
 
 def test_relative_starts_as_in_the_code_of_t5() -> None:
@@ -259,28 +250,20 @@ def test_an_invalid_option_is_an_error(spec: dict[str, Any], sentence: str) -> N
         build_positions(spec, **sizes)
 
 
-def test_the_pictures_show_what_the_classes_compute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_pictures_show_what_the_classes_compute(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     panels = position_panels()
     assert set(panels) == set(POSITIONS)
-    assert panels["rope"][1][31, 3].item() == pytest.approx(math.cos(31 * 10000 ** (-3 / 16)), abs=1e-5)
     assert panels["alibi"][1][9, 4].item() == pytest.approx(-5 / 16) and panels["alibi"][1][4, 9].isnan()
-    monkeypatch.setattr(sys, "argv", ["positions", str(tmp_path / "new")])
-    main()
+    save_figures(tmp_path / "new", None)
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.stem for path in written] == ["overview", "sinusoidal", "alibi", "rope", "patterns"]
     assert all(len(set(Image.open(path).convert("L").tobytes())) > 10 for path in written)
 
 
-@pytest.mark.parametrize("model", ["learned", "relative", "rope"])
-def test_the_learned_positions_of_a_run_are_drawn(
-    model: str, a_language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = a_language_model if model == "rope" else tmp_path / "run"
-    if model != "rope":
-        execute(compose(*TINY, "task=lm", "trainer.max_steps=1", f"model={model}"), run)
-    monkeypatch.setattr(sys, "argv", ["positions", str(tmp_path / "drawn"), "--run", str(run)])
-    with pytest.raises(SystemExit, match="no learned positions") if model == "rope" else contextlib.nullcontext():
-        main()
-    assert (tmp_path / "drawn" / "learned.png").exists() == (model != "rope")
+def test_the_learned_positions_of_a_run_are_drawn(a_language_model: Path, tmp_path: Path) -> None:
+    for model in ("learned", "relative"):
+        execute(compose(*TINY, "task=lm", "trainer.max_steps=1", f"model={model}"), tmp_path / model)
+        save_figures(tmp_path / f"{model}_drawn", tmp_path / model)
+        assert (tmp_path / f"{model}_drawn" / "learned.png").exists()
+    with pytest.raises(UserError, match="no learned positions"):
+        save_figures(tmp_path / "none", a_language_model)

@@ -228,12 +228,6 @@ def test_blocks_without_keys(stride: int, blocks: int) -> None:
     check(sparse_attention(*trained[:3], layout, bias.of_blocks), bias, trained)
 
 
-def test_a_batch_of_no_sequences() -> None:
-    bias, empty = bias_of("alibi", "strided", length=T), torch.empty(0, 2, T, H, requires_grad=True)
-    output = sparse_attention(empty, empty, empty, blocks_of(bias), bias.of_blocks)
-    assert output.shape == torch.autograd.grad(output.sum(), empty)[0].shape == empty.shape
-
-
 def test_a_block_is_computed_again_as_it_was_when_the_training_mode_has_ended() -> None:
     dropout = FastDropout(0.3).train()
     bias, q = bias_of("alibi", "full", length=80), torch.randn(1, 2, 80, 4, requires_grad=True)
@@ -253,15 +247,9 @@ def test_random_positions_are_not_computed_again() -> None:
 
 
 def test_the_share_of_pairs_that_blocks_compute() -> None:
-    """A window of 64 in 4,096 tokens: 1.6 % of the pairs are allowed, and blocks of 32 queries have 96 keys.
-
-    Random links are gathered one by one, not in runs, which would hold more than twice as many pairs.
-    """
+    """A window of 64 in 4,096 tokens: 1.6 % of the pairs are allowed, and blocks of 32 queries have 96 keys."""
     pattern = build_pattern({"name": "window", "window": 64})
-    layout = layout_of(pattern, 4096, True, CPU) or []
-    assert pairs_computed(layout) == 4096 * 96 and [part.block for part in layout] == [32]
+    assert pairs_computed(layout_of(pattern, 4096, True, CPU) or []) == 4096 * 96
     cost = 96 / 4096 * 32.5 / 32 * 56 / 32  # a run of 32 keys costs half a key more, a block of 32 queries 24 more
     assert layout_of(pattern, 4096, True, CPU, 1.001 * cost) is not None
     assert layout_of(pattern, 4096, True, CPU, 0.999 * cost) is None
-    bigbird = build_pattern({"name": "bigbird", "window": 64, "tokens": 2, "links": 2})
-    assert pairs_computed(layout_of(bigbird, 512, True, CPU) or []) < 0.3 * 512**2
