@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -41,12 +42,16 @@ def test_they_leave_results_like_every_run(tmp_path: Path) -> None:
     assert "validation_perplexity" in unigram and "lm_clean_kneser_ney_5_unknown" in figures
 
 
-def test_naive_bayes_is_its_formula_and_folds_are_averaged(little: Path, tmp_path: Path) -> None:
+def test_naive_bayes_is_its_formula(little: Path, tmp_path: Path) -> None:
     """Oracle: P(class | words) by counts of the sentences that have a word or pair, every class equally likely."""
-    halves = ["task=classify", "corpus=speeches", f"corpus.root={little}", "corpus.classes=[ann,bob,cy]"]
-    halves += ["protocol=clean", "protocol.validation=0.5"]
-    each = [measure([*halves, f"protocol.fold={fold}"], tmp_path)[-1] for fold in range(2)]
-    data = build_data(each[0]["config"], load(each[0]["config"]))
+    texts = Path(shutil.copytree(little, tmp_path / "texts"))
+    lines = (little / "train_CLS.tsv").read_text(encoding="utf-8").splitlines()
+    # classes of different sizes; some sentences say a word three times, or everything twice
+    kept = [line for k, line in enumerate(lines) if not line.startswith("0") or k % 4 == 0]
+    chosen = [f"{line} {line[2:] * (k % 2)} the the the\n" for k, line in enumerate(kept)]
+    (texts / "train_CLS.tsv").write_text("".join(chosen), encoding="utf-8")
+    bayes = measure(["task=classify", *speeches_in(texts)], tmp_path)[-1]
+    data = build_data(bayes["config"], load(bayes["config"]))
 
     def features(text: str) -> set[tuple[int, ...]]:
         ids = data.tokenizer.encode(text)[: data.block_size]
@@ -55,7 +60,7 @@ def test_naive_bayes_is_its_formula_and_folds_are_averaged(little: Path, tmp_pat
     counts: list[Counter] = [Counter() for _ in data.corpus.classes]
     for label, text in data.splits.train:
         counts[label].update(features(text))
-    known, smoothing = set().union(*counts), each[0]["baseline"]["smoothing"]
+    known, smoothing = set().union(*counts), bayes["baseline"]["smoothing"]
     sizes = [count.total() + smoothing * len(known) for count in counts]
 
     def score(text: str, label: int) -> float:
@@ -64,11 +69,20 @@ def test_naive_bayes_is_its_formula_and_folds_are_averaged(little: Path, tmp_pat
 
     rows = data.splits.test["test"]
     right = [label == max(range(3), key=lambda guess: score(text, guess)) for label, text in rows]
-    assert each[0]["baseline"]["name"] == "naive_bayes"
-    assert each[0]["metrics"]["test_accuracy"] == pytest.approx(sum(right) / len(right), abs=1e-9)
+    assert bayes["baseline"]["name"] == "naive_bayes"
+    assert bayes["metrics"]["test_accuracy"] == pytest.approx(sum(right) / len(right), abs=1e-9)
+
+
+def test_folds_are_averaged(little: Path, tmp_path: Path) -> None:
+    halves = ["task=classify", *speeches_in(little), "protocol=clean", "protocol.validation=0.5"]
+    each = [measure([*halves, f"protocol.fold={fold}"], tmp_path)[-1]["metrics"] for fold in range(2)]
     mean = measure([*halves, "protocol.fold=seed"], tmp_path / "mean")[-1]["metrics"]
     for name in ("validation_accuracy", "test_accuracy"):
-        assert mean[name] == pytest.approx(statistics.mean(result["metrics"][name] for result in each))
+        assert mean[name] == pytest.approx(statistics.mean(metrics[name] for metrics in each))
+
+
+def speeches_in(folder: Path) -> list[str]:
+    return ["corpus=speeches", f"corpus.root={folder}", "corpus.classes=[ann,bob,cy]"]
 
 
 def test_a_corpus_with_the_files_of_one_task_has_the_baselines_of_that(tmp_path: Path) -> None:

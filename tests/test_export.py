@@ -135,6 +135,8 @@ def test_the_portable_subwords_are_the_same(text: str) -> None:
 def test_the_command_writes_a_card_with_figures_and_their_intervals(a_classifier: Path, tmp_path: Path) -> None:
     printed, _ = call(main, a_classifier, "--format", "safetensors", "--output", tmp_path / "new")
     assert "loaded again, logits differ by at most 0e+00" in printed
+    tokenizer = json.loads((tmp_path / "new" / "tokenizers.json").read_text(encoding="utf-8"))
+    assert tokenizer["truncation"]["max_length"] == 32  # a classifier reads no more than in training
     text, result = (tmp_path / "new" / "README.md").read_text(encoding="utf-8"), read_result(a_classifier)
     for row in result["summary"]:
         assert f"| {' | '.join(cell.strip() for cell in row)} |" in text

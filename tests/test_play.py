@@ -202,13 +202,13 @@ def test_changes_compute_what_the_changed_model_computes() -> None:
 
 def test_scores_of_heads_and_losses() -> None:
     """Oracle: weights and logits by hand."""
-    T, tokens = 5, ["a", "b", "a", "c", "a"]
+    T, tokens = 5, ["a", "b", "a", "a", "a"]
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(2, T, T, generator=generator).softmax(dim=-1)
     scores = in_node("([w, T, tokens]) => headScores(w, 1, T, tokens)", [weights.flatten().tolist(), T, tokens])
     head, distance = weights[1], (torch.arange(T)[:, None] - torch.arange(T)).abs()
     expected = {"previous": head.diagonal(-1).mean(), "first": head[1:, 0].mean()}
-    expected["induction"] = (head[2, 1] + head[4, 1] + head[4, 3]) / 2
+    expected["induction"] = (head[2, 1] + head[3, 1] + head[4, 1] + head[4, 3]) / 3
     expected |= {"entropy": -(head * head.log()).sum() / T, "distance": (head * distance).sum() / T}
     assert scores == pytest.approx({name: value.item() for name, value in expected.items()}, abs=1e-6)
     logits, ids = torch.randn(4, 7, generator=generator), [1, 4, 0, 6]
