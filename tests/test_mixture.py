@@ -72,20 +72,6 @@ def test_after_a_context_it_is_a_distribution(context: list[int]) -> None:
     assert float(p_V.sum()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("order", [1, 3])
-def test_the_logits_of_whole_texts_are_those_after_each_context(order: int) -> None:
-    """Oracle: one context at a time, looked up in dictionaries."""
-    torch.manual_seed(0)
-    model = CountsMixture(len(TRAIN), order, 14, by_context=True)
-    model.stream.copy_(torch.tensor(TRAIN))
-    model.weights.copy_(torch.linspace(0.2, 0.9, order))
-    ids, logits = torch.tensor([TEST[:9], TRAIN[3:12], [13] * 9]), torch.randn(3, 9, 18)
-    after = model.add(ids, logits)
-    for row, text in enumerate(ids.tolist()):
-        for k in range(9):
-            torch.testing.assert_close(after[row, k], model(logits[row, k], text[: k + 1]), atol=1e-5, rtol=1e-5)
-
-
 SETTINGS = [*TINY, "task=lm", "protocol=clean", "trainer.max_steps=20", "eval_interval=10", "recipe.lr=1e-2"]
 FEW = ["corpus.documents=20", "corpus.words=40"]
 

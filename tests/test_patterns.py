@@ -69,12 +69,6 @@ def test_bigbird_links_are_spread_evenly() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 33.7
 
 
-def test_bigbird_links_depend_on_the_seed_and_not_on_the_length() -> None:
-    spec = {"name": "bigbird", "window": 2, "tokens": 1, "links": 2}
-    assert torch.equal(dense({**spec, "seed": 5}, 100)[:40, :40], dense({**spec, "seed": 5}, 40))
-    assert not torch.equal(dense({**spec, "seed": 5}), dense({**spec, "seed": 6}))
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_keeps_the_diagonal(name: str) -> None:
     assert dense(group("pattern", name)).diagonal().all()

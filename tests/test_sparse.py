@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speechformer.kernels import dispatch, sparse
 from speechformer.kernels.attention import attention_in_query_blocks
 from speechformer.kernels.dispatch import AttentionBias, choose_kernel
-from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.sparse import Part, layout_of, pairs_computed, sparse_attention
 from speechformer.layers.attention import attention_mask, attention_reference, query_and_key_indices
 from speechformer.layers.patterns import build_pattern, with_first_token
@@ -215,26 +214,6 @@ def test_a_model_with_attention_in_blocks_has_the_gradients_of_one_without(
     assert chosen[-1] == kernel != chosen[0]
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(("stride", "blocks"), [(150, 3), (192, 0)])
-def test_blocks_without_keys(stride: int, blocks: int) -> None:
-    """Of 192 tokens the last 42 have a key 150 tokens earlier; with these they fill 84 places, in 3 blocks."""
-    bias = bias_of("kerple", {"name": "strided", "stride": stride}, length=192)
-    trained = [torch.randn(B, N, 192, H, dtype=torch.double, requires_grad=True) for _ in range(3)]
-    trained += bias.positions.double().parameters()
-    layout = blocks_of(bias)
-    assert [sum(len(group.queries) for group in part.groups) for part in layout if not part.is_whole] == [blocks]
-    check(sparse_attention(*trained[:3], layout, bias.of_blocks), bias, trained)
-
-
-def test_a_block_is_computed_again_as_it_was_when_the_training_mode_has_ended() -> None:
-    dropout = FastDropout(0.3).train()
-    bias, q = bias_of("alibi", "full", length=80), torch.randn(1, 2, 80, 4, requires_grad=True)
-    output = attention_in_query_blocks(q, q, q, bias.of_rows, True, dropout.drop, rows=40)
-    dropout.eval()
-    output.sum().backward()
-    assert q.grad is not None and q.grad.isfinite().all()
 
 
 def test_random_positions_are_not_computed_again() -> None:
