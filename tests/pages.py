@@ -72,15 +72,19 @@ def links(page: Path) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
 
 
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub derives from a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page: those that GitHub derives from its headings, and its own."""
     text, names = prose(page), set()
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
-        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-        unique, number = slug, 0
+        unique, number = slug(heading), 0
         while unique in names:
             number += 1
-            unique = f"{slug}-{number}"
+            unique = f"{slug(heading)}-{number}"
         names.add(unique)
     return names | set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))

@@ -1,0 +1,215 @@
+"""Check what no test run is needed for: links and anchors, the page of the configuration, imports, results in pages.
+
+`make lint` runs it after ruff and mypy. It prints one line for each problem and then exits with 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from pages import PAGES, ROOT, anchors, links, name_of, slug
+
+PACKAGE = ROOT / "speechformer"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# From the lowest: a part of the package may import only parts of the levels below it.
+LEVELS = (
+    "escape workers",
+    "console",
+    "errors keys",
+    "probes",
+    "corpora",
+    "runs layers metrics",
+    "config kernels",
+    "models",
+    "data generation",
+    "tasks",
+    "analysis report",
+    "training",
+    "sweeps",
+    "train bench predict generate translate evaluate attention play positions export toy status download audit"
+    " baselines __main__",
+)
+LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts.split()}
+# Parts that answer at once, or that another project could use, and the libraries that they must not import
+LIGHT = {
+    "torch": "corpora runs console errors download keys config report audit sweeps status",
+    "lightning": "report audit layers kernels models",
+}
+REFERENCE = ROOT / "outputs" / "reference"
+ARCHIVES = {  # the folder of an archive of runs: the pages that show its results
+    ".": ("README.md", "outputs/reference/README.md"),
+    "contexts": ("outputs/reference/contexts/README.md",),
+    "ladder": ("outputs/reference/ladder/README.md",),
+    "ladder_classify": ("outputs/reference/ladder_classify/README.md",),
+    "ladder_translate": ("outputs/reference/ladder_translate/README.md",),
+    "bottleneck": ("outputs/reference/translation/README.md",),
+}
+LABELS = {"contexts": ["pattern=by_layer=window 64 below full attention"]}  # as in the Makefile
+REPEATED = ("probes/README.md", "ladder*/README.md", "translation/tables/runs.csv")  # what pages take from others
+
+
+def check_links() -> Iterator[str]:
+    """Every link leads to a file and an anchor."""
+    for page in PAGES:
+        for link in links(page):
+            if re.match(r"[a-z]+:", link):  # the web
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists():
+                yield f"{name_of(page)}: the link {link} leads to no file."
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+                yield f"{name_of(page)}: the link {link} leads to no heading."
+
+
+def check_contents() -> Iterator[str]:
+    """A page with a line of contents lists all its headings."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for contents in re.findall(r"^Contents: (.*?)\n\n", text, re.DOTALL | re.MULTILINE):
+            headings = [slug(heading) for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)]
+            if re.findall(r"\(#([^)]+)\)", contents) != headings:
+                yield f"{name_of(page)}: the contents are not its headings: {', '.join(headings)}."
+
+
+def check_configuration_page() -> Iterator[str]:
+    """The page of the configuration has a row for every choice, in the table of its group."""
+    text = (ROOT / "conf" / "README.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "conf").glob("*/*.yaml")):
+        group = path.parent.name
+        heading = rf"^##+ (?:{group}|{group.capitalize()}s)\n(.*?)(?=^##|\Z)"
+        sections = re.findall(heading, text, re.DOTALL | re.MULTILINE)
+        cells = [row.split("|")[1] for section in sections for row in section.splitlines() if row.startswith("|")]
+        if not any(f"`{path.stem}`" in cell for cell in cells):
+            yield f"conf/README.md: no row for {group}={path.stem} under a heading of {group}."
+
+
+def module_of(path: Path) -> str:
+    """Return the name by which a file of the package is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def part_of(module: str) -> str:
+    """Return the part of the package that a module belongs to: its folder, or the module in the root."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules and names that a file imports, wherever in it, except for type checkers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unused = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and node not in unused:
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node not in unused:
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def check_levels() -> Iterator[str]:
+    """Imports point to lower levels only, and light parts import no heavy library."""
+    for path in FILES:
+        part = part_of(module_of(path))
+        if path.name == "__init__.py":  # the package's own names come lazily
+            continue
+        names = imported(path)
+        for other in sorted({part_of(name) for name in names if name.startswith("speechformer.")} - {part}):
+            if LEVEL_OF[other] >= LEVEL_OF[part]:
+                yield f"{name_of(path)}: imports {other}, which is on its own level or one above."
+        for library, parts in LIGHT.items():
+            if part in parts.split() and library in {name.split(".")[0] for name in names}:
+                yield f"{name_of(path)}: imports {library}, and {part} is to stay light."
+
+
+def check_circles() -> Iterator[str]:
+    """No two modules import each other, directly or through others."""
+    modules = {module_of(path): path for path in FILES}
+    graph = {module: imported(path) & modules.keys() - {module} for module, path in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"modules import each other in a circle: {' <- '.join(error.args[1])}."
+
+
+def check_own_attention() -> Iterator[str]:
+    """The package has its own attention: nothing of torch's transformer modules outside the benchmarks."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_torchs = isinstance(node, ast.Attribute) and node.attr.startswith(("Transformer", "MultiheadAttention"))
+            if is_torchs and path.parent.name != "bench":
+                yield f"{name_of(path)}:{node.lineno}: {node.attr} is torch's."
+
+
+def check_results() -> Iterator[str]:
+    """The pages with results are what `make pages` gives from the committed archives and timings."""
+    from speechformer.bench.pages import fill
+    from speechformer.report.__main__ import write_report
+    from speechformer.report.labels import Options
+
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+
+        def copied(page: Path) -> Path:
+            copy = root / page.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            return Path(shutil.copy(page, copy))
+
+        for pattern in REPEATED:
+            for path in REFERENCE.glob(pattern):
+                copied(path)
+        for folder, names in ARCHIVES.items():
+            runs, pages = root / folder / "runs", [ROOT / name for name in names]
+            with tarfile.open(REFERENCE / folder / "runs.tar.xz") as archive:
+                archive.extractall(runs, filter="data")
+            options = Options(labels=LABELS[folder]) if folder in LABELS else None
+            copies = [copied(page) for page in pages]
+            write_report([runs], root / folder / "report", plots=False, pages=copies, options=options)
+            yield from different(pages, copies)
+        timings = [REFERENCE / "bench" / folder for folder in ("", "long", "gpu")]
+        for folder in timings:
+            page = folder / "README.md"
+            copy = copied(page)
+            fill(folder / "bench.json", [copy])
+            yield from different([page], [copy])
+
+
+def different(pages: list[Path], copies: list[Path]) -> Iterator[str]:
+    """Yield a line for each page that is not as its new copy."""
+    for page, copy in zip(pages, copies):
+        if page.read_text(encoding="utf-8") != copy.read_text(encoding="utf-8"):
+            yield f"{name_of(page)}: its results are not those of the archive. Run make pages."
+
+
+CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
+    check_links,
+    check_contents,
+    check_configuration_page,
+    check_levels,
+    check_circles,
+    check_own_attention,
+    check_results,
+)
+
+
+def main() -> None:
+    problems = [problem for check in CHECKS for problem in check()]
+    print("\n".join(problems) or f"{len(CHECKS)} checks of pages, configuration and imports: no problem.")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
