@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import re
 import shutil
@@ -27,9 +26,11 @@ from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.batches import EvaluationBatches, WindowBatches
 from speechformer.data.documents import DocumentData
+from speechformer.data.speeches import TextSize
 from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel
+from speechformer.tasks.perplexity import per_unit
 from speechformer.tasks.registry import build_data
 
 TEXT = {
@@ -192,24 +193,18 @@ def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("joining", ["joined", "separate"])
-@pytest.mark.parametrize(("block_size", "stride"), [(8, 3), (50, 50)])
-def test_every_token_is_evaluated_once(joining: str, block_size: int, stride: int, tmp_path: Path) -> None:
+def test_every_token_is_evaluated_once(joining: str, tmp_path: Path) -> None:
     """Each token but the first <eos> is a target once; kept apart, its inputs are of its document alone."""
-    data = data_of(corpus_of(tmp_path / "text", TEXT), block_size, documents=joining, stride=stride)
+    data = data_of(corpus_of(tmp_path / "text", TEXT), 8, documents=joining, stride=3)
     stream = data.files["test", "a"].ids.tolist()
-    begins = [k for k, index in enumerate(stream) if index == END][:-1] if joining == "separate" else [0]
-    for part, least in ((("test", "a"), 1), (("test_sliding", "a"), block_size - stride + 1)):
-        windows = data.tested[part].windows
-        for start, size, scored in zip(*(x.tolist() for x in (windows.start, windows.size, windows.scored))):
-            begin = max(begin for begin in begins if begin <= start)
-            end = min((k for k in begins if k > begin), default=len(stream) - 1)
-            assert start + size <= end
-            assert all(t + 1 >= min(least, start + t + 1 - begin) for t in range(scored, size))
-        pairs = []
-        for batch in EvaluationBatches({part: data.tested[part]}):
+    for part in (("test", "a"), ("test_sliding", "a")):
+        pairs, batches = [], list(EvaluationBatches({part: data.tested[part]}))
+        for batch in batches:
             is_scored = batch["targets"] != IGNORE
             pairs += zip(batch["ids"][is_scored].tolist(), batch["targets"][is_scored].tolist())
         assert sorted(pairs) == sorted(itertools.pairwise(stream))
+        ends = torch.cat([(batch["ids"][:, 1:] == END).flatten() for batch in batches])  # <eos> begins a document
+        assert ends.any() == (joining == "joined")
 
 
 @pytest.mark.parametrize("lengths", [200 * [100], [3, 50_000], [50_000, 3, 3, 3]])
@@ -285,19 +280,17 @@ def test_a_seed_always_gives_the_same_stories() -> None:
     assert load_documents(config | {"seed": 1}).sha256 != corpus.sha256
 
 
-def test_perplexity_per_word_and_bits_per_byte(little: Path, tmp_path: Path) -> None:
-    """Oracle: their definitions, and the text."""
-    words = [f"corpus.root={little}", "corpus=speeches", "corpus.classes=[a,b,c]", "task=lm", "task.tokens=bytes"]
-    run = load(run_in(tmp_path / "lm", *words, "trainer.max_steps=3", "trainer.max_epochs=-1"))
-    assert run.result is not None
-    metrics = run.result["metrics"]
-    for path in little.glob("test_LM_*.txt"):
-        text, name = path.read_text(encoding="utf-8").rstrip("\n"), path.stem.removeprefix("test_LM_")
-        tokens = sum(len(run.tokenizer.encode(line)) for line in text.split("\n")) - 1
-        bits = tokens * math.log2(metrics[f"test_perplexity_{name}"])
-        assert metrics[f"test_bits_per_byte_{name}"] == pytest.approx(bits / (len(text.encode()) + 1), rel=1e-5)
-        per_word = 2 ** (bits / len(text.split()))
-        assert metrics[f"test_word_perplexity_{name}"] == pytest.approx(per_word, rel=1e-4)
+def test_perplexity_per_word_and_bits_per_byte(little: Path) -> None:
+    """Oracle: 10 tokens of 3 bits each are 1.5 bits for each of 20 bytes, and 6 for each of 5 words."""
+    units = per_unit({"test_perplexity_a": 8.0}, {"a": TextSize(tokens=10, bytes=20, words=5)})
+    assert units == {"test_bits_per_byte_a": pytest.approx(1.5), "test_word_perplexity_a": pytest.approx(2**6)}
+    words = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", "task=lm", "task.tokens=bytes"]
+    config = as_plain(compose(*words))
+    data: Any = build_data(config, load_corpus(config))
+    for name, size in data.text_sizes.items():
+        text = (little / f"test_LM_{name}.txt").read_bytes()
+        tokens = sum(len(data.tokenizer.encode(line)) for line in text.decode().splitlines())
+        assert size == (tokens - 1, len(text), len(text.split()))
 
 
 def test_few_words_are_the_most_frequent() -> None:

@@ -99,8 +99,8 @@ def test_any_folder_of_any_two_languages(tmp_path: Path) -> None:
         load_pairs(ted(root, source="de", target="nl"))
 
 
-def test_the_search_order_is_root_environment_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speechformer.corpora.files.cache_directory", lambda: tmp_path / "cache")
+def test_the_pairs_are_searched_before_the_sample_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speechformer.corpora.files.cache_directory", lambda: tmp_path)
     monkeypatch.delenv("SPEECHFORMER_DATA", raising=False)
     auto: Any = OmegaConf.to_container(compose("task=translate", "corpus=auto"), resolve=True)
     assert load(auto).name == "sample"
@@ -108,10 +108,8 @@ def test_the_search_order_is_root_environment_cache(tmp_path: Path, monkeypatch:
         load_pairs(ted(None))
     with pytest.raises(UserError, match="corpus.root .*nowhere.*there is no such folder"):
         load_pairs(ted(tmp_path / "nowhere"))
-    cache, data = (write(tmp_path / place / "ted-en-fr", ("en", "fr")) for place in ("cache", "data"))
-    assert load(auto).where == str(cache.resolve())
-    monkeypatch.setenv("SPEECHFORMER_DATA", str(data.parent))
-    assert load_pairs(ted(None)).where == str(data.resolve())
+    cache = write(tmp_path / "ted-en-fr", ("en", "fr"))
+    assert load(auto).where == load_pairs(ted(None)).where == str(cache.resolve())
 
 
 @pytest.mark.parametrize(("task", "corpus"), [("translate", "speeches"), ("lm", "ted"), ("classify", "digits")])
@@ -128,10 +126,9 @@ def test_a_language_that_the_sample_lacks_is_an_error() -> None:
 
 def test_digits_are_reversed_and_test_extrapolates_to_longer_strings() -> None:
     corpus = load_pairs(group("corpus", "digits"))
-    for source, target in corpus.train[:100] + corpus.dev + corpus.test:
-        assert target.split() == source.split()[::-1]
-    assert max(len(source.split()) for source, _ in corpus.train) == 20
-    assert {len(source.split()) for source, _ in corpus.test} == set(range(2, 41))
+    assert all(target == source[::-1] for source, target in corpus.train + corpus.dev + corpus.test)
+    lengths = [{len(source.split()) for source, _ in pairs} for pairs in (corpus.train, corpus.test)]
+    assert lengths == [{*range(1, 21)}, {*range(2, 41)}]
     assert not {*corpus.dev, *corpus.test} & {*corpus.train}
 
 

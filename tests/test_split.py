@@ -46,10 +46,8 @@ def test_the_files_have_no_leaks_and_depend_on_the_seed_alone(
     monkeypatch.setattr(sys, "argv", ["split", str(texts), str(out), "--test", "0.4"])
     main()
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert words[:4] == ["python", "-m", "speechformer.train", "corpus=speeches"]
-    assert words[5] == 'corpus.classes=[ann,"bób"]'
+    assert words[2:4] + words[5:] == ["speechformer.train", "corpus=speeches", 'corpus.classes=[ann,"bób"]']
     corpus = load(compose(*words[3:]))  # type: ignore[arg-type]
-    assert sorted(text for _, text in corpus.classify_train) == sorted(corpus.lm_train)  # type: ignore[union-attr]
     leaks = audit(corpus)["between"]  # type: ignore[arg-type]
     assert set(leaks) == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}
     assert all(set(kinds.values()) == {0} for others in leaks.values() for kinds in others.values())
@@ -90,7 +88,6 @@ def test_no_sentence_of_test_is_in_train(texts: dict[str, list[str]], share: flo
         ({"ann": "One. Two."}, "has 1 .txt files; put one for each author there, of at least two"),
         ({"ann": "One.", "bob": "One. Two."}, "ann.txt has 1 sentences, of which 1 are left to train"),
         ({"ann": "One. Two.", "1": "Three. Four."}, "1.txt: rename it to the name of its author"),
-        ({"ann": "One. Two.", "train_LM": "Three. Four."}, "train_LM.txt: rename it to the name"),
         ({"ann": "Yes. No.", "bob": "yes! YES?"}, "to test on without leaks"),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from conftest import TINY, compose, group
 from test_models import stack_arguments
+from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.text import Perplexity
 
 from speechformer.config import as_plain
@@ -249,20 +250,20 @@ def test_errors() -> None:
 def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> None:
     """Oracle: the log-probabilities of each pair alone, without padding; <eos> counts, <bos> does not."""
     task = translation().eval()
-    source = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]])
-    target = torch.tensor([[2, 8, 9, 10, 3], [2, 11, 3, 0, 0]])
-    total, tokens = 0.0, 0
-    for row, (s, t) in enumerate(((4, 5), (2, 3))):
-        log = task.model(source[row : row + 1, :s], target[row : row + 1, : t - 1])[0].log_softmax(dim=-1)
-        total -= log[torch.arange(t - 1), target[row, 1:t]].sum().item()
-        tokens += t - 1
+    pairs = ([5, 6, 7, 3], [2, 8, 9, 10, 3]), ([9, 3], [2, 11, 3])
+    losses = []
+    for source, target in pairs:
+        logits = task.model(torch.tensor([source]), torch.tensor([target[:-1]]))[0]
+        losses.append(F.cross_entropy(logits, torch.tensor(target[1:]), reduction="none"))
+    expected = torch.cat(losses).mean()
+    sides = (pad_sequence([torch.tensor(ids) for ids in side], batch_first=True) for side in zip(*pairs))
+    batch: dict[str, Any] = dict(zip(("source", "target"), sides))
     task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
-    loss = task.training_step({"source": source, "target": target}, 0)
-    assert float(loss.detach()) == pytest.approx(total / tokens, rel=1e-5)
-    assert int(task.tokens) == 6 + tokens
+    torch.testing.assert_close(task.training_step(batch, 0), expected)
+    assert int(task.tokens) == 6 + 6
     task.on_validation_epoch_start()
-    task.evaluate_batch({"part": "validation", "source": source, "target": target})
-    assert task.compute_metrics()["validation_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    task.evaluate_batch({"part": "validation", **batch})
+    assert task.compute_metrics()["validation_perplexity"] == pytest.approx(expected.exp().item(), rel=1e-5)
 
 
 def test_the_average_of_checkpoints_is_the_mean_of_their_weights(tmp_path: Path) -> None:
