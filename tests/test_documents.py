@@ -22,7 +22,6 @@ from speechformer.corpora.documents import Documents, load_documents, split_docu
 from speechformer.corpora.files import cache_directory
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
-from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.batches import EvaluationBatches, WindowBatches
 from speechformer.data.documents import DocumentData
@@ -78,29 +77,19 @@ def test_documents_are_those_of_the_whole_text(separator: str | None, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
-def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subwords, "REMEMBERED", 200)  # forgotten now and then
-    rng = random.Random(1)
-    signs = ["fish", "Äg", " ", " ", "\n", "\u00a0", "12", "!?", "é", "𝄞"]
-    texts = ["".join(rng.choice(signs) for _ in range(60)) for _ in range(40)]
-    tokenizer = Subwords.fit(texts[:20], kind, 50)
-    for text in texts:
-        cuts = [0, *(k for k in range(1, len(text)) if text[k].isspace() and rng.random() < 0.3), len(text)]
-        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
-        ids = tokenizer.encode_pieces(pieces, [k == 0 for k in range(len(pieces))])
-        assert np.concatenate(ids).tolist() == tokenizer.encode(text)
-
-
-@pytest.mark.parametrize("kind", ["words", "bytes"])
-def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path) -> None:
-    data = data_of(corpus_of(tmp_path / "text", TEXT), tokens=kind, vocab_size=40)
-    whole = [text.strip() for text in TEXT["train_LM.txt"].split("\n\n")]
+def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the tokens of whole documents, which are read in pieces."""
+    monkeypatch.setattr(documents, "CHUNK", 16)
+    monkeypatch.setattr(subwords, "REMEMBERED", 20)  # forgotten now and then
+    whole = ["One fish.\nTwo fish.", "Red  fish\u00a0ünd\n\tblue,𝄞 12!? 13" * 9, "Last one"]
+    files = TEXT | {"train_LM.txt": "\n\n".join(whole)}
+    data = data_of(corpus_of(tmp_path / "text", files), tokens=kind, vocab_size=40)
     file = data.files["train", ""]
     expected = [END, *(index for text in whole for index in (*data.tokenizer.encode(text), END))]
     assert file.ids.tolist() == expected
     assert file.ends.tolist() == [k for k, index in enumerate(expected) if index == END]
     assert file.counts["bytes"] == sum(len(text.encode()) + 1 for text in whole)
-    assert file.counts["words"] == sum(len(text.split()) for text in whole)
+    assert file.counts["words"] == sum(len(text.encode().split()) for text in whole)
     assert file.counts["documents"] == 3 and file.counts["unknown"] == expected.count(UNKNOWN)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import functools
 import os
 import re
 from collections.abc import Callable
@@ -116,17 +114,8 @@ def test_the_search_order_is_root_environment_cache(tmp_path: Path, monkeypatch:
         load_corpus(AUTO)
 
 
-def deny(path: Path, name: str, read: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
-    """As if the user may not read one file; root, who may run the tests, can read any."""
-    if path.name == name:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return read(path)
-
-
-@pytest.mark.parametrize("kind", ["broken link", "folder", "pipe", "device", "unreadable", "newline", "upper case"])
-def test_what_has_the_name_of_a_file_is_read_or_is_an_error(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["broken link", "folder", "pipe", "device", "newline", "upper case"])
+def test_what_has_the_name_of_a_file_is_read_or_is_an_error(kind: str, tmp_path: Path) -> None:
     """A pipe has no writer: reading it would never end."""
     names = {"newline": "test_LM_a\nb.txt", "upper case": "test_LM_b.TXT"}
     path = write(tmp_path / "mine") / names.get(kind, "test_LM_cy.txt")
@@ -140,8 +129,6 @@ def test_what_has_the_name_of_a_file_is_read_or_is_an_error(
         os.mkfifo(path)
     else:
         path.write_text("Eight.")
-    if kind == "unreadable":
-        monkeypatch.setattr(Path, "read_bytes", functools.partialmethod(deny, path.name))
     with pytest.raises(UserError, match=re.escape(repr(str(path))[1:-1])) as error:
         load_corpus({**SPEECHES, "root": str(path.parent)})
     assert "remove it" in str(error.value) or "rename it" in str(error.value)
