@@ -110,8 +110,8 @@ def test_a_run_by_layer_trains_and_is_exported(tmp_path: Path) -> None:
 def test_a_list_of_layers_ends_where_its_first_member_ends() -> None:
     """Oracle: the `max_positions` of the member; xPos ends where float32 overflows."""
     sizes: dict[str, Any] = {"width": 8, "heads": 2, "length": 8, "causal": True}
-    listed = [{"name": "randomised", "max_positions": 64}, "nope"]
-    assert build_positions({"name": "by_layer", "layers": listed}, **sizes).max_length == 64
+    listed = [{"name": "randomised", "max_positions": length} for length in (64, 32)]
+    assert build_positions({"name": "by_layer", "layers": listed}, **sizes).max_length == 32
     xpos = build_positions({"name": "xpos", "scale_base": 1}, **sizes)
     q = torch.ones(1, 2, xpos.max_length, 4)
     assert all(x.isfinite().all() for x in xpos.rotate(q, q))

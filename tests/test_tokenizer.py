@@ -30,7 +30,7 @@ def test_ids_are_sorted_by_frequency_then_code_point_and_unknown_words_are_one()
     assert tokenizer.vocabulary[:4] == ["<pad>", "<unk>", "b", "a"]
     assert tokenizer.vocabulary == Tokenizer.fit(["a b <unk>", "b é", "b a c"]).vocabulary
     assert tokenizer.encode("b never a") == [2, 1, 3]
-    assert tokenizer.tokens([2, 1, 3, 0, 999]) == ["b", "<unk>", "a", "<pad>", "<unk>"]
+    assert tokenizer.tokens([2, 1, 3, 0, len(tokenizer)]) == ["b", "<unk>", "a", "<pad>", "<unk>"]
 
 
 def test_no_word_is_encoded_as_padding() -> None:
