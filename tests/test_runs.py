@@ -1,21 +1,63 @@
-"""Results on disk, and how the console shows them."""
+"""A run's folder: its JSON files, who may write there, and what a forced run does to the one before it."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shutil
 import subprocess
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import TINY, compose
+from kills import count_points, killed_at
 
 from speechformer import console
 from speechformer.corpora import files
+from speechformer.corpora.files import OutputFolder
+from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
+from speechformer.sweeps import folder as sweeps
+from speechformer.tasks.classify import Classify
+from speechformer.training.run import execute
+
+CONFIG = {"task": {"name": "lm"}, "seed": 0}
+BEST = {"metric": "loss", "value": 1.5, "step": 2, "chosen_on": "test"}
+ENDED = {"status": "finished", "identity": "1234", "metrics": {"loss": 1.5}, "best": BEST, "steps": 2, "seconds": 3.0}
+ENDED |= {"seconds_by_phase": {"training": 3.0}, "tokens_per_second": 9.5, "machine": {"ensemble_size": 1}}
+ENDED |= {"config": CONFIG, "summary": [["loss", "1.5"]]}
+WITHOUT = [{name: ENDED[name] for name in ENDED if name != key} for key in ("status", "metrics", "best", "config")]
+FILES: list[Any] = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 10**5, b"\0", os.mkfifo, lambda path: path.symlink_to("x")]
+DAMAGED = [*FILES, *WITHOUT, {**ENDED, "status": "x"}, {**ENDED, "summary": [[1]]}]
+DAMAGED += [{**ENDED, "best": {**BEST, "value": "1"}}, {**ENDED, "seconds": 10**30}]
+
+
+def own(folder: Path, **options: Any) -> dict[str, Any] | None:
+    """Return the result of a run that has ended; a run that has not takes its first step."""
+    with runs.own(folder, CONFIG, "1234", **options) as run_folder:
+        if not run_folder.has_ended:
+            run_folder.begin(CONFIG, 1)
+            run_folder.discard_replaced()
+        return run_folder.result
+
+
+def put(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below a folder, without the lock."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != runs.LOCK]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,11 +76,11 @@ def test_a_result_is_json_and_is_there_whole_or_not_at_all(tmp_path: Path, monke
 
 def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
-        user = ["-c", "user.name=x", "-c", "user.email=x@x"]
-        return subprocess.run(
-            ["git", *user, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
+        words = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+        return subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
+    if shutil.which("git") is None:
+        pytest.skip("no git on this machine")
     (tmp_path / "speechformer").mkdir()
     monkeypatch.setattr(identity, "__file__", str(tmp_path / "speechformer" / "runs" / "identity.py"))
     assert identity.commit.__wrapped__() is None
@@ -57,7 +99,6 @@ def test_the_commit_is_that_of_our_checkout_and_of_no_other(tmp_path: Path, monk
 
 
 def test_a_checkout_that_is_not_installed_says_so_in_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: importlib.metadata, which knows no such distribution; a run must not fail at its end for it."""
     installed = metadata.version
 
     def version(name: str) -> str:
@@ -71,10 +112,7 @@ def test_a_checkout_that_is_not_installed_says_so_in_its_results(monkeypatch: py
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_every_process_of_a_run_has_its_share_of_threads(
-    rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the first writes `run.json`."""
+def test_only_the_first_process_of_a_run_writes(rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)
     folder = runs.RunFolder(tmp_path, "1234")
     folder.begin({}, threads=8)
@@ -84,40 +122,8 @@ def test_every_process_of_a_run_has_its_share_of_threads(
     assert again.owner["threads"] == 2
 
 
-def test_table_lines_up() -> None:
-    lines = console.table([("name", "n"), ("a", "1,000"), ("longer", "2")]).splitlines()
-    assert lines == ["name        n", "a       1,000", "longer      2"]
-
-
-CONFIG = {"task": {"name": "lm"}, "seed": 0}
-BEST = {"metric": "loss", "value": 1.5, "step": 2, "chosen_on": "test"}
-ENDED = {"status": "finished", "identity": "1234", "metrics": {"loss": 1.5}, "best": BEST, "steps": 2, "seconds": 3.0}
-ENDED |= {"seconds_by_phase": {"training": 3.0}, "tokens_per_second": 9.5, "machine": {"ensemble_size": 1}}
-ENDED |= {"config": CONFIG, "summary": [["loss", "1.5"]]}
-WITHOUT = [{name: ENDED[name] for name in ENDED if name != key} for key in ENDED if key != "identity"]
-FILES: list[Any] = [b"", b"{", b"[]", b"\xff\xfe", b"[" * 10**5, b"\0", os.mkfifo, lambda path: path.symlink_to("x")]
-DAMAGED = [*FILES, *WITHOUT, *({**ENDED, key: "x"} for key in ENDED if key != "identity")]
-DAMAGED += [{**ENDED, "summary": [[1]]}, {**ENDED, "best": {**BEST, "value": "1"}}, {**ENDED, "seconds": 10**30}]
-
-
-def own(folder: Path, **options: Any) -> dict[str, Any] | None:
-    """The result of a run that has ended; a run that has not begins."""
-    with runs.own(folder, CONFIG, "1234", **options) as run_folder:
-        if not run_folder.has_ended:
-            run_folder.begin(CONFIG, 1)
-        return run_folder.result
-
-
-def put(path: Path, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    if callable(content):
-        content(path)
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-
-
 def test_a_run_that_has_ended_is_shown(tmp_path: Path) -> None:
-    runs.write_result(tmp_path, ENDED)
+    put(tmp_path / runs.RESULT, b"\xef\xbb\xbf" + json.dumps(ENDED).encode())  # with a byte order mark
     result = own(tmp_path)
     assert result == ENDED and "1.5" in console.summary(result)
 
@@ -133,7 +139,7 @@ def test_a_damaged_result_is_an_error_and_force_runs_anew(content: Any, tmp_path
     assert not os.path.lexists(tmp_path / "a" / runs.RESULT)
 
 
-@pytest.mark.parametrize("content", [*FILES, {"identity": 1}, {"identity": "1234", "attempts": "x"}])
+@pytest.mark.parametrize("content", [b"{", {"identity": 1}, {"identity": "1234", "attempts": "x"}])
 def test_a_damaged_run_json_is_an_error(content: Any, tmp_path: Path) -> None:
     put(tmp_path / "a" / runs.OWNER, content)
     with pytest.raises(runs.ForeignError, match="holds run.json and no valid run.json"):
@@ -145,34 +151,29 @@ def test_a_damaged_run_json_is_an_error(content: Any, tmp_path: Path) -> None:
     assert runs.read_json(tmp_path / "a" / runs.OWNER, "owner")["attempts"] == 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "tokenizer.json", "last.ckpt", "best.ckpt", "weights", "tensorboard"]
-)
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../precious"), Path.mkdir, Path.touch])
+def link_to_precious(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "precious")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, link_to_precious])
+@pytest.mark.parametrize("name", ["last.ckpt", "tensorboard", runs.REPLACED, runs.MOVING, runs.DISCARDED])
 def test_what_no_run_makes_is_an_error_before_anything_is_removed(
-    make: Any, name: str, force: bool, tmp_path: Path
+    name: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    (tmp_path / "precious").write_text("mine")
+    put(tmp_path / "precious" / "file", b"mine")
     put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
-    (tmp_path / "a" / "metrics.csv").touch()
+    put(tmp_path / "a" / "metrics.csv", b"")
     make(tmp_path / "a" / name)
-    if make == (Path.mkdir if name in ("weights", "tensorboard") else Path.touch):
-        assert own(tmp_path / "a", force=force) is None
-        return
-    with pytest.raises(runs.ForeignError, match=rf"{name} is of a kind that speechformer does not make"):
-        own(tmp_path / "a", force=force)
-    assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "a" / "metrics.csv").exists()
+    for force in (False, True):
+        with pytest.raises(runs.ForeignError, match=rf"{name} is of a kind that speechformer does not make"):
+            own(tmp_path / "a", force=force)
+    assert (tmp_path / "precious" / "file").read_bytes() == b"mine" and (tmp_path / "a" / "metrics.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard/hparams.yaml", "weights/4.ckpt"])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("../../pipe")])
-def test_no_run_opens_a_pipe_in_its_folders(make: Any, name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+def test_no_run_opens_a_pipe_in_its_folders(tmp_path: Path) -> None:
     put(tmp_path / "a" / runs.OWNER, {"identity": "1234"})
-    (tmp_path / "a" / name).parent.mkdir()
-    make(tmp_path / "a" / name)
-    with pytest.raises(runs.ForeignError, match=rf"{name} is of a kind that speechformer does not make"):
+    put(tmp_path / "a" / "weights" / "4.ckpt", os.mkfifo)
+    with pytest.raises(runs.ForeignError, match=r"4\.ckpt is of a kind that speechformer does not make"):
         own(tmp_path / "a", force=True)
 
 
@@ -182,5 +183,104 @@ def test_what_is_written_can_be_read_again(tmp_path: Path) -> None:
     runs.write_result(tmp_path, runs.failure_result(config, None, None, ValueError("\ud800")))
     result = runs.read_result(tmp_path)
     assert result["config"] == {"seed": None, "study": "a?", "model": None} and result["error"] == "?"
-    put(tmp_path / runs.RESULT, b"\xef\xbb\xbf" + json.dumps(ENDED).encode())
-    assert runs.read_result(tmp_path) == ENDED  # with a byte order mark
+
+
+def ended_run(folder: Path) -> Path:
+    """Make the folder of a run that has ended, with files of all kinds."""
+    put(folder / runs.RESULT, ENDED)
+    put(folder / runs.OWNER, {"identity": "1234", "attempts": 3})
+    for name in ("last.ckpt", "config.yaml", "tensorboard/hparams.yaml", "checkpoints/2.ckpt", "notes.txt"):
+        put(folder / name, b"old")
+    return folder
+
+
+def forced_run(folder: Path, begins: bool) -> None:
+    """Replace a run; the new one has other files, and ends with an error before or after its first step."""
+    with pytest.raises(UserError), runs.own(folder, CONFIG, "5678", force=True) as run_folder:
+        run_folder.begin(CONFIG, 1)
+        for name in ("tokenizer.json", "tensorboard/events.out.tfevents.1", "last.ckpt"):
+            put(folder / name, b"new")
+        if begins:
+            run_folder.discard_replaced()
+        raise UserError("no GPU")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_forced_run_replaces_the_old_one_whole_or_not_at_all(begins: bool, tmp_path: Path) -> None:
+    """It is killed before each operation on a file. Oracle: the old files, which are all there or all gone."""
+    old = contents(ended_run(tmp_path / "old"))
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        forced_run(folder, begins)
+
+    ended_run(folder)
+    points = count_points(work, folder)
+    assert points > 15
+    replaced = set()
+    for point in range(1, points + 1):
+        shutil.rmtree(folder)
+        ended_run(folder)
+        killed_at(work, folder, point)
+        try:
+            with runs.own(folder, CONFIG, "1234") as run_folder:
+                assert run_folder.result == ENDED and contents(folder) == old
+        except runs.ForeignError:  # the new run is there
+            left = contents(folder)
+            assert not {name for name in old if left.get(name) == old[name]} - {"notes.txt"}
+            replaced.add(point)
+        assert not [path for path in folder.iterdir() if path.name.startswith(".replaced")]
+    assert bool(replaced) == begins
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "heads=3",
+        "machine=gpu",
+        "compile=abc",
+        "trainer.precision=16-true",
+        "logger=[wandb]",
+        "block_size=100000000",
+        "corpus.root=nowhere",
+        "+trainer.max_stepz=2",
+    ],
+)
+def test_a_forced_run_that_cannot_begin_leaves_the_old_one(
+    setting: str, a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each setting fails, on a machine without a GPU. The last line of defence is the first step itself."""
+    folder = shutil.copytree(a_classifier, tmp_path / "run")
+    before = contents(folder)
+
+    def step(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Classify, "training_step", step)
+    with pytest.raises(BaseException):  # noqa: B017
+        execute(compose(*TINY, "force=true", setting), folder)
+    assert contents(folder) == before
+
+
+def test_a_list_of_files_counts_inside_its_folder_alone(tmp_path: Path) -> None:
+    """A folder that somebody else has written names files outside, or reaches them through a link."""
+    for name in ("precious.csv", "other/precious.csv", "out/tables/old.csv"):
+        put(tmp_path / name.rpartition("/")[0] / name.rpartition("/")[2], b"mine")
+    (tmp_path / "out" / "linked").symlink_to(tmp_path / "other")
+    absolute = str(tmp_path / "precious.csv")
+    names = ["tables/../../precious.csv", absolute, "linked/precious.csv", "tables/old.csv", "a\0b", 3]
+    put(tmp_path / "out" / OutputFolder.LIST, {"files": names})
+    output = OutputFolder(tmp_path / "out")
+    output.remove_stale("*")
+    assert (tmp_path / "precious.csv").exists() and (tmp_path / "other" / "precious.csv").exists()
+    assert not (tmp_path / "out" / "tables" / "old.csv").exists()
+    with pytest.raises(UserError, match="through a link"):
+        OutputFolder(tmp_path / "out").file("linked/precious.csv")
+
+
+def test_a_sweep_counts_no_run_outside_its_folder(tmp_path: Path) -> None:
+    ended_run(tmp_path / "elsewhere")
+    put(tmp_path / "sweep" / "sweep.json", {"command": [], "jobs": [["seed=0"]], "launcher": "basic", "begun": 0})
+    put(tmp_path / "sweep" / "jobs" / "0.json", {"overrides": ["seed=0"], "folder": "../elsewhere", "error": None})
+    (job,) = sweeps.jobs_of(tmp_path / "sweep")
+    assert job.folder is None and job.state.status == "damaged" and "outside" in job.error

@@ -213,7 +213,8 @@ def write(result: dict[str, Any], run: TrainedRun, output: OutputFolder) -> Path
         (output.path / name).unlink(missing_ok=True)
     result = result | run.task.write_artifacts(output.path)
     output.written -= {name for name in ARTIFACTS if not (output.path / name).exists()}
-    output.remove_stale("*")
+    for name in ARTIFACTS:
+        output.remove_stale(name)
     path = output.file(runs_folder.RESULT)
     runs_folder.write_json(path, result)
     return path

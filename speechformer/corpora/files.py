@@ -244,10 +244,18 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def is_inside(folder: Path, name: str) -> bool:
+    """Return whether a name, which may come from a file of somebody else, leads to a place inside a folder."""
+    try:
+        return ".." not in Path(name).parts and (folder / name).parent.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a NUL character, links in a circle
+        return False
+
+
 class OutputFolder:
     """A folder that a command writes to. It overwrites and removes only files that a command of ours has written.
 
-    `.speechformer.json` in the folder lists those.
+    `.speechformer.json` in the folder lists those. What it names outside the folder is ignored.
 
     Raises:
         UserError: the path is a file.
@@ -270,6 +278,10 @@ class OutputFolder:
             UserError: there is a file of this name, or something else, that we have not written.
         """
         path = self.path / name
+        if not is_inside(self.path, name):
+            raise UserError(
+                f"{path} is outside {self.path}, through a link. Choose another folder, or remove the link."
+            )
         if os.path.lexists(path) and not self.own:
             self._reject(path)  # before anything is written into somebody's folder
         if not self.lock.is_locked:
@@ -289,8 +301,9 @@ class OutputFolder:
     def remove_stale(self, pattern: str) -> None:
         """Remove our files whose names match a pattern and that this command has not written."""
         stale = set(fnmatch.filter(self.own, pattern)) - self.written
-        for name in stale:
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / name for name in stale):
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
         if stale:
             self.own -= stale
             self._save()
@@ -303,7 +316,7 @@ class OutputFolder:
     def _read(self) -> None:
         with contextlib.suppress(UserError, OSError, ValueError, AttributeError, TypeError):
             listed = json.loads(read_file(self.path / self.LIST))["files"]
-            self.own |= {str(name) for name in listed}
+            self.own |= {name for name in map(str, listed) if is_inside(self.path, name)}
 
     def _save(self) -> None:
         with atomic_write(self.path / self.LIST) as file:

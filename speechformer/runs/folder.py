@@ -6,6 +6,7 @@ best.ckpt         weights of the best evaluation checkpoints/      weights at an
 metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
 predictions.tsv, translations.tsv                what the tested weights make of each test sentence
+.replaced/        the run that force=true replaces, until the first step of the new one
 result.json       written last and atomically: if it exists, the run has ended
 
 `schema.json` describes the JSON files. They are checked when they are read, so the code that uses them trusts them.
@@ -21,6 +22,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import time
 import traceback
@@ -51,6 +53,11 @@ LOG = "log.txt"  # the output of a job that runs beside others
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` keeps
 STEP, STEP_PARTIAL = r"\d+\.ckpt", r"\d+\.ckpt\.[0-9a-f]{8}\.partial"  # a file in both; of a killed process
+STEPS = f"{STEP}|{STEP_PARTIAL}"
+CURVES, EVENTS = "tensorboard", r"events\.out\.tfevents\..*|hparams\.yaml"  # the folder of the curves, a file in it
+RUN_FILES = {CURVES: EVENTS, WEIGHTS: STEPS, HISTORY: STEPS, "": f"{WRITTEN}|{PARTIAL}"}  # by the folder inside
+# The folder of a run that is being replaced: whole, with files on the way there or back, and no longer needed
+REPLACED, MOVING, DISCARDED = ".replaced", ".replaced.moving", ".replaced.discarded"
 
 
 class OccupiedError(UserError):
@@ -238,7 +245,7 @@ class RunFolder:
 
     Attributes: `identity`, the run's fingerprint; `overrides` of its command line, None without one; `previous`, what
     an earlier attempt left in `run.json`; `result` of a run that has ended; `owner`, the content of `run.json`; the
-    config group `logger`, which is no part of the run's files.
+    config group `logger`, which is no part of the run's files; `replaces`, whether an earlier run is set aside.
     """
 
     path: Path
@@ -248,6 +255,7 @@ class RunFolder:
     result: dict[str, Any] | None = None
     owner: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=lambda: {"name": "tensorboard"})
+    replaces: bool = False
 
     def __post_init__(self) -> None:
         self.writes = is_first()
@@ -279,13 +287,29 @@ class RunFolder:
 
     def remove_outputs(self, *, keep_results: bool) -> None:
         """Remove what an attempt left and the next one writes again; with `keep_results` what it does not resume."""
-        remove_matching(self.path / "tensorboard", r"events\.out\.tfevents\..*|hparams\.yaml")
+        remove_matching(self.path / CURVES, EVENTS)
         remove_matching(self.path, PARTIAL)
         remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
-        remove_matching(self.path / HISTORY, STEP_PARTIAL if keep_results else f"{STEP}|{STEP_PARTIAL}")
+        remove_matching(self.path / HISTORY, STEP_PARTIAL if keep_results else STEPS)
+
+    def set_aside(self) -> None:
+        """Move the run that is in the folder into a folder inside. `put_back` undoes it until `discard_replaced`."""
+        if any(files_matching(self.path / name, pattern) for name, pattern in RUN_FILES.items()):
+            (self.path / MOVING).mkdir()
+            move_run(self.path, self.path / MOVING)
+            os.replace(self.path / MOVING, self.path / REPLACED)
+            self.replaces = True
+
+    def discard_replaced(self) -> None:
+        """Remove the run that was set aside: the new one has begun."""
+        if self.replaces:
+            self.replaces = False
+            os.replace(self.path / REPLACED, self.path / DISCARDED)
+            shutil.rmtree(self.path / DISCARDED, ignore_errors=True)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result, and remove what only an unfinished run needs."""
+        self.discard_replaced()
         if self.writes:
             write_result(self.path, result)
             self.clean_up()
@@ -294,7 +318,7 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         if not self.writes:
             return
-        remove_matching(self.path / WEIGHTS, f"{STEP}|{STEP_PARTIAL}")
+        remove_matching(self.path / WEIGHTS, STEPS)
         remove(self.path, PREVIOUS)
 
     def read(self) -> None:
@@ -325,11 +349,12 @@ class RunFolder:
 
 def check_is_ours(directory: Path) -> None:
     """Raise a `ForeignError` if a folder holds files but no run: a run overwrites and removes only its own."""
-    allowed = rf"{re.escape(LOCK)}|{re.escape(LOG)}|{PARTIAL}"  # what a run may write before `run.json`
+    before_owner = "|".join(map(re.escape, (LOCK, LOG, REPLACED, MOVING, DISCARDED)))  # what comes before `run.json`
+    allowed, places = f"{before_owner}|{PARTIAL}", (directory, directory / REPLACED, directory / MOVING)
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     others = [name for name in names if not re.fullmatch(allowed, name)]
-    files = {OWNER: "owner", RESULT: "result"}
-    if others and not any("identity" in (read_or_none(directory / name, files[name]) or {}) for name in files):
+    files = [(place / name, kind) for place in places for name, kind in ((OWNER, "owner"), (RESULT, "result"))]
+    if others and not any("identity" in (read_or_none(path, kind) or {}) for path, kind in files):
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ForeignError(
             f"{directory} holds {shown} and no valid {OWNER}, so it is no run's folder. Choose a new or an empty one."
@@ -338,8 +363,8 @@ def check_is_ours(directory: Path) -> None:
 
 def check_kinds(directory: Path) -> None:
     """Raise a `ForeignError` if a file or folder of a run is a link, a pipe or the like, which no run makes."""
-    files = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, LOCK, LOG)
-    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys((WEIGHTS, HISTORY, "tensorboard"), Path.is_dir)}
+    files, folders = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, LOCK, LOG), (*RUN_FILES, REPLACED, MOVING, DISCARDED)
+    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys(filter(None, folders), Path.is_dir)}
     for name, is_ours in kinds.items():
         path = directory / name
         if name in (RESULT, OWNER) and not path.is_dir():
@@ -351,14 +376,40 @@ def check_kinds(directory: Path) -> None:
                 raise ForeignError(f"{inner} is of a kind that speechformer does not make (a pipe). Remove it.")
 
 
+def files_matching(directory: Path, pattern: str) -> list[Path]:
+    """List what is in a folder, except folders, by names that match a regular expression. A link has no files."""
+    if not directory.is_dir() or directory.is_symlink():
+        return []
+    paths = [path for path in directory.iterdir() if re.fullmatch(pattern, path.name)]
+    return [path for path in paths if path.is_symlink() or not path.is_dir()]
+
+
 def remove_matching(directory: Path, pattern: str) -> None:
     """Remove the files of a folder whose names match a regular expression, and the folder if that leaves it empty."""
-    if directory.is_dir() and not directory.is_symlink():
-        for path in directory.iterdir():
-            if re.fullmatch(pattern, path.name) and (path.is_file() or path.is_symlink()):
-                path.unlink(missing_ok=True)
+    for path in files_matching(directory, pattern):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
+def move_run(source: Path, target: Path) -> None:
+    """Move the files of a run from one folder to another, and remove the folders that this leaves empty."""
+    for name, pattern in RUN_FILES.items():
+        for path in files_matching(source / name, pattern):
+            (target / name).mkdir(exist_ok=True)
+            os.replace(path, target / name / path.name)
         with contextlib.suppress(OSError):
-            directory.rmdir()
+            (source / name).rmdir()
+
+
+def put_back(directory: Path) -> None:
+    """Put a run that was set aside back, in place of the new one, which took no step; continue if that was killed."""
+    shutil.rmtree(directory / DISCARDED, ignore_errors=True)
+    if (directory / REPLACED).is_dir():
+        for name, pattern in RUN_FILES.items():
+            remove_matching(directory / name, pattern)
+        os.replace(directory / REPLACED, directory / MOVING)
+    move_run(directory / MOVING, directory)
 
 
 def remove(directory: Path, *names: str) -> None:
@@ -395,7 +446,8 @@ def own(
     """Own a run's folder: lock it, check it, and account for whatever happens inside.
 
     An exception becomes the run's result ("failed"), unless it is a `UserError`; then a new folder is removed again.
-    `force` discards the run that is in the folder; `wait` waits for a process that works in it.
+    `force` replaces the run that is in the folder as soon as the new one has taken a step; before, whatever ends the
+    new one, the old one comes back. `wait` waits for a process that works in the folder.
 
     Yields:
         The folder. The caller returns its `result` if the run `has_ended`, else it calls `begin` and `finish`.
@@ -411,12 +463,16 @@ def own(
         check_kinds(directory)
         with lock(directory, wait):
             folder = RunFolder(directory, fingerprint, overrides)
-            if force:
-                folder.remove_outputs(keep_results=False)
-            else:
-                folder.read()
-            with failure_recorded(folder, config, is_new):
-                yield folder
+            put_back(directory)  # a process was killed before the first step of its run
+            try:
+                if force:
+                    folder.set_aside()
+                else:
+                    folder.read()
+                with failure_recorded(folder, config, is_new):
+                    yield folder
+            finally:
+                put_back(directory)
     except OSError as error:
         raise UserError(
             f"{error.filename or directory}: {error.strerror or one_sentence(error)}. Fix that, and run the same "

@@ -22,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from speechformer.corpora.files import is_inside
 from speechformer.errors import UserError
 from speechformer.escape import one_line
 from speechformer.runs import folder as runs
@@ -117,6 +118,8 @@ def link_curves(folder: Path, name: str, directory: Path) -> None:
 
 def link_all_curves(folder: Path, jobs: Iterable[Job]) -> None:
     """Link the curves of all runs anew: names change when a sweep gets more jobs."""
+    if (folder / CURVES).is_symlink():
+        return
     with contextlib.suppress(OSError):
         for link in filter(Path.is_symlink, (folder / CURVES).iterdir()):
             link.unlink()
@@ -185,7 +188,9 @@ def jobs_of(folder: Path, ended: Mapping[int, Job] | None = None) -> list[Job]:
             jobs.append(dataclasses.replace(ended[number], name=one_line(name, 500)))
             continue
         directory, state = None, runs.State("left", None, {})
-        if pointer := pointers.get(number):
+        if (pointer := pointers.get(number)) and not is_inside(folder, pointer["folder"]):
+            state = runs.State("damaged", {"error": f"{files[number]} names a folder outside the sweep's"}, {})
+        elif pointer:
             directory = folder / pointer["folder"]
             state = runs.State("failed", pointer, {}) if pointer["error"] else runs.state(directory)
         elif number in errors:

@@ -84,9 +84,10 @@ def place(planned: list[list[str]], overrides: list[str], number: int) -> tuple[
 
 
 def force_once(cfg: DictConfig, directory: Path, plan: dict[str, Any]) -> None:
-    """Unset `force` if this command has discarded the earlier run already, before a worker was killed."""
+    """Unset `force` if this command has replaced the earlier run already, before a worker was killed."""
     owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
-    if cfg.get("force") and owner.get("since", 0) >= plan.get("begun", 0):
+    has_begun = owner.get("since", 0) >= plan.get("begun", 0) and not (directory / runs.REPLACED).exists()
+    if cfg.get("force") and has_begun:
         cfg.force = False
 
 
@@ -123,14 +124,15 @@ def record_failure(
     """
     try:
         result = runs.result_or_none(directory)
+        has_ended = result is not None and result["status"] in runs.TERMINAL_STATES  # an earlier run, which stands
+        if isinstance(error, runs.ForeignError) or has_ended:
+            raise error
         if result is not None and not isinstance(error, UserError):
             return  # the run has
-        if isinstance(error, runs.ForeignError) or (result is not None and result["status"] in runs.TERMINAL_STATES):
-            raise error
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
         directory.mkdir(parents=True, exist_ok=True)
         runs.write_result(directory, runs.failure_result(config, overrides, None, error))
-    except (OSError, UserError):
+    except Exception:
         sweeps.COMMAND.errors[number] = one_sentence(error)
         with contextlib.suppress(OSError):
             sweeps.register(sweep, number, overrides, directory, one_sentence(error))

@@ -118,8 +118,8 @@ def run_alone(job: Job, command: Sequence[str]) -> None:
     """Run a job whose worker was killed once more, alone: another job may have been the cause."""
     assert job.folder is not None
     console.say(f"Running alone: {job.name}")
-    was_forced = job.state.owner.get("since", 0) >= COMMAND.started  # then the earlier run is gone already
-    overrides = [word for word in job.overrides if not (was_forced and word.partition("=")[0] == "force")]
+    has_begun = job.state.owner.get("since", 0) >= COMMAND.started and not (job.folder / runs.REPLACED).exists()
+    overrides = [word for word in job.overrides if not (has_begun and word.partition("=")[0] == "force")]
     log = job.folder / runs.LOG
     with open(log, "a", encoding="utf-8") as file:
         words = [*command, *overrides, f"hydra.run.dir={quoted(job.folder)}"]

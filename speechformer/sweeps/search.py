@@ -107,7 +107,7 @@ class OptunaSweeper(Sweeper):
         from optuna.trial import TrialState
 
         for trial in self.study.get_trials(states=[TrialState.RUNNING]):
-            owner = trial.user_attrs.get("command", "")
+            owner = Path(str(trial.user_attrs.get("command", ""))).name  # a lock elsewhere would be made
             lock = FileLock(self.folder / COMMANDS / f"{owner}.lock")
             try:
                 if owner != self.token:

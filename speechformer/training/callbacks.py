@@ -113,6 +113,7 @@ class Progress(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self.folder.discard_replaced()
         now = time.monotonic()
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
             self.reported_at = now
