@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder \
+.PHONY: train test test-slow lint chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder \
 	reproduce-ladder-classify reproduce-ladder-translate clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
@@ -14,10 +14,17 @@ train: $(STAMP)
 	$(BIN)/python -m speechformer.train $(if $(filter model=%,$(OVERRIDES)),,model=alibi) $(OVERRIDES)
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# What takes long: exhaustive kills, sweeps in processes of their own, browsers, notebooks.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm" $(ARGS)
+
+lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python tests/lint.py
 
 # An hour of random inputs, kills and full disks: make chaos ARGS="--minutes 60"
 chaos: $(STAMP)
