@@ -1,0 +1,156 @@
+"""Seed faults into a copy of the package, one at a time, and see which tests fail: `python tests/faults.py`.
+
+The table says best what the tests are for. A fault is one changed line; each should make the named test files fail.
+
+    python tests/faults.py              the fast tests
+    python tests/faults.py --slow       the slow ones, of the same files
+    python tests/faults.py --only sweeps
+    python tests/faults.py --tests OTHER/tests    tests of another checkout, with other names of files ignored
+
+It prints a line for each fault and ends with 1 if one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = (  # a file of the package, the right code, the wrong code, the test files that should see it
+    ("layers/positions.py", "-by_head(self.slopes()", "by_head(self.slopes()", "positions"),
+    ("layers/positions.py", "between[0::2][: heads", "between[1::2][: heads", "positions"),
+    ("layers/positions.py", "math.log(max_distance / exact)", "math.log(max_distance)", "positions"),
+    ("layers/positions.py", "start=offset).to(self.table_TD)", "start=0).to(self.table_TD)", "positions"),
+    ("layers/positions.py", "return q * scale_TH, k / scale_TH", "return q * scale_TH, k * scale_TH", "positions"),
+    ("layers/attention.py", "mask_TS & (j <= i)", "mask_TS & (j <= i + 1)", "attention patterns models"),
+    ("layers/attention.py", "/ math.sqrt(q_BNTH.shape[-1]) + bias", "+ bias", "attention models"),
+    ("layers/attention.py", "cached_tokens(earlier))", "0)", "encoder_decoder models sampling"),
+    ("layers/patterns.py", "abs() < window", "abs() <= window", "patterns"),
+    ("layers/recurrent.py", "self.dropout(x_BTD) if k else x_BTD", "self.dropout(x_BTD)", "recurrent"),
+    (
+        "models/encoder_decoder.py",
+        "(source_BS == PAD, -math.inf, 0.0)",
+        "(source_BS == PAD, 0.0, 0.0)",
+        "encoder_decoder",
+    ),
+    ("models/ensemble.py", "torch.arange(0, K * V, V", "torch.arange(0, K, 1", "models_ensemble"),
+    ("models/stack.py", "pairs.index(pair) for pair in pairs", "0 for pair in pairs", "by_layer"),
+    ("kernels/sparse.py", "return dq.mul_(scale), dk.mul_(scale), dv", "return dq.mul_(scale), dk, dv", "sparse"),
+    ("kernels/sparse.py", "clamp_(min=numbers.min)", "clone()", "sparse"),
+    ("kernels/loss.py", "/ max(len(targets_R), 1)", "/ (len(targets_R) + 1)", "dispatch tasks"),
+    ("corpora/splits.py", "for row in allowed if held_out", "for row in train if held_out", "splits data_speeches"),
+    ("corpora/splits.py", "list(corpus.classify_test)}", "list(corpus.classify_train)}", "splits data_speeches"),
+    (
+        "corpora/splits.py",
+        "if words and not copy and not words & taken",
+        "if words and not copy",
+        "data_speeches splits",
+    ),
+    ("corpora/duplicates.py", "enough &= pairs.col < left", "enough &= pairs.col <= left", "duplicates"),
+    ("corpora/files.py", 'text.removesuffix("\\n").split("\\n")', "text.splitlines()", "speeches pairs"),
+    ("corpora/pairs.py", '> rules["ratio"] * max', '>= rules["ratio"] * max', "pairs"),
+    ("data/pairs.py", "a not in sources and b not in references", "a not in sources", "data_pairs"),
+    ("data/pairs.py", "[BEGIN, *ids, END]) for ids in targets]", "[BEGIN, *ids]) for ids in targets]", "data_pairs"),
+    ("data/batches.py", "stream[places + 1], IGNORE", "stream[places], IGNORE", "data_speeches documents"),
+    ("data/batches.py", "self.order(self.epoch)[self.batches_done :]", "self.order(self.epoch)", "data_pairs fit"),
+    (
+        "data/speeches.py",
+        'return "validation" if self.splits.validation',
+        'return "test" if self.splits.validation',
+        "data_speeches",
+    ),
+    ("data/probes.py", "rows.choices[:, 1:]", "rows.choices[:, :-1]", "probes"),
+    ("tasks/classify.py", '"not_in_train": ~batch["in_train"]', '"not_in_train": batch["in_train"]', "tasks"),
+    ("tasks/language_model.py", "ids[:, :-1], ids[:, 1:].flatten()", "ids[:, :-1], ids[:, :-1].flatten()", "tasks"),
+    ("tasks/optim.py", "(step + 1) / warmup", "step / warmup", "tasks"),
+    ("tasks/optim.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "tasks"),
+    ("tasks/perplexity.py", "loss / math.log(2) / size.bytes", "loss / size.bytes", "documents"),
+    ("generation/beam_search.py", "((5 + length) / 6)", "((6 + length) / 6)", "beam_search"),
+    ("generation/sampling.py", "chosen[top_k:] = False", "chosen[top_k + 1:] = False", "sampling"),
+    ("analysis/load.py", "if task.diverged():", "if False:", "load"),
+    ("analysis/play_page.py", 'for character in "<>&', 'for character in ">&', "play"),
+    (
+        "analysis/play/engine.js",
+        "Math.abs(i - j) < window * dilation",
+        "Math.abs(i - j) <= window * dilation",
+        "play",
+    ),
+    ("report/statistics.py", "weight**2 * own.sd**2 / own.n", "weight**2 * own.sd**2", "statistics report"),
+    ("report/statistics.py", "math.sqrt(1 + 1 / self.n)", "math.sqrt(1 / self.n)", "statistics report"),
+    ("report/statistics.py", "(len(order) - rank) * p", "len(order) * p", "statistics report"),
+    ("report/claims.py", "self.effect.mean * self.sign > 0", "self.effect.mean > 0", "claims"),
+    ("report/markdown.py", "else cls(escape_markdown(str(s)))", "else cls(str(s))", "report"),
+    ("report/probe_map.py", "html.escape(title)", "title", "probe_map"),
+    ("training/checkpoints.py", "if self.keep:", "if False:", "fit translate train"),
+    ("training/checkpoints.py", "keep_previous(Path(path))", "pass", "fit kills"),
+    (
+        "training/checkpoints.py",
+        'if pl_module.mode == "max" else metric < ',
+        'if pl_module.mode == "min" else metric < ',
+        "fit train",
+    ),
+    (
+        "training/devices.py",
+        'config["threads"] or owner.get("threads") or',
+        'config["threads"] or',
+        "fit threads runs",
+    ),
+    ("runs/folder.py", "remove(self.path, PREVIOUS)", "pass", "fit kills runs"),
+    ("runs/folder.py", "self.replaces = True", "self.replaces = False", "runs"),
+    ("runs/identity.py", '("checkpoint_every", "compile",', '("checkpoint_every",', "sweeps fit"),
+    ("corpora/files.py", "os.fsync(file.fileno())", "pass", "files kills"),
+    ("sweeps/folder.py", "merged.index(job) for job in jobs", "0 for job in jobs", "sweeps"),
+    ("sweeps/job.py", "return NO_VALUE if value is None else value", "return NO_VALUE", "search sweeps"),
+)
+
+
+def pytest_fails(checkout: Path, files: list[str], is_slow: bool) -> str:
+    """Return the first test of some files that fails in a checkout; empty if none does."""
+    marks = "slow and not slurm" if is_slow else "not slow and not slurm"
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *files]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "" if done.returncode in (0, 5) else (lines or [f"exit code {done.returncode}"])[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slow", action="store_true", help="run the slow tests in place of the fast ones")
+    parser.add_argument("--only", default="", help="faults whose file has this in its name")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the tests")
+    arguments = parser.parse_args()
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / "checkout"
+        for part in ("speechformer", "conf", "notebooks", "outputs/reference"):
+            shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(arguments.tests, checkout / "tests")
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                shutil.copy(path, checkout)
+        for name, right, wrong, subjects in FAULTS:
+            path = checkout / "speechformer" / name
+            code = path.read_text(encoding="utf-8")
+            if arguments.only not in name:
+                continue
+            assert right in code, f"{name} has no longer {right!r}"
+            path.write_text(code.replace(right, wrong, 1), encoding="utf-8")
+            files = [f"tests/test_{subject}.py" for subject in subjects.split()]
+            begun = time.perf_counter()
+            caught = pytest_fails(checkout, [file for file in files if (checkout / file).exists()], arguments.slow)
+            missed += not caught
+            print(f"{name}: {right!r}: {caught or 'MISSED'} ({time.perf_counter() - begun:.0f} s)", flush=True)
+            path.write_text(code, encoding="utf-8")
+    print(f"{missed} faults were missed.")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
