@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,22 @@ def test_protocols_decide_what_is_looked_at_in_training(task: str, corpus: Corpu
     assert parts(paper.val_dataloader()) == {"train", "test"} and paper.chosen_on == "test"
     assert parts(clean.val_dataloader()) == {"train", "validation"} and clean.chosen_on == "validation"
     assert parts(clean.test_dataloader()) == {"train", "validation", "test"}
+    for name in ("train", "validation"):
+        batches = [batch for batch in clean.val_dataloader() if batch["part"] == (name, "")]
+        seen = sum(int((batch["ids"] != 0).sum()) for batch in batches)
+        encoded = [clean.tokenizer.encode(text) for _, text in getattr(clean.splits, name)]
+        assert seen == (sum(map(len, encoded)) - 1 if task == "lm" else sum(len(ids[:32]) for ids in encoded))
+
+
+def test_leaked_test_sentences_are_marked(corpus: Corpus) -> None:
+    """Oracle: every third sentence of test is put into train."""
+    leaks = corpus.classify_test[::3]
+    data = make(replace(corpus, classify_train=corpus.classify_train + leaks))
+    rows = data.tested["test", ""]
+    assert rows["in_train"].tolist() == [k % 3 == 0 for k in range(750)]
+    assert rows["labels"].tolist() == [label for label, _ in corpus.classify_test]
+    assert rows["ids"][1].tolist()[:3] == data.tokenizer.encode(corpus.classify_test[1][1])[:3]
+    assert data.counts["test_in_train"] == len(leaks) and f"which {len(leaks)} (33.3 %)" in data.corpus_line()
 
 
 @pytest.mark.parametrize("task", ["classify", "lm"])

@@ -55,10 +55,11 @@ def test_the_held_out_part_shares_no_text_with_train_and_has_its_share() -> None
     for share, folds in ((0.1, 10), (0.3, 3)):  # each text is in one fold, or of three tenths in none
         counts = [sum(held_out(text, share, fold) for fold in range(folds)) for text in texts[:1000]]
         assert number_of_folds(share) == folds and {*counts} == ({1} if share == 0.1 else {0, 1})
-    corpus = replace(CORPUS, classify_train=[(0, text) for text in texts[:500] * 2])
+    rows: list[tuple[int, str]] = [(0, text) for text in texts[:500]]
+    corpus = replace(CORPUS, classify_train=rows * 2, classify_test=rows[400:])
     splits = cut("clean", corpus=corpus)
-    assert splits.validation == [row for row in corpus.classify_train if held_out(row[1], 0.1)]
-    assert splits.train == [row for row in corpus.classify_train if row not in splits.validation]
+    assert splits.validation == [row for row in rows[:400] if held_out(row[1], 0.1)] * 2
+    assert splits.train == [row for row in rows[:400] if not held_out(row[1], 0.1)] * 2
     assert {*splits.vocabulary_texts} == {text for _, text in splits.train}
     assert not {*splits.validation} & {*cut("clean", corpus=corpus, fold=1).validation}
     backwards = cut("clean", corpus=replace(corpus, classify_train=corpus.classify_train[::-1]))
