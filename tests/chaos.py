@@ -23,7 +23,6 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,67 +31,60 @@ from kills import Points, count_points, in_child
 from test_fit import essence
 from test_kills import names
 from test_properties import PROPERTIES, HangError, Workshop, search, workshop
-from tqdm import tqdm
 
 from speechformer.corpora import sample, sample_pairs
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 from speechformer.training.run import execute
 
-TRAIN = [sys.executable, "-m", "speechformer.train"]
 RUNS = {
-    "classify": "task=classify trainer.max_epochs=3 checkpoint_every=4 protocol=clean",
-    "lm": "task=lm trainer.max_steps=60 eval_interval=15 checkpoint_every=4",
+    "classify": "task=classify corpus.classes=[a,b,c] trainer.max_epochs=3 checkpoint_every=4 protocol=clean",
+    "lm": "task=lm corpus.classes=[a,b,c] trainer.max_steps=60 eval_interval=15 checkpoint_every=4",
     "translate": "task=translate corpus=ted task.beam=1 task.batch_tokens=60 task.vocab_size=40 trainer.max_epochs=-1"
     " trainer.max_steps=12 eval_interval=3 checkpoint_every=2 task.average_checkpoints=2",
 }
 LAUNCHERS = ["basic", "joblib hydra.launcher.n_jobs=2", "ensemble"]
-COLUMNS = ("cases", "accepted", "rejected in one sentence", "disturbed and resumed", "wrong")
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+COLUMNS = ("accepted", "rejected in one sentence", "resumed", "not disturbed", "wrong")
 
 
 class Chaos:
-    """The runs that are disturbed, what they should give, and the counts of the table."""
+    """The runs that are disturbed, and what they should give."""
 
     def __init__(self, world: Workshop) -> None:
-        self.world, self.counts = world, collections.defaultdict[str, collections.Counter[str]](collections.Counter)
+        self.world, self.words, self.whole, self.points = world, {}, {}, {}  # type: tuple[Workshop, Any, Any, Any]
         corpus = world.folder / "small"
         corpus.mkdir()
         for name, content in {**sample.files(0), **sample_pairs.files(0)}.items():
             number = 12 if name.startswith(("dev", "test.")) else 60
             (corpus / name).write_bytes(b"".join(content.splitlines(keepends=True)[:number]))
-        common = ["corpus=speeches", f"corpus.root={corpus}", *TINY[1:], "threads=1"]
-        self.words = {name: [*common, *words.split()] for name, words in RUNS.items()}
-        for name, words in self.words.items():
-            if name != "translate":
-                words.append("corpus.classes=[a,b,c]")
-        self.whole, self.points = dict[str, tuple[Any, set[str]]](), dict[str, int]()
-        for name in self.words:
-            folder = world.folder / "whole" / name
-            execute(compose(*self.words[name]), folder)
+        for name, words in RUNS.items():
+            self.words[name] = ["corpus=speeches", f"corpus.root={corpus}", *TINY[1:], "threads=1", *words.split()]
+            folder, cfg = world.folder / "whole" / name, compose(*self.words[name])
+            self.points[name] = count_points(lambda: execute(cfg, folder), folder)  # noqa: B023
             self.whole[name] = self.outcome(folder)
-            scratch = world.folder / "counted" / name
-            self.points[name] = count_points(lambda: execute(compose(*self.words[name]), scratch), scratch)  # noqa: B023
 
-    def outcome(self, folder: Path) -> tuple[Any, set[str]]:
+    def outcome(self, folder: Path) -> dict[str, Any]:
         """Return what a run leaves: weights, metrics and moments to the bit; the names of its files."""
-        left = essence(folder, runs.read_result(folder))
-        return {key: value for key, value in left.items() if key not in ("events", "texts")}, names(folder)
+        left = essence(folder, runs.read_result(folder)) | {"files": names(folder)}
+        return {key: value for key, value in left.items() if key not in ("events", "texts")}
 
     def check(self, name: str, folder: Path) -> None:
         """Require that a run left what the undisturbed one did."""
-        left, files = self.outcome(folder)
-        whole, whole_files = self.whole[name]
+        left, whole = self.outcome(folder), self.whole[name]
         differing = [key for key in whole if left[key] != whole[key]]
         assert not differing, f"{name}: {', '.join(differing)} differ from the undisturbed run's"
-        assert files == whole_files, f"{name}: other files: {files ^ whole_files}"
 
-    def start(self, words: list[str], limit: int | None = None) -> subprocess.Popen[str]:
+    def start(self, words: list[str], limit: int = resource.RLIM_INFINITY) -> subprocess.Popen[str]:
         """Start `train` in a process of its own; `limit`: the bytes that it may write into one file."""
         own = {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.world.folder / "cache")}
-        limited = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([*TRAIN, *words], env={**os.environ, **own}, preexec_fn=limited, **pipes)
+        return subprocess.Popen(
+            [sys.executable, "-m", "speechformer.train", *words],
+            env={**os.environ, **own},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def point_killed(self, chance: random.Random) -> bool:
         """A run in a forked process, killed at random points of its file operations."""
@@ -109,31 +101,28 @@ class Chaos:
         """A command, killed at random times."""
         name, folder = chance.choice(list(RUNS)), self.world.new_folder()
         words = [*self.words[name], f"hydra.run.dir={folder}"]
-        kills = range(chance.randint(1, 3))
-        hits = [disturb(self.start(words), chance, folder / chance.choice(["run.json", "last.ckpt"])) for _ in kills]
+        begun = folder / chance.choice(["run.json", "last.ckpt"])
+        hits = [disturb(self.start(words), chance, begun) for _ in range(chance.randint(1, 3))]
         finish(self.start(words))
         self.check(name, folder)
         return any(hits)
 
     def sweep_killed(self, chance: random.Random) -> bool:
         """A sweep, killed at random times: its command or a worker. A job that was given up needs another command."""
-        folder = self.world.new_folder()
-        launcher = chance.choice(LAUNCHERS)
+        folder, launcher = self.world.new_folder(), chance.choice(LAUNCHERS)
         words = ["-m", *self.words["lm"], "seed=0,1,2", f"hydra.sweep.dir={folder}"]
         words += f"hydra/launcher={launcher}".split()
-        kills = range(chance.randint(1, 3))
-        hits = [disturb(self.start(words), chance, folder / "sweep.json") for _ in kills]
-        for left in (2, 1, 0):
-            process = self.start(words)
-            error = process.communicate(timeout=300)[1]
-            if process.returncode == 0:
-                break
-            assert left, f"{launcher}: exit code {process.returncode}: {error[-1500:]}"
+        hits = [disturb(self.start(words), chance, folder / "sweep.json") for _ in range(chance.randint(1, 3))]
+        for _ in range(2):
+            self.start(words).communicate(timeout=300)
+        finish(self.start(words))
         jobs = sweeps.jobs_of(folder)
         assert [job.state.status for job in jobs] == ["finished"] * 3, launcher
         assert not [path for path in folder.rglob("*") if path.name.endswith(".partial") or path.name == "weights"]
         if launcher != "ensemble":  # its sums have another order
-            assert runs.read_result(jobs[0].folder)["metrics"] == self.whole["lm"][0]["metrics"]  # type: ignore[arg-type]
+            assert jobs[0].folder is not None
+            self.check("lm", jobs[0].folder) if launcher == "basic" else None
+            assert runs.read_result(jobs[0].folder)["metrics"] == self.whole["lm"]["metrics"]
         return any(hits)
 
     def disk_full(self, chance: random.Random) -> bool:
@@ -156,11 +145,11 @@ def disturb(process: subprocess.Popen[str], chance: random.Random, begun: Path) 
     Returns:
         Whether the command still ran.
     """
-    deadline, early = time.monotonic() + 120, chance.random() < 0.2
-    while not early and process.poll() is None and not begun.exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + (120 if chance.random() < 0.8 else 0)
+    while process.poll() is None and not begun.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(chance.uniform(0, 4))
-    runs_still, number = process.poll() is None, chance.choice(SIGNALS)
+    still_runs, number = process.poll() is None, chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     with contextlib.suppress(OSError):
         workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if workers and chance.random() < 0.5:
@@ -168,7 +157,7 @@ def disturb(process: subprocess.Popen[str], chance: random.Random, begun: Path) 
         else:
             process.send_signal(number)
     process.communicate(timeout=300)
-    return runs_still
+    return still_runs
 
 
 def finish(process: subprocess.Popen[str]) -> None:
@@ -177,7 +166,7 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, f"exit code {process.returncode}: {error[-1500:]}"
 
 
-DISTURBANCES: dict[str, tuple[Callable[[Chaos, random.Random], bool], int]] = {  # and how many cases a round has
+DISTURBANCES = {  # and how many cases a round has
     "run killed at a write": (Chaos.point_killed, 12),
     "run killed at any time": (Chaos.run_killed, 2),
     "sweep killed": (Chaos.sweep_killed, 1),
@@ -185,33 +174,21 @@ DISTURBANCES: dict[str, tuple[Callable[[Chaos, random.Random], bool], int]] = { 
 }
 
 
-def one_round(chaos: Chaos, kind: str, seed: int) -> None:
-    """Try the cases of one kind, and count them; print what was wrong."""
-    count = chaos.counts[kind]
+def one_round(chaos: Chaos, kind: str, seed: int) -> dict[str, int]:
+    """Try the cases of one kind, and return the counts of outcomes; print what was wrong."""
+    chance, count = random.Random(seed), collections.Counter[str]()
     try:
         if kind in PROPERTIES:
-            outcomes = search(kind, chaos.world, 2 * PROPERTIES[kind][2], seed)
-            count.update(cases=sum(outcomes.values()), accepted=outcomes[True])
-            count["rejected in one sentence"] += outcomes[False]
-            return
-        chance = random.Random(seed)
+            outcomes = search(kind, chaos.world, 4 * PROPERTIES[kind][2], seed)
+            return {"accepted": outcomes[True], "rejected in one sentence": outcomes[False]}
         disturb_once, number = DISTURBANCES[kind]
         for _ in range(number):
-            count["cases"] += 1
-            count["disturbed and resumed"] += disturb_once(chaos, chance)
+            count["resumed" if disturb_once(chaos, chance) else "not disturbed"] += 1
     except (Exception, HangError) as error:
         count["wrong"] += 1
-        notes = "\n".join(getattr(error, "__notes__", []))
-        text = "".join(traceback.format_exception(error)[-4:])
-        tqdm.write(f"WRONG: {kind}. Repeat it with: --kind '{kind}' --seed {seed}\n{text}\n{notes}", file=sys.stderr)
-
-
-def table(counts: dict[str, collections.Counter[str]]) -> str:
-    """Return the counts as a table."""
-    rows = [["", *COLUMNS], *([kind, *(str(count[name]) for name in COLUMNS)] for kind, count in counts.items())]
-    rows.append(["all", *(str(sum(count[name] for count in counts.values())) for name in COLUMNS)])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+        sys.stderr.write(f"WRONG: {kind}. Repeat it with: --kind '{kind}' --seed {seed}\n")
+        traceback.print_exception(error)
+    return count
 
 
 def main() -> int:
@@ -222,25 +199,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of one round, to repeat a case")
     arguments = parser.parse_args()
     kinds = [arguments.kind] if arguments.kind else [*PROPERTIES, *DISTURBANCES]
+    counts = {kind: collections.Counter[str]() for kind in kinds}
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     first = random.SystemRandom().randrange(10**9) if arguments.seed is None else arguments.seed
-    end = time.monotonic() + 60 * arguments.minutes
+    end, number = time.monotonic() + 60 * arguments.minutes, 0
     warnings.simplefilter("ignore")
-    with (
-        tempfile.TemporaryDirectory() as name,
-        open(os.devnull, "w") as nothing,
-        contextlib.redirect_stdout(nothing),
-        workshop(Path(name)) as world,
-    ):
-        chaos, number = Chaos(world), 0
-        while number == 0 or (arguments.seed is None and time.monotonic() < end):
-            for kind in kinds:
-                if number == 0 or time.monotonic() < end:
-                    one_round(chaos, kind, first + number)
-            number += 1
-    print(f"{number} rounds, seeds {first} to {first + number - 1}\n{table(chaos.counts)}")
-    return 1 if any(count["wrong"] for count in chaos.counts.values()) else 0
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:
+        with contextlib.redirect_stdout(nothing), workshop(Path(name)) as world:
+            chaos = Chaos(world)
+            while number == 0 or (arguments.seed is None and time.monotonic() < end):
+                for kind in kinds:
+                    counts[kind].update(one_round(chaos, kind, first + number))
+                number += 1
+    print(f"{number} rounds, seeds {first} to {first + number - 1}")
+    for kind, count in counts.items():
+        print(f"{kind:24}" + "".join(f"{count[column]:8} {column}" for column in COLUMNS if count[column]))
+    return 1 if any(count["wrong"] for count in counts.values()) else 0
 
 
 if __name__ == "__main__":

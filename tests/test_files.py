@@ -1,15 +1,16 @@
-"""Atomic writing: a reader sees the old content or the new one, whatever goes wrong."""
+"""Atomic writing, folders that commands write to, and names of places."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import count_points, killed_at
 
 from speechformer.corpora import files
 from speechformer.corpora.files import OutputFolder, atomic_write
@@ -23,11 +24,26 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_is_replaced_when_the_block_ends(target: Path) -> None:
+def names(target: Path) -> list[str]:
+    return [path.name for path in target.parent.iterdir()]
+
+
+def write(target: Path) -> None:
     with atomic_write(target) as file:
         file.write(b"new")
         assert target.read_bytes() == b"old"
-    assert target.read_bytes() == b"new" and [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one(target: Path) -> None:
+    """It is killed before each operation on a file, and halfway through its write."""
+    points = count_points(lambda: write(target), target.parent)
+    assert points >= 4 and target.read_bytes() == b"new" and names(target) == ["file"]
+    for point in range(1, points + 1):
+        target.write_bytes(b"old")
+        killed_at(lambda: write(target), target.parent, point)
+        assert target.read_bytes() == b"old"
+    write(target)
+    assert names(target) == ["file"]  # what the killed ones left is gone
 
 
 def test_two_writers_do_not_share_a_temporary_file(target: Path) -> None:
@@ -45,49 +61,32 @@ def test_a_full_disk_keeps_the_old_file_and_the_error_names_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, call, full)
-    with pytest.raises(OSError) as error, atomic_write(target) as file:
-        file.write(b"new")
+    with pytest.raises(OSError) as error:
+        write(target)
     assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(target))
-    assert target.read_bytes() == b"old" and [path.name for path in target.parent.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old" and names(target) == ["file"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_write_that_fails_names_the_target(target: Path) -> None:
-    """Oracle: Linux's /dev/full, whose every write fails with ENOSPC."""
-    with pytest.raises(OSError) as error, atomic_write(target), open("/dev/full", "wb", buffering=0) as full:
-        full.write(b"new")
-    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(target))
-
-
-def test_an_exception_in_the_block_is_raised_and_changes_nothing(target: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), atomic_write(target) as file:
-        file.write(b"new")
-        raise KeyboardInterrupt
+def test_an_error_names_the_target_unless_it_is_of_another_file(target: Path) -> None:
+    another, nowhere = target.with_name("another"), target / "nowhere"
     with pytest.raises(FileNotFoundError) as error, atomic_write(target):
-        (target.parent / "another").read_bytes()  # an error of another file stays what it is
-    assert error.value.filename == str(target.parent / "another")
-    assert target.read_bytes() == b"old" and [path.name for path in target.parent.iterdir()] == ["file"]
-
-
-def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as error, atomic_write(tmp_path / "nowhere" / "file"):
+        another.read_bytes()
+    assert error.value.filename == str(another) and names(target) == ["file"]
+    with pytest.raises(NotADirectoryError) as error, atomic_write(nowhere):
         pass
-    assert error.value.filename == str(tmp_path / "nowhere" / "file")
+    assert error.value.filename == str(nowhere)
 
 
-def test_leftovers_of_killed_processes_are_deleted(target: Path) -> None:
-    names = ("file.01234567.partial", "other.01234567.partial", "file.precious.partial")
-    leftover, other, users = (target.with_name(name) for name in names)
+def test_a_writer_deletes_only_what_killed_writers_left(target: Path) -> None:
+    left = ("file.01234567.partial", "other.01234567.partial", "file.precious.partial")
+    leftover, other, users = (target.with_name(name) for name in left)
     for path in (leftover, other, users):
         path.write_bytes(b"half")
+    pipe = target.with_name("file.89abcdef.partial")
+    os.mkfifo(pipe)  # opening it would wait
     with atomic_write(target) as under_way:
-        under_way.write(b"first")
-        with atomic_write(target) as file:
-            file.write(b"new")
-        assert (
-            not leftover.exists() and other.exists() and users.exists() and Path(under_way.name).exists()
-        )  # the last is written to
-    assert target.read_bytes() == b"first"
+        write(target)
+        assert not leftover.exists() and all(path.exists() for path in (other, users, pipe, Path(under_way.name)))
 
 
 def test_a_temporary_file_that_is_deleted_before_it_is_locked_is_made_anew(
@@ -102,32 +101,14 @@ def test_a_temporary_file_that_is_deleted_before_it_is_locked_is_made_anew(
         lock_file(file)
 
     monkeypatch.setattr(files, "lock_file", late)
-    with atomic_write(target) as file:
-        file.write(b"new")
-    assert target.read_bytes() == b"new" and file.name not in deleted
-
-
-def test_a_pipe_with_the_name_of_a_temporary_file_is_left_alone(target: Path) -> None:
-    os.mkfifo(target.with_name("file.01234567.partial"))
-    with atomic_write(target) as file:
-        file.write(b"new")
-    assert target.read_bytes() == b"new" and target.with_name("file.01234567.partial").is_fifo()
-
-
-def test_a_crash_in_the_middle_keeps_the_old_file(target: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from speechformer.corpora.files import atomic_write\n"
-        "with atomic_write(Path(sys.argv[1])) as file:\n"
-        "    file.write(b'new'); file.flush(); os._exit(9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, target]).returncode == 9
-    assert target.read_bytes() == b"old"
+    write(target)
+    assert target.read_bytes() == b"new"
 
 
 def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path: Path) -> None:
     output = OutputFolder(tmp_path / "new")
-    output.file("tables/a.csv").write_text("1")
-    output.file("tables/b.csv").write_text("1")
+    for name in "ab":
+        output.file(f"tables/{name}.csv").write_text("1")
     (tmp_path / "new" / "tables" / "mine.csv").write_text("precious")
     again = OutputFolder(tmp_path / "new")
     again.file("tables/a.csv").write_text("2")
@@ -136,54 +117,60 @@ def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path
     assert left == {"a.csv": "2", "mine.csv": "precious"}
     with pytest.raises(UserError, match=r"mine.csv is there already, and speechformer has not written it"):
         again.file("tables/mine.csv")
+    with pytest.raises(UserError, match="a.csv is a file; name a folder"):
+        OutputFolder(tmp_path / "new" / "tables" / "a.csv")
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "broken link", "not listed"])
-def test_what_took_the_place_of_an_output_is_left_alone(kind: str, tmp_path: Path) -> None:
-    folder, target = tmp_path / "out", tmp_path / "target"
-    if kind != "not listed":  # we have written it once, and it has been replaced since
-        OutputFolder(folder).file("a").touch()
-        (folder / "a").unlink()
-    else:
-        folder.mkdir()
-    if kind == "folder":
-        (folder / "a").mkdir()
-    elif kind == "link":
-        target.write_text("precious")
-        (folder / "a").symlink_to(target)
-    elif kind == "broken link":
-        (folder / "a").symlink_to(target)
-    elif kind == "not listed":
-        (folder / "a").write_text("precious")
-    if kind == "file":  # a file of the name that we write is ours
-        assert OutputFolder(folder).file("a") == folder / "a"
-        return
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("../target")])
+@pytest.mark.parametrize("has_target", [True, False])
+def test_what_took_the_place_of_an_output_is_left_alone(
+    make: Callable[[Path], None], has_target: bool, tmp_path: Path
+) -> None:
+    if has_target:
+        (tmp_path / "target").write_text("precious")
+    OutputFolder(tmp_path / "out").file("a")
+    make(tmp_path / "out" / "a")
+    output = OutputFolder(tmp_path / "out")
     with pytest.raises(UserError, match="a is there already"):
-        OutputFolder(folder).file("a")
+        output.file("a")
+    output.remove_stale("a")
+    assert os.path.lexists(tmp_path / "out" / "a") and (tmp_path / "target").exists() == has_target
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": 3}', '{"files": {"a": 1}}'])
-def test_a_damaged_list_of_outputs_lists_nothing(content: str, tmp_path: Path) -> None:
-    (tmp_path / ".speechformer.json").write_text(content)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"files": 3}'])
+def test_a_damaged_list_of_outputs_lists_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / OutputFolder.LIST).write_bytes(content)
     (tmp_path / "a.txt").touch()
     with pytest.raises(UserError, match="a.txt is there already"):
         OutputFolder(tmp_path).file("a.txt")
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("/data/all/speeches", "$SPEECHFORMER_DATA/speeches"),
-        ("/data/all", "$SPEECHFORMER_DATA"),
-        ("/data/allegro", "/data/allegro"),
-        ("/home/me/.cache/speechformer/ted", "~/.cache/speechformer/ted"),
-        ("made by the package, seed 0", "made by the package, seed 0"),
-    ],
-)
-def test_results_name_no_folder_of_this_machine(place: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_files_counts_inside_its_folder_alone(tmp_path: Path) -> None:
+    """A folder that somebody else has written names files outside, or reaches them through a link."""
+    precious = [tmp_path / "precious.csv", tmp_path / "other" / "precious.csv"]
+    out = tmp_path / "out"
+    stale = out / "tables" / "old.csv"
+    for path in (*precious, stale):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.touch()
+    (out / "linked").symlink_to(tmp_path / "other")
+    listed = ["tables/../../precious.csv", str(precious[0]), "linked/precious.csv", "tables/old.csv", "a\0b", 3]
+    (out / OutputFolder.LIST).write_text(json.dumps({"files": listed}))
+    OutputFolder(out).remove_stale("*")
+    assert all(path.exists() for path in precious) and not stale.exists()
+    with pytest.raises(UserError, match="through a link"):
+        OutputFolder(out).file("linked/precious.csv")
+
+
+def test_results_name_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "/data/all/speeches": "$SPEECHFORMER_DATA/speeches",
+        "/data/allegro": "/data/allegro",
+        "/home/me/.cache/speechformer/ted": "~/.cache/speechformer/ted",
+    }
     monkeypatch.setenv("HOME", "/home/me")
     for folder in ("/data/all", "/data/all/"):
         monkeypatch.setenv("SPEECHFORMER_DATA", folder)
-        assert files.on_any_machine(place) == said
+        assert {place: files.on_any_machine(place) for place in said} == said
     monkeypatch.delenv("SPEECHFORMER_DATA")
     assert files.on_any_machine("/data/all/speeches") == "/data/all/speeches"
