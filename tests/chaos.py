@@ -205,13 +205,17 @@ def main() -> int:
     first = random.SystemRandom().randrange(10**9) if arguments.seed is None else arguments.seed
     end, number = time.monotonic() + 60 * arguments.minutes, 0
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:
-        with contextlib.redirect_stdout(nothing), workshop(Path(name)) as world:
-            chaos = Chaos(world)
-            while number == 0 or (arguments.seed is None and time.monotonic() < end):
-                for kind in kinds:
-                    counts[kind].update(one_round(chaos, kind, first + number))
-                number += 1
+    with (
+        tempfile.TemporaryDirectory() as name,
+        open(os.devnull, "w") as nothing,
+        contextlib.redirect_stdout(nothing),
+        workshop(Path(name)) as world,
+    ):
+        chaos = Chaos(world)
+        while number == 0 or (arguments.seed is None and time.monotonic() < end):
+            for kind in kinds:
+                counts[kind].update(one_round(chaos, kind, first + number))
+            number += 1
     print(f"{number} rounds, seeds {first} to {first + number - 1}")
     for kind, count in counts.items():
         print(f"{kind:24}" + "".join(f"{count[column]:8} {column}" for column in COLUMNS if count[column]))

@@ -105,8 +105,8 @@ def json_files(document: dict[str, Any]) -> st.SearchStrategy[bytes]:
 
 
 OURS = """
-result.json run.json run.lock log.txt config.yaml metrics.csv last.ckpt previous.ckpt run.json.89abcdef.partial weights
-weights/3.ckpt tensorboard tensorboard/hparams.yaml .replaced .replaced/result.json .replaced.moving
+result.json run.json run.lock log.txt config.yaml metrics.csv last.ckpt previous.ckpt run.json.89abcdef.partial
+weights weights/3.ckpt tensorboard tensorboard/hparams.yaml .replaced .replaced/result.json .replaced.moving
 """
 NEARLY = """
 result.json~ last.ckpt.partial notes.0123abcd.partial weights/mine.ckpt weights/3.ckpt.txt tensorboard/mine.txt

@@ -40,7 +40,8 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Given up: {name}")
         return NO_VALUE
     if launcher == "submitit_local":  # it starts all at once: each has its share of the cores, or waits for one
-        os.environ.setdefault("OMP_NUM_THREADS", str(hydra_config.launcher.cpus_per_task or 1))
+        share = os.environ.get("OMP_NUM_THREADS") or hydra_config.launcher.cpus_per_task or 1
+        os.environ["OMP_NUM_THREADS"] = str(share)
     started = time.time()
     force_once(cfg, directory, plan)
     try:
