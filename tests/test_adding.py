@@ -15,8 +15,10 @@ from pages import IS_CHECKOUT, ROOT, Block, blocks
 PAGES = (ROOT / "speechformer" / "README.md", ROOT / "speechformer" / "tasks" / "README.md")
 HEADINGS = ("Adding a position", "Adding a pattern", "Adding a task")
 
-
-pytestmark = pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), reason="not a checkout with git")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (IS_CHECKOUT and (ROOT / ".git").exists()), reason="not a checkout with git"),
+]
 
 
 def copy_repository(folder: Path) -> None:

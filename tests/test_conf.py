@@ -95,6 +95,7 @@ def plain(experiment: str, *overrides: str) -> dict:
     return OmegaConf.to_container(compose(f"experiment={experiment}", *overrides), resolve=True)  # type: ignore
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs_for_two_steps(
     experiment: str, little: Path, little_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def names(folder: Path) -> set[str]:
     return {path for path in paths if "tfevents" not in path}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", RUNS)
 def test_a_run_killed_at_any_point_ends_as_one_that_was_not(
     task: str, little: Path, little_pairs: Path, tmp_path: Path
@@ -71,6 +72,7 @@ def test_a_run_killed_at_any_point_ends_as_one_that_was_not(
         assert runs.state(folder).status == "finished"
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
         assert names(folder) == expected, f"killed at point {point} of {points}"
 
 
+@pytest.mark.slow
 def test_a_report_killed_at_any_point_is_written_again(a_language_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "report"
 

@@ -78,6 +78,7 @@ def test_a_run_that_cannot_be_in_an_ensemble_runs_alone_with_a_reason(job: str, 
     assert why in next(iter(alone)) and next(iter(alone.values())) == 2
 
 
+@pytest.mark.slow
 def test_an_ensemble_sweep_has_the_results_of_an_ordinary_sweep(sweep: Sweep, tmp_path: Path) -> None:
     """Oracle: the same sweep, one run after another."""
     jobs = ["seed=0,1", "model=alibi,rope,learned"]
@@ -96,6 +97,7 @@ def test_an_ensemble_sweep_has_the_results_of_an_ordinary_sweep(sweep: Sweep, tm
     assert code == 0 and out.count("Already finished: ") == 6 and "Ensemble of" not in out
 
 
+@pytest.mark.slow
 def test_runs_outside_an_ensemble_run_one_by_one(sweep: Sweep, tmp_path: Path) -> None:
     code, out, err = sweep(*LM, "seed=0,1", "width=8,10,0", "model=alibi,rnn", *ENSEMBLE)
     assert "Not in an ensemble: 4 of 12 runs, because recurrent layers cannot be stacked." in out
@@ -109,6 +111,7 @@ def test_members_sets_how_many_train_as_one(sweep: Sweep, tmp_path: Path) -> Non
     assert sorted(r["machine"]["ensemble_size"] for r in results(tmp_path / "here").values()) == [1, 2, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_what_fails_as_one_runs_one_after_another(
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ SETTINGS = [*TINY, "task=lm", "protocol=clean", "trainer.max_steps=20", "eval_in
 FEW = ["corpus.documents=20", "corpus.words=40"]
 
 
+@pytest.mark.slow
 def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> None:
     """Oracles: the perplexity computed again from the logits of the checkpoint."""
     result = execute(compose(*SETTINGS, "task.ngram_mixture=context"), tmp_path)

@@ -65,6 +65,7 @@ def test_it_is_that_of_scikit_learn(length: int) -> None:
     assert loaded(asked).numpy() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     """The network trains alone; the sum is tested, predicts, and is loaded again. Its card says what it is."""
     overrides = [*TINY, "task=classify", "protocol=clean", "trainer.max_epochs=2", "eval_interval=1000"]

@@ -11,6 +11,8 @@ from nbclient import NotebookClient
 
 from speechformer.config import CONF
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = sorted((CONF.parent / "notebooks").glob("*.ipynb"))
 
 

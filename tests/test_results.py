@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
-import tarfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,16 +11,12 @@ import pytest
 from conftest import EXPERIMENTS, compose
 from pages import IS_CHECKOUT, ROOT, name_of
 
-from speechformer.bench.pages import fill
-from speechformer.report.__main__ import write_report
-from speechformer.report.labels import Options
 from speechformer.report.pages import BLOCK
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
 REFERENCE = ROOT / "outputs" / "reference"
 WORDS = ("supported", "contradicted", "inconclusive", "holds\\b(?! `)", "significant")
 WORDS += ("better", "worse", "faster", "halves", "doubles", "outperforms?", "overfits", "beats?")
-LABELS = {"contexts": Options(labels=["pattern=by_layer=window 64 below full attention"])}  # as in the Makefile
 VERDICT = re.compile(rf"\b({'|'.join(WORDS)})", re.IGNORECASE)
 DEFINED = ("- **Verdict.** A claim is", "its family. Otherwise it is")  # lines that say what the words mean
 UNITS = "BLEU|GB|MB|MiB|per cent|points|times|ms|seconds|minutes|hours|tokens/s"
@@ -32,47 +26,7 @@ OF_OTHERS = {"100", "64.5", "173"}  # whole shares, and results of baselines
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("folder", "pages"),
-    [
-        (REFERENCE, (ROOT / "README.md", REFERENCE / "README.md")),
-        (REFERENCE / "contexts", (REFERENCE / "contexts" / "README.md",)),
-        (REFERENCE / "ladder", (REFERENCE / "ladder" / "README.md",)),
-        (REFERENCE / "ladder_classify", (REFERENCE / "ladder_classify" / "README.md",)),
-        (REFERENCE / "ladder_translate", (REFERENCE / "ladder_translate" / "README.md",)),
-        (REFERENCE / "bottleneck", (REFERENCE / "translation" / "README.md",)),
-    ],
-)
-def test_the_pages_are_what_the_results_of_the_runs_give(
-    folder: Path, pages: tuple[Path, ...], tmp_path: Path
-) -> None:
-    """Oracle: `make pages` from the committed archive."""
-    with tarfile.open(folder / "runs.tar.xz") as archive:
-        archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
-    copies = {page: tmp_path / page.relative_to(ROOT) for page in pages}
-    repeated = [REFERENCE / "probes" / "README.md", *REFERENCE.glob("ladder*/README.md")]
-    older = REFERENCE / "translation" / "tables" / "runs.csv"  # of runs that are too long for `make pages`
-    for page in (*pages, *repeated, older):
-        copy = tmp_path / page.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(page, copy)
-    options = LABELS.get(folder.name)
-    write_report([tmp_path / "runs"], tmp_path / "report", plots=False, pages=[*copies.values()], options=options)
-    for page, copy in copies.items():
-        assert copy.read_text() == page.read_text(), f"{page}: run make pages"
-
-
-@pytest.mark.parametrize(
-    "folder", [REFERENCE / "bench" / own for own in ("", "long", "gpu")], ids=lambda path: path.name
-)
-def test_the_page_of_a_benchmark_is_what_its_timings_give(folder: Path, tmp_path: Path) -> None:
-    """Oracle: `speechformer.bench.pages` from the committed timings."""
-    page, copy = folder / "README.md", tmp_path / "page.md"
-    shutil.copy(page, copy)
-    fill(folder / "bench.json", [copy])
-    assert copy.read_text() == page.read_text(), f"run python -m speechformer.bench.pages for {page}"
-
-
+@pytest.mark.slow
 def test_experiments_say_what_their_results_are() -> None:
     """Oracle: means and deviations in the tables of rows, of the runs of the same study."""
     shown = defaultdict[str, set[str]](set)

@@ -66,6 +66,7 @@ def test_search_spaces_have_hydras_syntax() -> None:
             parsed(*words)
 
 
+@pytest.mark.slow
 def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the results of the runs. Their number is of all commands together."""
     code, out, err = sweep(*SEARCH, SPACE, "model=alibi,nope", "hydra.sweeper.trials=3")
@@ -90,6 +91,7 @@ def test_a_search_tells_the_held_out_scores_and_goes_on(sweep: Sweep, tmp_path: 
     assert "search.journal holds the search over {" in str(code)
 
 
+@pytest.mark.slow
 def test_the_space_of_recipes_is_searched(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the keys of `conf/recipe` that the file names."""
     words = ["protocol=clean", "hydra/sweeper=optuna_recipe", "hydra.sweep.dir=sweep", "hydra.sweeper.trials=1"]
@@ -124,6 +126,7 @@ def test_a_trial_is_pruned_on_its_curve(sweep: Sweep, tmp_path: Path) -> None:  
     assert {job.state.status for job in sweeps.jobs_of(tmp_path / "sweep")} == {"pruned"}
 
 
+@pytest.mark.slow
 def test_trials_of_a_killed_command_are_run_again(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """A trial whose command lives is left to it; that of a dead one is repeated with its parameters."""
     words = [*SEARCH, SPACE, "hydra.sweeper.trials=1"]

@@ -160,6 +160,7 @@ def test_a_sweep_does_not_take_another_run_for_its_own(sweep: Sweep, tmp_path: P
     assert second.state.status == "failed" and "holds another run" in second.error
 
 
+@pytest.mark.slow
 def test_a_misspelt_choice_leaves_no_jobs_behind(sweep: Sweep, tmp_path: Path) -> None:
     """A sweep's folder that is new goes, and one with jobs keeps those that it had."""
     assert "has no choice 'alibii'" in str(sweep(*LM, "model=alibi,alibii", PLACE)[0])

@@ -21,6 +21,7 @@ TUNED = [*LM, "protocol=clean", "hydra/sweeper=tuned", "hydra.sweep.dir=sweep", 
 GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
 
 
+@pytest.mark.slow
 def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the results of the runs, by hand."""
     words = [*TUNED, GRID, "model=alibi,nope", "seed=3,4", "hydra.sweeper.untuned_seeds=1"]
