@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 
-.PHONY: train test test-slow lint chaos reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder \
+.PHONY: train test test-slow lint reproduce pages reproduce-translation reproduce-probes reproduce-contexts reproduce-ladder \
 	reproduce-ladder-classify reproduce-ladder-translate clean
 
 # `make train seed=1 model=rope` and `make train ARGS="seed=1 model=rope"` are the same command.
@@ -25,10 +25,6 @@ lint: $(STAMP)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python tests/lint.py
-
-# An hour of random inputs, kills and full disks: make chaos ARGS="--minutes 60"
-chaos: $(STAMP)
-	$(BIN)/python tests/chaos.py $(ARGS)
 
 # Make every run behind outputs/reference/report.md, as many at once as there are cores. The same command resumes:
 # finished runs are not run again. A failed run does not stop the others (hence the "-"); the report shows it.
