@@ -405,7 +405,7 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         fixed = corrected(error.override, sweep=bool({"-m", "--multirun"} & set(overrides)))
         return (
             f"{error.override!r} cannot be parsed; write KEY=VALUE, and a VALUE with special characters or letters "
-            f"outside ASCII in quotes{f': {fixed}' if fixed else '.'}"
+            f"outside ASCII in quotes{f': {fixed}' if fixed and fixed.isprintable() else '.'}"
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
