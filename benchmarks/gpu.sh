@@ -2,7 +2,8 @@
 # What a GPU must show, in at most nine minutes: benchmarks/gpu.sh FOLDER, or benchmarks/gpu.sh --dry FOLDER on a CPU.
 #
 # The most valuable part comes first. A part that fails or takes too long is named in the table; the others still run.
-# It needs the package's dependencies with its extras `dev` and `bench`. FOLDER gets one log for each part, bench.json, and parts.tsv: a part, its exit status (124: out of time), its seconds.
+# It needs the package's dependencies with its extras `dev` and `bench`. FOLDER gets one log for each part, bench.json,
+# and parts.tsv: a part, its exit status (124: out of time), its seconds.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 dry=false

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.runs.folder import RunFolder, read_json, read_result
 from speechformer.sweeps import folder as sweeps
+from speechformer.sweeps import recovery
 from speechformer.sweeps.folder import write_jobs
 from speechformer.training import fit as fit_module
 from speechformer.training.run import execute
@@ -357,27 +359,30 @@ def test_many_simultaneous_starts_of_one_run_leave_one_result(little: Path, tmp_
     assert json.loads((tmp_path / "run" / "run.json").read_text())["pid"] == int(trained)
 
 
-def test_a_sweep_waits_for_what_another_process_works_on(sweep: Sweep, tmp_path: Path) -> None:
+def test_a_sweep_waits_for_what_another_process_works_on(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And finishes it, if that process dies."""
     assert sweep(*LM, "seed=0", PLACE)[0] == 0
     (folder,) = (job.folder for job in sweeps.jobs_of(tmp_path / "sweep"))
     assert folder
     (folder / "result.json").unlink()
     context = multiprocessing.get_context("fork")
-    held = context.Event()
-    holder = context.Process(target=hold, args=(folder, held))
+    held, released = context.Event(), context.Event()
+    holder = context.Process(target=hold, args=(folder, held, released))
     holder.start()
     assert held.wait(60)
+    waits = SimpleNamespace(time=time.time, sleep=lambda seconds: (released.set(), holder.join()))
+    monkeypatch.setattr(recovery, "time", waits)
     code, out, _ = sweep(*LM, "seed=0", PLACE)
     assert code == 0 and "Left to another process" in out and "Waiting for 1 runs" in out
     assert "Sweep of 1 runs: 1 finished." in out
-    holder.join()
 
 
-def hold(folder: Path, held: Any) -> None:
+def hold(folder: Path, held: Any, released: Any) -> None:
     with runs.lock(folder, wait=False):
         held.set()
-        time.sleep(2)
+        released.wait(60)
 
 
 @pytest.mark.parametrize("many", [[], ["-m"]], ids=["run", "sweep"])

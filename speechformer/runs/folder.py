@@ -349,7 +349,7 @@ class RunFolder:
 
 def check_is_ours(directory: Path) -> None:
     """Raise a `ForeignError` if a folder holds files but no run: a run overwrites and removes only its own."""
-    before_owner = "|".join(map(re.escape, (LOCK, LOG, REPLACED, MOVING, DISCARDED)))  # what comes before `run.json`
+    before_owner = "|".join(map(re.escape, (LOCK, LOG)))  # what comes before `run.json`
     allowed, places = f"{before_owner}|{PARTIAL}", (directory, directory / REPLACED, directory / MOVING)
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     others = [name for name in names if not re.fullmatch(allowed, name)]
