@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun, load
-    from speechformer.report.results import read_results
+    from speechformer.report.load import read_results
 
 __version__: str
 __all__ = ["TrainedRun", "__version__", "fit", "load", "read_results"]
 _MODULES = {
     "TrainedRun": "speechformer.analysis.load",
     "load": "speechformer.analysis.load",
-    "read_results": "speechformer.report.results",
+    "read_results": "speechformer.report.load",
 }
 
 

@@ -1,48 +1,82 @@
-"""The tables of the report as Markdown."""
+"""The tables of the report, each a DataFrame of texts, and the sentences on what a study found.
+
+Every table says what ± is. All differences of a table form one family for Holm's correction, and page, CSV, LaTeX and
+headline show the same p-values.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from speechformer.console import is_fraction
-from speechformer.report import labels, published
-from speechformer.report.markdown import Markdown, code, lines
-from speechformer.report.markdown import table as markdown_table
-from speechformer.report.results import Row, Run, Table
-from speechformer.report.statistics import Effect, Interval, Summary, contrast, holm
+from speechformer.errors import UserError
+from speechformer.report.labels import content
+from speechformer.report.load import FAILED, TUNED, Study, right_answers
+from speechformer.report.statistics import Effect, Interval, Summary, contrast, holm, over_seeds_and_items
+from speechformer.runs import folder as folders_of_runs
+from speechformer.runs import search
 
 NONE = "–"
-WORDS = {
-    "test_accuracy": "test, %",
-    "test_accuracy_in_train": "test, in train, %",
-    "test_accuracy_not_in_train": "test, not in train, %",
-    "train_accuracy": "train, %",
-    "validation_accuracy": "validation, %",
-    "validation_balanced_accuracy": "validation, mean over classes, %",
-    "test_perplexity_mean": "test, mean",
-    "test_known_perplexity_mean": "known words, mean",
-    "test_unknown_rate_mean": "unknown words, %",
-    "test_sliding_perplexity_mean": "sliding window, mean",
-    "test_word_perplexity_mean": "per word, mean",
-    "test_bits_per_byte_mean": "bits per byte, mean",
-    "test_bleu": "test, BLEU",
-    "test_bleu_interval": "± over sentences",
-    "test_chrf": "test, chrF",
-    "test_length_ratio": "length ratio",
-    "test_exact": "exact, %",
-    "validation_bleu": "validation, BLEU (greedy)",
-    "test_perplexity_mean / train_perplexity": "test over train",
-    "test_length_256_perplexity_mean / test_perplexity_mean": "256 tokens over 32",
+FEW_SEEDS = 5
+MOST_TRIALS = 30  # of a search in its table
+LATEX_COLUMNS = 6
+OF_LENGTH = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # by the source's length
+CAUTIONS = {
+    "†": f"fewer than {FEW_SEEDS} seeds",
+    "‡": "still improving at the end of training",
+    "§": "two groups of seeds far apart, so no prediction interval",
+    "¶": "a seed at the level of chance",
 }
-BUCKET = {"bleu": "", "chrf": "chrF ", "length_ratio": "ratio ", "exact": "exact % "}  # metrics of a source length
+INTERVAL = "95 % confidence interval"
+
+
+@dataclass
+class Table:
+    """A table of the report.
+
+    Attributes:
+        name: of its files.
+        heading: what stands above it; "" if it belongs to what is above.
+        frame: its cells as text, the first column names the row; a line break separates two lines of a cell.
+        note: what its numbers are.
+        bold: (row, column) of cells that are the best of their column.
+        latex: the columns that its LaTeX file has; all if empty.
+    """
+
+    name: str
+    heading: str
+    frame: pd.DataFrame
+    note: str = ""
+    bold: set[tuple[int, str]] = field(default_factory=set)
+    latex: list[str] = field(default_factory=list)
+
+
+# Numbers as text
+
+
+def is_better_higher(metric: str) -> bool:
+    """Return whether a higher value of a metric is better; of perplexities and losses a lower one is."""
+    return not any(word in metric for word in ("perplexity", "loss", "bits_per_byte"))
 
 
 def heading(metric: str) -> str:
     """Return the name of a metric for the head of a column."""
-    return WORDS.get(metric) or metric.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
+    name = content()["metrics"].get(metric)
+    return name or metric.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
+
+
+def with_arrow(study: Study, metric: str) -> str:
+    """Return the name of a metric with the direction in which it is better."""
+    higher = study.higher_is_better if metric == study.metric else is_better_higher(metric)
+    has_direction = metric == study.metric or any(word in metric for word in ("accuracy", "perplexity", "bleu", "chrf"))
+    return heading(metric) + (f" {'↑' if higher else '↓'}" if has_direction and "interval" not in metric else "")
 
 
 def scale(metric: str) -> float:
@@ -71,11 +105,11 @@ def format_interval(metric: str, interval: Interval, signed: bool = False, like:
     """Format an interval as [low, high], limited to the scale of an accuracy or score; `like` as in `number`."""
     if math.isnan(interval[0]):
         return NONE
-    if not signed and not any(word in metric for word in ("perplexity", "loss", "ratio")):
+    if not signed and (is_fraction(metric) or any(word in metric for word in ("accuracy", "bleu", "chrf"))):
         most = 100 / scale(metric)  # Student's t is unbounded
         interval = (max(interval[0], 0.0), min(interval[1], most))
     like = max(map(abs, interval)) if like is None else like
-    return Markdown("[{}, {}]").format(*(number(metric, end, signed, like) for end in interval))
+    return "[{}, {}]".format(*(number(metric, end, signed, like) for end in interval))
 
 
 def mean_and_sd(metric: str, values: Summary) -> str:
@@ -90,202 +124,398 @@ def precision(effect: Effect) -> float:
     return abs(effect.mean) if math.isnan(low) else max(abs(effect.mean), 5 * (high - low))
 
 
-def estimate(metric: str, effect: Effect) -> tuple[str, str]:
-    """Return an effect and its 95 % confidence interval as texts."""
+def estimate(metric: str, effect: Effect) -> str:
+    """Return an effect with its 95 % confidence interval."""
     like = precision(effect)
-    return number(metric, effect.mean, True, like), format_interval(metric, effect.interval, True, like)
+    return f"{number(metric, effect.mean, True, like)} {format_interval(metric, effect.interval, True, like)}"
 
 
-def yes_or_no(value: bool | None) -> str:
-    return {True: "yes", False: "no", None: NONE}[value]
+def p_value(p: float) -> str:
+    """Return a p-value with three decimals."""
+    return NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def results_table(table: Table) -> Markdown:
-    """Return mean ± sd of each row and metric with the confidence interval of the mean, then the baselines."""
-    columns = table.columns
-    rows = [[row.label, row.state, *(result_cell(row, name) for name in columns), *size(row)] for row in table.rows]
-    rows += [[label, "not run", *[NONE] * (len(columns) + 2)] for label in table.expected]
-    for run in table.baselines:
-        values = (number(metric, run.metrics.get(metric)) for metric in columns)
-        rows.append([emphasis(run), "exact", *values, f"{run.result['parameters']['total']:,}", NONE])
-    return markdown_table(["", "runs", *map(heading, columns), "parameters", "seconds"], rows)
-
-
-def emphasis(run: Run) -> Markdown:
-    """Return the name of a baseline in italics."""
-    return Markdown("*{}*").format(baseline_name(run))
-
-
-def baseline_name(run: Run) -> str:
-    """Return the name of a baseline in words."""
-    return labels.content()["baselines"].get(run.baseline or "", run.baseline or "")
-
-
-def result_cell(row: Row, metric: str) -> str:
-    if not (summary := row.summary(metric)):
-        return NONE
-    incomplete = f" (of {summary.n})" if summary.n < len(row.finished) else ""
-    interval = [format_interval(metric, summary.confidence_interval, like=summary.mean)] if summary.n > 1 else []
-    return lines([mean_and_sd(metric, summary) + incomplete, *interval])
-
-
-def size(row: Row) -> tuple[str, str]:
-    """Return the number of parameters, with the published one, and the mean seconds of a run."""
-    totals = sorted({run.result["parameters"]["total"] for run in row.finished})
-    seconds = [run.result["seconds"] for run in row.finished if run.result.get("seconds") is not None]
-    reported = published.content()["rows"][row.published].get("parameters") if row.published else None
-    text = (" to " if len(totals) > 2 else " or ").join(f"{n:,}" for n in dict.fromkeys(totals[:1] + totals[-1:]))
-    return lines(
-        [text or NONE, *([f"published {reported:,}"] if reported else [])]
-    ), f"{Summary(seconds).mean:.0f}" if seconds else NONE
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A published value beside our runs, chosen in the same way; `ours` is None where we have no such metric."""
-
-    row: Row
-    theirs: published.Figure
-    ours: Summary | None
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the published value lies inside the prediction interval of one run of ours."""
-        return self.ours.predicts(self.theirs.value) if self.ours else None
-
-    @property
-    def counts(self) -> bool:
-        """Whether the overview counts it: a final result on test that is not a mean of others."""
-        return self.theirs.final and self.theirs.name.startswith("test") and not self.theirs.name.endswith("mean")
-
-
-def comparisons(table: Table) -> Iterator[Comparison]:
-    """Yield every published value of a table's rows beside ours; none on another corpus or protocol."""
-    for row in table.rows if table.comparable else []:
-        for theirs in published.figures(row.published) if row.published else []:
-            if theirs.chosen == "best":
-                ours = row.summary(theirs.name, best=True)
-            else:
-                ours = row.summary(theirs.name) if theirs.final else row.curve(theirs.name).get(theirs.at or math.nan)
-            yield Comparison(row, theirs, ours)
-
-
-def published_table(table: Table) -> Markdown:
-    """Return the final published results beside ours, or "" if nothing was published."""
-    rows = []
-    for line in comparisons(table):
-        theirs, ours, name = line.theirs, line.ours, line.theirs.name
-        if not theirs.final:
-            continue
-        value = f"{theirs.value:.3f}" if name.endswith("loss") else number(name, theirs.value)
-        cells = [line.row.label, heading(name), f"{theirs.report}, {theirs.table} ({theirs.chosen})", value]
-        if ours is None:
-            rows.append([*cells, "not measured", *[NONE] * 4])
-            continue
-        low, high = (end - theirs.value for end in ours.confidence_interval)
-        cells += [mean_and_sd(name, ours), *estimate(name, Effect((ours.n,), ours.mean - theirs.value, (low, high)))]
-        interval = format_interval(name, ours.prediction_interval, like=ours.mean)
-        rows.append([*cells, interval, yes_or_no(line.inside)])
-    header = ["", "metric", "published in", "published", "ours", "ours − published", "95 % confidence interval"]
-    return markdown_table([*header, "95 % prediction interval of ours", "published inside"], rows)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A row minus its reference; `corrected` is the p-value after Holm's correction."""
-
-    row: Row
-    reference: Row
-    metric: str
-    effect: Effect
-    corrected: float
-
-
-def differences(table: Table, all_pairs: bool = False) -> Iterator[Difference]:
-    """Yield each row minus the reference, or all pairs; a family of tests are those of one metric."""
-    others = [row for row in table.rows if row is not table.reference]
-    pairs = list(combinations([table.reference, *others], 2))
-    pairs = pairs if all_pairs else pairs[: len(others)]
-    for metric in filter(table.has, table.report["compare"]):
-        effects = [
-            (row, reference, metric, effect)
-            for reference, row in pairs
-            if (effect := contrast([(1, row.values(metric)), (-1, reference.values(metric))]))
-        ]
-        corrected = holm([effect.p for *_, effect in effects])
-        yield from (Difference(*own, p) for own, p in zip(effects, corrected))
-
-
-def differences_table(table: Table) -> Markdown:
-    """Return the differences from the reference, or "" for a table of one row."""
-    rows = []
-    for own in differences(table):
-        effect, metric = own.effect, own.metric
-        cells = [f"{own.row.label} − {own.reference.label}", heading(metric), seeds_cell(effect)]
-        cells += [*estimate(metric, effect), method(effect), p_value(effect.p), p_value(own.corrected)]
-        rows.append([*cells, number(metric, effect.detectable, like=precision(effect)), significant(own.corrected)])
-    header = ["", "metric", "seeds", "difference", "95 % confidence interval", "test", "p", "p, Holm"]
-    return markdown_table([*header, "detectable", "significant at 5 %"], rows)
-
-
-def seeds_cell(effect: Effect) -> str:
-    """Return the number of seeds, or the numbers of independent samples where these differ."""
-    return " and ".join(str(n) for n in dict.fromkeys(effect.n))
-
-
-def method(effect: Effect) -> str:
+def test_name(effect: Effect) -> str:
     """Return the t-test, with the correlation of the two sides over common seeds."""
     correlation = "" if math.isnan(effect.correlation) else f" (r = {effect.correlation:.2f})".replace("-", "−")
     return ("paired" if effect.paired else "Welch" if len(effect.n) > 1 else "one sample") + correlation
 
 
-def p_value(p: float) -> str:
-    return NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
+def seeds_of(effect: Effect) -> str:
+    """Return the number of seeds, or the numbers of independent samples where these differ."""
+    return " and ".join(str(n) for n in dict.fromkeys(effect.n))
 
 
-def significant(p: float) -> str:
-    return yes_or_no(None if math.isnan(p) else p < 0.05)
+def ranges(seeds: Sequence[int | None]) -> str:
+    """Return seeds with three or more consecutive ones as a range, "0, 5–19"."""
+    parts: list[list[int | None]] = []
+    for seed in seeds:
+        if parts and seed is not None and parts[-1][-1] == seed - 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
-def lengths_table(table: Table) -> Markdown:
-    """Return the mean test perplexity in contexts of other lengths than in training, or "" if not measured."""
-    lengths, rows = table.lengths(), []
-    for row in table.rows if lengths else []:
-        values = [row.at_length(length) for length in lengths]
-        cells = [mean_and_sd(table.metric, value) if isinstance(value, Summary) else value for value in values]
-        rows.append([row.label, str(row.settings.get("block_size", NONE)), *cells])
-    return markdown_table(["", "trained on, tokens", *(f"tested on {length}" for length in lengths)], rows)
+# Cautions
 
 
-def source_lengths_table(table: Table) -> Markdown:
-    """Return the metrics of a translation by the length of the source in words, or "" for other tasks."""
-    buckets = table.source_lengths()
-    labelled: list[tuple[str, list[Run]]] = [(row.label, row.finished) for row in table.rows]
-    labelled += [(emphasis(run), [run]) for run in table.baselines]
-
-    def cell(runs: list[Run], bucket: str) -> str:
-        texts = []
-        for name, prefix in BUCKET.items():
-            values = [run.metrics.get(f"test_{name}_at_{bucket}") for run in runs]
-            if present := [value for value in values if value is not None]:
-                texts.append(prefix + mean_and_sd(name, Summary(present)))
-        return lines(texts or [NONE])
-
-    rows = [[label, *(cell(runs, bucket) for bucket in buckets)] for label, runs in labelled if buckets]
-    return markdown_table(["BLEU", *(f"{bucket} words ({count})" for bucket, count in buckets.items())], rows)
+def cautions(study: Study, label: str, metric: str) -> str:
+    """Return the marks of `CAUTIONS` that a number of a variant needs."""
+    summary = study.summary(label, metric)
+    if summary is None:
+        return ""
+    found = {
+        "†": summary.n < FEW_SEEDS,
+        "‡": metric in (study.metric, study.held_out) and is_unfinished(study, label),
+        "§": summary.is_bimodal,
+        "¶": metric.startswith("test_accuracy") and is_at_chance(study, metric, summary),
+    }
+    return "".join(mark for mark, holds in found.items() if holds)
 
 
-def commands_table(table: Table) -> Markdown:
-    """Return how to repeat each row: commands, seeds, commits."""
+def is_unfinished(study: Study, label: str) -> bool:
+    """Return whether the curve of what is held out, or else of the main metric, is best at its end.
+
+    Of several runs, the gain over the last fifth of training must be significant at 5 %, too.
+    """
+    curve = study.curve(label, study.held_out or study.metric)
+    if len(curve) < 2:
+        return False
+    sign = 1 if study.higher_is_better else -1
+    *earlier, last = curve
+    if sign * curve[last].mean <= max(sign * curve[x].mean for x in earlier):
+        return False
+    before = max((x for x in earlier if x <= 0.8 * last), default=earlier[0])
+    gain = Summary(curve[last].values - curve[before].values)
+    return gain.n == 1 or gain.p < 0.05
+
+
+def is_at_chance(study: Study, metric: str, summary: Summary) -> bool:
+    """Return whether a seed is right no more often than by chance, within two standard errors over the rows."""
+    chances = study.runs.get(metric.replace("test_", "chance_"))
+    classes = study.example.corpus.get("classes", [])
+    chance = float(chances.mean()) if chances is not None else 1 / len(classes) if classes else math.nan
+    rows = study.counts.get("test", 1)
+    return summary.extremes[0] <= chance + 2 * math.sqrt(chance * (1 - chance) / rows)
+
+
+def legend(marks: str) -> str:
+    """Return what marks mean."""
+    return "; ".join(f"{mark} {words}" for mark, words in CAUTIONS.items() if mark in marks)
+
+
+# Tables of a study
+
+
+def state(study: Study, label: str) -> str:
+    """Return the number of finished runs of a variant, and the seeds of the others."""
+    rows = study.runs[study.runs["variant"] == label]
+    others: dict[str, list[Any]] = {
+        word: rows.loc[rows["status"] == word, "seed"].tolist() for word in ("diverged", *FAILED)
+    }
+    others["missing"] = next(variant.missing for variant in study.variants if variant.label == label)
+    words = [f"{word}: seed {ranges(seeds)}" for word, seeds in others.items() if seeds]
+    return "; ".join([str((rows["status"] == "finished").sum()), *words])
+
+
+def results(study: Study) -> Iterator[Table]:
+    """Yield the table of mean ± standard deviation of each variant and metric, with the interval of the mean."""
+    summaries = {(v.label, name): study.summary(v.label, name) for v in study.variants for name in study.columns}
+    rows, marks = [], ""
+    heads = {name: with_arrow(study, name) for name in study.columns}
+    for variant in study.variants:
+        label, cells = variant.label, []
+        finished = study.finished(label)
+        for name in study.columns:
+            if (summary := summaries[label, name]) is None:
+                cells.append(NONE)
+                continue
+            own = cautions(study, label, name)
+            marks += own
+            incomplete = f" (of {summary.n})" if summary.n < len(finished) else ""
+            interval = format_interval(name, summary.confidence_interval, like=summary.mean)
+            cells.append(
+                f"{mean_and_sd(name, summary)}{incomplete} {own}".rstrip() + (f"\n{interval}" if summary.n > 1 else "")
+            )
+        sizes = sorted({int(n) for n in finished["parameters"].dropna()})
+        parameters = (" to " if len(sizes) > 2 else " or ").join(f"{n:,}" for n in dict.fromkeys(sizes[:1] + sizes[-1:]))
+        seconds = finished["seconds"].mean()
+        rows.append(
+            [label, state(study, label), *cells, parameters or NONE, NONE if pd.isna(seconds) else f"{seconds:.0f}"]
+        )
+    for _, run in study.baselines.iterrows():
+        values = (number(name, run.get(name)) for name in study.columns)
+        rows.append([run["variant"], "exact", *values, f"{run['parameters']:,.0f}", NONE])
+    frame = pd.DataFrame(rows, columns=["", "runs", *heads.values(), "parameters", "seconds"])
+    bold = {(place, heads[name]) for name in study.columns if (place := best(study, name)) is not None}
+    note = f"Mean ± standard deviation over the runs, and the {INTERVAL} of the mean. ↑ higher is better, ↓ lower."
+    shown = dict.fromkeys([study.metric, *study.compare, *study.columns])
+    latex = ["", "runs", *[heads[name] for name in shown if name in heads][: LATEX_COLUMNS - 2]]
+    order = [name for name in frame if name in latex]
+    yield Table("results", "", frame, " ".join([note, f"{legend(marks)}." if marks else ""]).strip(), bold, order)
+
+
+def best(study: Study, metric: str) -> int | None:
+    """Return the place of the best variant by a metric; None if there is no other to be better than."""
+    higher = study.higher_is_better if metric == study.metric else is_better_higher(metric)
+    means = [(s.mean, k) for k, v in enumerate(study.variants) if (s := study.summary(v.label, metric)) is not None]
+    if len(means) < 2:
+        return None
+    return (max if higher else min)(means)[1]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A variant minus the reference; `p` is corrected over all differences of the table (Holm)."""
+
+    label: str
+    reference: str
+    metric: str
+    effect: Effect
+    p: float
+
+
+def differences(study: Study) -> list[Difference]:
+    """Return each variant minus the reference, for each metric that is compared."""
+    effects = [
+        (variant.label, metric, effect)
+        for metric in study.compare
+        if study.has(metric)
+        for variant in study.variants
+        if variant.label != study.reference and (effect := compare(study, metric, variant.label, study.reference))
+    ]
+    corrected = holm([effect.p for *_, effect in effects])
+    return [Difference(label, study.reference, *rest, p) for (label, *rest), p in zip(effects, corrected)]
+
+
+def compare(study: Study, metric: str, first: str, second: str) -> Effect | None:
+    """Return the difference of the means of two variants; None without a run of one of them."""
+    return contrast([(1, study.values(first, metric)), (-1, study.values(second, metric))])
+
+
+def differences_table(study: Study) -> Iterator[Table]:
+    """Yield the differences from the reference, unless there is one variant alone."""
     rows = []
-    for row in table.rows:
-        commands = dict.fromkeys(code(run.command) for run in row.runs)
-        rows.append([row.label, lines([*commands]), ", ".join(str(run.seed) for run in row.runs), commits(row.runs)])
-    rows += [[emphasis(run), code(run.command), NONE, commits([run])] for run in table.baselines]
-    return markdown_table(["", "command (add seed=)", "seeds", "commit"], rows)
+    for difference in differences(study):
+        effect, metric = difference.effect, difference.metric
+        significant = NONE if math.isnan(difference.p) else "yes" if difference.p < 0.05 else "no"
+        what = f"{difference.label} − {difference.reference}"
+        shown = [what, with_arrow(study, metric), seeds_of(effect), estimate(metric, effect), test_name(effect)]
+        detectable = number(metric, effect.detectable, like=precision(effect))
+        rows.append([*shown, detectable, p_value(difference.p), significant])
+    columns = ["", "metric", "seeds", f"difference, {INTERVAL}", "test", "detectable", "p, Holm", "significant at 5 %"]
+    frame = pd.DataFrame(rows, columns=columns)
+    note = f"p-values are after Holm's correction over the {len(rows)} differences of this table."
+    latex = [name for name in columns if name not in ("test", "detectable")]
+    if rows:
+        yield Table("differences", "Differences", frame, note, latex=latex)
 
 
-def commits(runs: list[Run]) -> str:
-    """Return the commits of some runs, shortened."""
-    names = {run.result.get("commit") or "unknown" for run in runs}
-    return ", ".join(sorted(name if name == "unknown" else name[:10] + name[40:] for name in names))
+def at_length(study: Study, settings: Mapping[str, Any], label: str, length: int) -> Summary | str:
+    """Return the mean test perplexity in contexts of `length` tokens, or why there is none."""
+    if label not in [variant.label for variant in study.settled()]:
+        return NONE
+    trained, requested = settings["block_size"], settings.get("task.lengths") or []
+    metric = "test_perplexity_mean" if length == trained else f"test_length_{length}_perplexity_mean"
+    if length != trained and length not in requested:
+        return "not tested"
+    return study.summary(label, metric) or ("cannot run" if len(study.finished(label)) else NONE)
+
+
+def lengths(study: Study) -> Iterator[Table]:
+    """Yield the mean test perplexity in contexts of other lengths than in training, if it was measured."""
+    rows = []
+    for variant in study.variants if study.lengths() else []:
+        values = [at_length(study, variant.settings, variant.label, length) for length in study.lengths()]
+        cells = [mean_and_sd(study.metric, value) if isinstance(value, Summary) else value for value in values]
+        rows.append([variant.label, str(variant.settings.get("block_size", NONE)), *cells])
+    columns = ["", "trained on, tokens", *(f"tested on {length}" for length in study.lengths())]
+    if rows:
+        note = "Test perplexity, mean ± standard deviation over the runs; lower is better."
+        yield Table("lengths", "Train short, test long", pd.DataFrame(rows, columns=columns), note)
+
+
+def sources(study: Study) -> Iterator[Table]:
+    """Yield the metrics of a translation by the length of the source in words."""
+    buckets = study.source_lengths()
+
+    def cell(frame: pd.DataFrame, bucket: str) -> str:
+        texts = []
+        for name, prefix in OF_LENGTH.items():
+            values = frame.get(f"test_{name}_at_{bucket}")
+            if values is not None and values.notna().any():
+                texts.append(prefix + mean_and_sd(name, Summary(values.dropna())))
+        return "\n".join(texts or [NONE])
+
+    frames = [(variant.label, study.finished(variant.label)) for variant in study.variants]
+    frames += [(name, frame) for name, frame in study.baselines.groupby("variant", sort=False)]
+    rows = [[label, *(cell(frame, bucket) for bucket in buckets)] for label, frame in frames]
+    columns = ["", *(f"{bucket} words ({count})" for bucket, count in buckets.items())]
+    if buckets:
+        note = "BLEU and others, mean ± standard deviation over the runs."
+        yield Table("sources", "By the length of the source", pd.DataFrame(rows, columns=columns), note)
+
+
+def commands(study: Study) -> Iterator[Table]:
+    """Yield how to repeat each variant: commands, seeds, commits."""
+    rows = []
+    runs = pd.concat([study.runs, study.baselines]) if len(study.baselines) else study.runs
+    order = [variant.label for variant in study.variants] + study.baselines["variant"].tolist()
+    groups = dict(list(runs.groupby("variant", sort=False)))
+    for label in order:
+        group = groups[label]
+        commits = {(name or "unknown")[:10] + (name or "")[40:] for name in group["commit"]}
+        seeds = ", ".join(str(int(seed)) for seed in group["seed"].dropna()) or NONE
+        rows.append([label, "\n".join(dict.fromkeys(group["command"])), seeds, ", ".join(sorted(commits))])
+    frame = pd.DataFrame(rows, columns=["", "command (add seed=)", "seeds", "commit"])
+    yield Table("commands", "How to repeat each row", frame)
+
+
+TABLES = [results, lengths, sources, differences_table, commands]
+
+
+# What a study found
+
+
+def headline(study: Study) -> str:
+    """Return a sentence on the best variant: its result, the next best, and the best baseline; "" without a run.
+
+    The best one is compared with its best rival alone. If one of them is the reference, the p-value is that of the
+    table of differences.
+    """
+    sign, metric = (1 if study.higher_is_better else -1), study.metric
+    means = [(s, v.label) for v in study.variants if metric and (s := study.summary(v.label, metric)) is not None]
+    means.sort(key=lambda pair: -sign * pair[0].mean)
+    if not means:
+        return ""
+    (summary, label), *others = means
+    direction = "higher" if study.higher_is_better else "lower"
+    spread = f"mean ± standard deviation over {summary.n} seeds" if summary.n > 1 else "one run"
+    about = f"({heading(metric)}; {spread}; {direction} is better)"
+    result = f"{label} {'is best' if others else 'has'}: {mean_and_sd(metric, summary)} {about}"
+    marks = cautions(study, label, metric)
+    parts = [result + (f", with caution: {', '.join(CAUTIONS[mark] for mark in marks)}" if marks else "")]
+    if others:
+        rival = others[0][1]
+        effect = compare(study, metric, label, rival)
+        pairs = {frozenset((d.label, d.reference)): d.p for d in differences(study) if d.metric == metric}
+        p = pairs.get(frozenset((label, rival)), effect.p if effect else math.nan)
+        verdict = "too few seeds to compare" if math.isnan(p) else "significant" if p < 0.05 else "not significant"
+        if effect:
+            parts.append(f"next is {rival}, difference {estimate(metric, effect)}, p = {p_value(p)}: {verdict}")
+    parts += beside_baseline(study, label, len(means))
+    return "; ".join(parts) + "."
+
+
+def beside_baseline(study: Study, label: str, variants: int) -> Iterator[str]:
+    """Yield what the best of some variants has more than the best baseline, if there is one, and whether it is better.
+
+    The interval is over sentences too, where all predictions are kept. The verdict is after Bonferroni's correction
+    for the number of variants.
+    """
+    sign, metric = (1 if study.higher_is_better else -1), study.metric
+    measured = [run for run in study.counted if run.metrics.get(metric) is not None]
+    if not measured:
+        return
+    best_run = max(measured, key=lambda run: sign * (run.metrics[metric] or 0))
+    value = float(best_run.metrics[metric] or 0)
+    name = content()["baselines"].get(best_run.baseline, best_run.baseline)
+    effect = contrast([(1, study.values(label, metric))], constant=-value)
+    folders = set(study.finished(label)["folder"])
+    runs = [run for run in study.results if str(run.folder) in folders]
+    if metric == "test_accuracy" and len(runs) > 1 and all(run.predictions() for run in [*runs, best_run]):
+        effect = over_seeds_and_items([(1, right_answers(runs)), (-1, right_answers([best_run]))])
+    baseline = f"{name} ({number(metric, value)})"
+    if effect is None or math.isnan(effect.p):
+        yield f"beside {baseline}"
+        return
+    better = "better" if sign * effect.mean > 0 else "worse"
+    verdict = better if effect.p * variants < 0.05 else "inconclusive"
+    yield f"less {baseline}: {estimate(metric, effect)}, {verdict}"
+
+
+# Searches and tuned sweeps
+
+
+def search_table(folder: Path, study: Any) -> Table | None:
+    """Return the trials of a search, the best first; the test metric stands beside the best alone.
+
+    To look at the test metric of every trial would be to choose by it.
+    """
+    trials = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    trials.sort(key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")
+    if not trials:
+        return None
+    by_trial: dict[int, list[dict[str, Any]]] = {}
+    metric = ""
+    for job, trial in (folders_of_runs.read_json(folder / search.SEARCH) or {}).get("jobs", {}).items():
+        pointer = folders_of_runs.read_or_none(folder / "jobs" / f"{job}.json", "job") or {}
+        result = folders_of_runs.result_or_none(folder / pointer["folder"]) if "folder" in pointer else None
+        if result is not None and result["status"] == "finished":
+            metric = result["best"]["metric"]
+            by_trial.setdefault(trial, []).append(result)
+    keys = sorted({key for trial in trials for key in trial.params})
+    rows = []
+    for rank, trial in enumerate(trials[:MOST_TRIALS], start=1):
+        own = by_trial.get(trial.number, [])
+        settings = (trial.params.get(key) for key in keys)
+        texts = (f"{value:.3g}" if isinstance(value, float) else str(value) for value in settings)
+        main = own[0]["report"]["metric"] if own else ""
+        tested = [value for result in own if (value := result["metrics"].get(main)) is not None]
+        test = number(main, sum(tested) / len(tested)) if tested and rank == 1 else ""
+        seconds = sum(result["seconds"] for result in own)
+        rows.append([str(rank), *texts, number(metric, trial.value), f"{seconds:.0f} s", test])
+    states = [trial.state.name.lower() for trial in study.trials]
+    counts = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
+    note = f"{len(states)} trials: {counts}. The score is on held-out data. Only the best trial shows its test metric."
+    columns = ["rank", *keys, metric.replace("_", " "), "time", "test"]
+    return Table("search", f"Search {folder.name}", pd.DataFrame(rows, columns=columns), note)
+
+
+def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield each folder with a search below some folders, and its study, where optuna is installed."""
+    for folder in sorted(file.parent for top in folders for file in find(top, search.SEARCH)):
+        try:
+            storage = search.journal(folder)
+            yield folder, search.import_optuna().load_study(study_name=search.STUDY, storage=storage)
+        except (UserError, KeyError, OSError):
+            continue
+
+
+def find(top: Path, name: str) -> list[Path]:
+    """Return the files of this name below a folder."""
+    return [Path(place) / name for place, _, files in os.walk(top) if name in files]
+
+
+def tuned(folders: Sequence[Path]) -> Iterator[Table]:
+    """Yield how each sweep with `hydra/sweeper=tuned` below some folders was tuned: grid, scores, choices."""
+    for file in sorted(file for top in folders for file in find(top, TUNED)):
+        tuning = folders_of_runs.read_json(file) or {}
+        points = [" ".join(point) for point in tuning["points"]]
+        rows, bold = [], set()
+        for place, row in enumerate(tuning["rows"]):
+            choice = " ".join(row["choice"] or ())
+            bold |= {(place, choice)} if choice in points else set()
+            rows.append([row["row"], *(NONE if score is None else f"{score:.4g}" for score in row["scores"])])
+        seeds = ", ".join(map(str, tuning["tuning_seeds"]))
+        note = (
+            f"Each row had the same {len(points) * len(tuning['tuning_seeds'])} runs on seeds {seeds}. The best mean "
+            "score on held-out data, in bold, is its choice."
+        )
+        if edge := [row["row"] for row in tuning["rows"] if is_at_edge(row["choice"] or (), tuning["points"])]:
+            note += f" At the edge of the grid, where a wider one may be better: {'; '.join(edge)}."
+        frame = pd.DataFrame(rows, columns=["", *points])
+        yield Table("tuning", f"Tuning of {file.parent.name}", frame, note, bold)
+
+
+def is_at_edge(choice: Sequence[str], points: Sequence[Sequence[str]]) -> bool:
+    """Return whether a choice has the least or greatest of three or more numbers of a setting."""
+    for place, word in enumerate(choice):
+        try:
+            values = {float(point[place].partition("=")[2]) for point in points}
+        except ValueError:
+            continue
+        if len(values) > 2 and float(word.partition("=")[2]) in (min(values), max(values)):
+            return True
+    return False
