@@ -17,12 +17,12 @@ sweep() { # OVERRIDES... : as many runs at once as there are cores
     speechformer train --multirun hydra/launcher=joblib "hydra.sweep.dir=${RUNS:-$OUT}/\${sweep_name:}" "$@"
 }
 
-two_at_once() { # OVERRIDES... : a process for each line of stdin, which has more overrides
+two_at_once() { # OVERRIDES... : a process for each line of stdin, which has more overrides and no trailing blank
+    local command=("$PYTHON" -m speechformer.train "$@") processes=2
     if [ "$DRY" ]; then
-        while read -r line; do speechformer train "$@" $line; done
-    else
-        xargs -P 2 -L 1 "$PYTHON" -m speechformer.train "$@"
+        command=(bash -c 'printf "%q " "$@" && echo' _ "${command[@]}") processes=1
     fi
+    xargs -P $processes -L 1 "${command[@]}"
 }
 
 archive() { # FOLDER ARGUMENTS OF FIND... : put files of OUT into FOLDER/runs.tar.xz, unless it holds more of them

@@ -29,7 +29,7 @@ rung ${rungs[10]} task.ngram_mixture=context 'seed=range(10)'
 rung ${rungs[11]} task.ngram_mixture=context 'seed=range(10)'
 # A sweep would move the second embedding_dropout to the first, and a rung's parent is found by the order of overrides.
 mixed="${rungs[10]} embedding_dropout=0.4 trainer.max_steps=800 task.ngram_mixture=context"
-for seed in {0..9}; do echo "$mixed seed=$seed"; done |
+for seed in {0..9}; do echo $mixed seed=$seed; done |
     two_at_once experiment=ladder_lm corpus=speeches study=ladder_lm "hydra.run.dir=$OUT/mixed/\${run_name:}" threads=1
 rung ${rungs[9]} recipe.label_smoothing=0.2 'seed=range(5)'
 rung ${rungs[9]} task.unknown_rate=0.2,0.8 'seed=range(5)'
