@@ -27,10 +27,11 @@ two_at_once() { # OVERRIDES... : a process for each line of stdin, which has mor
 
 archive() { # FOLDER ARGUMENTS OF FIND... : put files of OUT into FOLDER/runs.tar.xz, unless it holds more of them
     [ "$DRY" ] && return
-    local archive=$PWD/$1/runs.tar.xz files
+    local archive=$PWD/$1/runs.tar.xz files before=1
     files=$(cd "$OUT" && find "${@:2}" | sort)
-    if [ -e "$archive" ] && [ "$(wc -l <<<"$files")" -lt "$(tar -tJf "$archive" | wc -l)" ]; then
-        echo "$OUT has fewer results than $archive, which stays. Repeat the command to make the missing runs." >&2
+    [ -e "$archive" ] && before=$(tar -tJf "$archive" | wc -l)
+    if [ "$(grep -c . <<<"$files")" -lt "$before" ]; then
+        echo "$OUT has no results, or fewer than $archive, which stays. Repeat the command to make the missing runs." >&2
         exit 1
     fi
     mkdir -p "$1"
