@@ -37,7 +37,7 @@ def bare(command: str) -> str:
 
 @pytest.mark.slow
 def test_every_command_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training commands compose and pass the checks; others parse; `make` has the target, pip the extra, bash the script."""
+    """Training commands compose and pass the checks; others parse; targets, extras and scripts exist."""
     wrong = []
     for page, command in COMMANDS:
         try:

@@ -1,8 +1,9 @@
-"""The scripts in studies/: with DRY=1 they print their commands. Each command is valid, and each experiment has one."""
+"""The scripts in studies/, which print their commands with DRY=1: each is valid, and each experiment has one."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shlex
 import shutil
@@ -93,7 +94,7 @@ def test_a_study_says_what_it_answers_needs_and_writes(study: str) -> None:
 def test_the_strong_model_is_the_last_rung_of_its_ladder(study: str, last: int, more: list[str]) -> None:
     """Oracle: the rungs of the study, of which each is the one before it with more settings."""
     rungs = [words for words in overrides(study) if f"experiment={study}" in words][: last + 1]
-    assert all(words[:-1] == above[: len(words) - 1] for words, above in zip(rungs, rungs[1:]))
+    assert all(lower[:-1] == upper[: len(lower) - 1] for lower, upper in itertools.pairwise(rungs))
     words = [word for word in rungs[-1] if not word.startswith(("experiment=", "corpus=", "study=", "seed="))]
     strong = study.replace("ladder", "strong")
     assert words and compose(f"experiment={study}", *words, *more) == compose(f"experiment={strong}")
