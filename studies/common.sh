@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 PYTHON=.venv/bin/python
 [ -x "$PYTHON" ] || PYTHON=python3
 DRY=${DRY:-}
+trap 'exit 130' INT TERM # a run that saves its state at Ctrl-C exits by itself, so bash would start the next one
 
 speechformer() { # COMMAND ARGUMENTS...
     local command=("$PYTHON" -m "speechformer.$1" "${@:2}")
