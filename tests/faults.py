@@ -129,7 +129,7 @@ def main() -> None:
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
-        for part in ("speechformer", "conf", "notebooks", "outputs/reference"):
+        for part in ("speechformer", "conf", "notebooks", "outputs/reference", "studies"):
             shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(arguments.tests, checkout / "tests")
         for path in ROOT.glob("*.*"):

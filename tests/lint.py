@@ -52,7 +52,7 @@ ARCHIVES = {  # the folder of an archive of runs: the pages that show its result
     "ladder_translate": ("outputs/reference/ladder_translate/README.md",),
     "bottleneck": ("outputs/reference/translation/README.md",),
 }
-LABELS = {"contexts": ["pattern=by_layer=window 64 below full attention"]}  # as in the Makefile
+LABELS = {"contexts": ["pattern=by_layer=window 64 below full attention"]}  # as in studies/render.py
 REPEATED = ("probes/README.md", "ladder*/README.md", "translation/tables/runs.csv")  # what pages take from others
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from speechformer.config import CONF
 
 ROOT = CONF.parent
-FOLDERS = (".github", "conf", "notebooks", "outputs/reference", "speechformer", "tests")
+FOLDERS = (".github", "conf", "notebooks", "outputs/reference", "speechformer", "studies", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
 IS_CHECKOUT = (ROOT / "README.md").exists() and (ROOT / "pyproject.toml").exists()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -57,7 +57,7 @@ def commands(*pages: Path) -> Iterator[tuple[Path, str]]:
                 if line.strip():
                     yield block.page, line
     for page in pages:
-        for span in re.findall(r"`((?:python -m speechformer\.|make )[^`\n]+)`", prose(page)):
+        for span in re.findall(r"`((?:python -m speechformer\.|make |bash studies/)[^`\n]+)`", prose(page)):
             yield page, span.replace("\\|", "|")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
 import re
 from collections.abc import Iterable
@@ -152,29 +151,3 @@ def test_every_value_that_an_experiment_sweeps_composes(experiment: str) -> None
                 composed.add((key, value))
                 assert config["study"]
     assert len(composed) >= 2
-
-
-def test_make_reproduce_runs_every_experiment_and_nothing_else() -> None:
-    makefile = CONF.parent / "Makefile"
-    if not makefile.exists():
-        pytest.skip("not a checkout")
-    asked = re.findall(r"experiment=(\S+)", makefile.read_text(encoding="utf-8").replace("\\\n", ""))
-    named = {name.strip("'") for names in asked for name in names.split(",")}
-    run = {
-        e for e in EXPERIMENTS for name in named if fnmatch.fnmatch(e, name.removeprefix("glob(").removesuffix(")"))
-    }
-    assert run == set(EXPERIMENTS)
-    assert all(name in EXPERIMENTS or name.startswith("glob(") for name in named)
-
-
-@pytest.mark.parametrize(
-    ("task", "rungs", "more"), [("lm", r"RUNGS_\d+", []), ("classify", r"STEPS_[1-6]", ["protocol.fold=0"])]
-)
-def test_the_strong_model_is_the_last_rung_of_its_ladder(task: str, rungs: str, more: list[str]) -> None:
-    """Oracle: the rungs of the Makefile, one after another, on the first rung."""
-    makefile = CONF.parent / "Makefile"
-    if not makefile.exists():
-        pytest.skip("not a checkout")
-    lines = re.findall(rf"^{rungs} := (.+)$", makefile.read_text(encoding="utf-8"), re.MULTILINE)
-    words = [word for line in lines for word in line.split() if not word.startswith("$")]
-    assert words and plain(f"ladder_{task}", *words, *more) == plain(f"strong_{task}")

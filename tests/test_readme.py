@@ -37,7 +37,7 @@ def bare(command: str) -> str:
 
 @pytest.mark.slow
 def test_every_command_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training commands compose and pass the checks; others parse; `make` has the target, pip the extra."""
+    """Training commands compose and pass the checks; others parse; targets, extras and scripts exist."""
     wrong = []
     for page, command in COMMANDS:
         try:
@@ -53,6 +53,8 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
         compose(*(word for word in words[2:] if not word.startswith("ARGS=")))
+    elif words[0] == "bash":
+        assert (ROOT / words[1]).is_file(), command
     elif words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert set(re.findall(r"\[(\w+)\]", command)) <= extras.keys()

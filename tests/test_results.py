@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import tarfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from conftest import EXPERIMENTS, compose
 from pages import IS_CHECKOUT, ROOT, name_of
 
+from speechformer.report.__main__ import write_report
 from speechformer.report.pages import BLOCK
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
@@ -23,19 +25,26 @@ UNITS = "BLEU|GB|MB|MiB|per cent|points|times|ms|seconds|minutes|hours|tokens/s"
 FIGURE = re.compile(rf"\d ?±|\d(\.\d+)? ({UNITS})\b|(?<!\b95)(?<!\b80)(?<! 5) %")
 PUBLISHED = ('- Kulkarni lets sinusoidal positions peak at 86.00 % "around epoch 70".',)  # what the reports say
 OF_OTHERS = {"100", "64.5", "173"}  # whole shares, and results of baselines
+OF_OLDER_RUNS = ("test_bleu", "test_bleu_interval", "validation_bleu", "copy_bleu")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 
 
 @pytest.mark.slow
-def test_experiments_say_what_their_results_are() -> None:
-    """Oracle: means and deviations in the tables of rows, of the runs of the same study."""
+def test_experiments_say_what_their_results_are(tmp_path: Path) -> None:
+    """Oracle: means and deviations of the runs of the same study, in the archives or in a table of older runs."""
     shown = defaultdict[str, set[str]](set)
-    for path in REFERENCE.rglob("tables/rows.csv"):
+    for archive in REFERENCE.rglob("runs.tar.xz"):
+        folder = tmp_path / archive.parent.name
+        with tarfile.open(archive) as runs:
+            runs.extractall(folder / "runs", filter="data")
+        write_report([folder / "runs"], folder / "report", plots=False)
+    for path in (*tmp_path.glob("*/report/tables/rows.csv"), *REFERENCE.rglob("tables/runs.csv")):
         with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                for value in (float(row[key]) for key in ("mean", "sd") if row[key]):
+            for line in csv.DictReader(file):
+                columns = ("mean", "sd") if path.name == "rows.csv" else OF_OLDER_RUNS
+                for value in (float(line[key]) for key in columns if line[key]):
                     texts = (f"{value:.0f}", f"{value:.1f}", f"{100 * value:.1f}")
-                    shown[row["table"].rsplit("_", 2)[0]].update(texts)
+                    shown[line["table"].rsplit("_", 2)[0]].update(texts)
     compared = 0
     for name in EXPERIMENTS:
         header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# bash studies/probes.sh
+#
+# Which positional encodings, patterns and orders of layers solve ten synthetic probes, also longer than in training?
+# Encodings are tuned on the same grid and then run five fresh seeds; patterns and layers have the defaults.
+# Time: four to five hours on two idle cores. Repeat the command to resume.
+# Data: none.
+# Writes outputs/reference/probes/runs.tar.xz.
+source "$(dirname "$0")/common.sh"
+OUT=outputs/reproduce-probes
+probes() { # FOLDER OVERRIDES...
+    speechformer train --multirun task=probe study=probes protocol=clean hydra/launcher=joblib 'seed=range(5)' \
+        "${@:2}" "hydra.sweep.dir=$OUT/$1"
+}
+
+encodings=nope,sinusoidal,learned,alibi,rope,xpos,relative,kerple,fire,forgetting,randomised,rnn
+probes encodings 'probe=glob(*)' model=$encodings hydra/sweeper=tuned 'recipe.lr=tag(tune,choice(1e-3,3e-3))' \
+    'recipe.init=tag(tune,choice(torch,normal))' hydra.sweeper.untuned_seeds=2
+three=probe=copy,needle,recall
+probes patterns $three pattern=full,window,block,strided,dilated,global,bigbird,sinks model=rope
+probes layers $three layers=1,3 model=rope
+probes by_layer $three layers=3 model=by_layer 'model.layers=[rope,rope,nope],[rope,nope,nope]'
+probes patterns_by_layer $three layers=3 model=rope pattern=by_layer \
+    'pattern.layers=[window,window,full],[full,window,window]'
+archive outputs/reference/probes . -name result.json -o -name tuned.json -o -name sweep.json -o -path '*/jobs/*.json'

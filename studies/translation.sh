@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# bash studies/translation.sh
+#
+# How well do small models translate, and does attention remove the bottleneck of a recurrent encoder and decoder?
+# Time: 12.6 hours of one core for the runs of the archive, of which ted_faster takes 8.9. Then 2.3 hours of two cores
+# for ted, two for positions_translate, and 1.7 of one core for sharma_translate. Repeat the command to resume.
+# Data: the TED pairs (python -m speechformer.download).
+# Writes outputs/reference/bottleneck/runs.tar.xz.
+source "$(dirname "$0")/common.sh"
+OUT=outputs/reproduce-translation
+RUNS=$OUT/runs
+alone() { speechformer train "$1" "hydra.run.dir=$RUNS/\${run_name:}"; }
+
+speechformer baselines task=translate corpus=ted protocol=clean --output $OUT/baselines || exit
+alone experiment=ted
+sweep experiment=ted_faster 'seed=range(5)'
+members=$(find $OUT -path '*ted-faster_seed[0234]_*' -name result.json -printf '%h ' 2>/dev/null) # seed 1 came first
+speechformer evaluate --study ted_ensemble $members --output $OUT/ensembles/ted
+sweep task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
+sweep task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
+sweep experiment=bottleneck_digits 'seed=range(5)'
+sweep experiment=bottleneck
+sweep experiment=positions_translate
+alone experiment=sharma_translate
+archive outputs/reference/bottleneck baselines ensembles runs -name result.json
