@@ -22,7 +22,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
-from speechformer.corpora.files import OutputFolder
 from speechformer.escape import one_line
 from speechformer.report.labels import Variant, content
 from speechformer.report.load import Study
@@ -597,16 +596,20 @@ def search_figures(search: Any) -> Figures:
         yield axis.figure, "The share of the score's variance that each setting explains (fANOVA)."
 
 
-def write(figure: Any, output: OutputFolder, name: str, formats: Sequence[str] = FORMATS) -> Path:
-    """Write a figure as PNG, with 256 colours and so a third of the bytes, and in other formats; return the PNG."""
+def write(figure: Any, file: Callable[[str], Path], name: str, formats: Sequence[str] = FORMATS) -> Path:
+    """Write a figure as PNG, with 256 colours and so a third of the bytes, and in other formats; return the PNG.
+
+    Args:
+        file: returns the path of a file by its name, such as `OutputFolder.file`.
+    """
     look: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.1, "facecolor": "white"}
-    path = output.file(f"figures/{name}.png")
+    path = file(f"figures/{name}.png")
     png = io.BytesIO()
     figure.savefig(png, **look)
     Image.open(png).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     for form, undated in {"svg": "Date", "pdf": "CreationDate"}.items():  # the same results give the same bytes
         if form in formats:
-            figure.savefig(output.file(f"figures/{name}.{form}"), metadata={undated: None}, **look)
+            figure.savefig(file(f"figures/{name}.{form}"), metadata={undated: None}, **look)
     plt.close(figure)
     return path
 

@@ -129,7 +129,7 @@ def write_report(
                 drawn = list(function(study))
                 for number, (figure, caption) in enumerate(drawn, start=1):
                     name = f"{study.name}_{function.__name__}" + (f"_{number}" if len(drawn) > 1 else "")
-                    path = write(figure, folder, name, formats).relative_to(folder.path).as_posix()
+                    path = write(figure, folder.file, name, formats).relative_to(folder.path).as_posix()
                     section.figures.append((path, f"{study.title}: {function.__name__.replace('_', ' ')}", caption))
             sections.append(section)
     sections += search_sections(searched, folder, formats if figures else None)
@@ -160,7 +160,7 @@ def search_sections(folders: Sequence[Path], output: OutputFolder, formats: Sequ
         section = Section(name, table.heading, [table.note], [rename(table, name)])
         table.heading = table.note = ""
         for number, (figure, caption) in enumerate(search_figures(search) if formats is not None else ()):
-            path = write(figure, output, f"{name}_{('history', 'importance')[number]}", formats or ())
+            path = write(figure, output.file, f"{name}_{('history', 'importance')[number]}", formats or ())
             section.figures.append((path.relative_to(output.path).as_posix(), section.heading, caption))
         yield section
     for place, table in enumerate(texts.tuned(folders)):

@@ -1,0 +1,381 @@
+"""Render the pages from the archives: `make pages`, or `python -m studies.render`.
+
+`studies/pages/*.md` are templates (Jinja) of README.md and of the pages under outputs/reference. Their words are
+
+    value(variant, metric, ...)   a value of a variant, which has its name in claims.yaml or published.yaml
+    claim(name)                   a claim: claim(name).verdict, claim(name).effect
+
+and tables of them, the functions below. A page that asks for what the results do not have is an error that names it.
+With `--reports`, the report of every archive is written into outputs/pages, too; `make pages` does so.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+
+from speechformer.corpora.files import atomic_write
+from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.report.load import Run, right_answers
+from speechformer.report.page import write_report
+from speechformer.report.statistics import Effect, Summary, contrast, over_seeds_and_items
+from speechformer.report.tables import NONE, estimate, heading, mean_and_sd, number, p_value, precision, seeds_of
+from speechformer.report.tables import test_name as name_of_test
+from studies import probes
+from studies.figures import draw_links
+from studies.ladders import ladder_rows, name_variants, step_text, steps_text
+from studies.published import agreement
+from studies.results import (
+    HERE,
+    ON_SPEECHES,
+    OURS,
+    VERDICTS,
+    Claim,
+    PageError,
+    Place,
+    Results,
+    Values,
+    baseline_name,
+    mixed,
+    read_yaml,
+)
+
+ROOT = HERE.parent
+REFERENCE = ROOT / "outputs" / "reference"
+REPORTS = ROOT / "outputs" / "pages"
+ARCHIVES = {
+    "reports": "Attention on presidential speeches: three course reports repeated",
+    "bottleneck": "The bottleneck of an RNN without attention; TED talks in ten epochs",
+    "contexts": "Sparse patterns over long contexts",
+    "ladder": "The ladder of the language model",
+    "ladder_classify": "The ladder of the classifier",
+    "ladder_translate": "The ladder of translation",
+}
+PAGES = {
+    "README": ROOT / "README.md",
+    "findings": REFERENCE / "README.md",
+    **{name: REFERENCE / name / "README.md" for name in ("contexts", "ladder", "ladder_classify")},
+    **{name: REFERENCE / name / "README.md" for name in ("ladder_translate", "play", "probes", "translation")},
+}
+ACCURACY = "test_accuracy"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, the header first: the first column to the left, the others to the right."""
+    header, *body = rows
+    lines = [header, [":--", *["--:"] * (len(header) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+class Words:
+    """What a page can say. Its public methods are the functions of a template."""
+
+    def __init__(self, results: Results, cells: Sequence[probes.Cell]) -> None:
+        self._results, self._cells = results, cells
+
+    def value(self, variant: str, metric: str | None = None, at: float | None = None, **options: Any) -> str:
+        """Return a value of a variant; see `Results.value`."""
+        return self._results.value(variant, metric, at, **options)
+
+    def claim(self, name: str) -> Claim:
+        """Return a judged claim."""
+        return self._results.claim(name)
+
+    def claims(self, family: str, page: str = "") -> str:
+        """Return the table of a family of claims; `page` has the places that it links to."""
+        claims = [claim for claim in self._results.claims.values() if claim.family == family]
+        shows_known = any(claim.known for claim in claims)
+        header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of"]
+        header += ["effect over known words"] * shows_known
+        rows = [[*header, "seeds", "detectable", "test", "p; after Holm"]]
+        for claim in claims:
+            effect, metric = claim.estimated, claim.metric
+            verdict = claim.verdict if claim.verdict == "inconclusive" else f"**{claim.verdict}**"
+            cells = [claim.says, claim.by, verdict, claim.effect, f"[{heading_of(metric)}]({page}#{claim.anchor})"]
+            if shows_known:
+                cells.append(estimate(metric, claim.known) if claim.known else "")
+            detectable = number(metric, effect.detectable, like=precision(effect))
+            test = "over sentences" if claim.over_sentences else name_of_test(effect)
+            rows.append([*cells, seeds_of(effect), detectable, test, f"{p_value(effect.p)}; {p_value(claim.p)}"])
+        return markdown(rows)
+
+    def verdicts(self) -> str:
+        """Return how many claims on the speeches have each verdict: of others, and of this repository."""
+        judged = [claim for claim in self._results.claims.values() if claim.family in ON_SPEECHES]
+
+        def count(ours: bool) -> tuple[int, str]:
+            own = [claim.verdict for claim in judged if (claim.by == OURS) == ours]
+            supported, inconclusive, contradicted = (f"{own.count(word)} {word}" for word in VERDICTS)
+            return len(own), f"{supported}, {contradicted}, {inconclusive}"
+
+        (others, theirs), (mine, ours) = count(False), count(True)
+        return f"{others} claims of others were tested: {theirs}. So were {mine} of this repository: {ours}."
+
+    def agreement(self) -> str:
+        """Return how the published results agree with ours, in sentences."""
+        return agreement(self._results)
+
+    def runs(self) -> Mapping[str, Any]:
+        """Return of the reports the `count` of runs, of `distinct` ones, of `baselines`, the `hours` of one core, and their `origin`."""
+        runs = self._results.runs
+        trained = [run for run in runs if not run.baseline]
+        sizes = [(run.result.get("machine") or {}).get("ensemble_size") or 1 for run in runs]
+        seconds = sum((run.result.get("seconds") or 0) / size for run, size in zip(runs, sizes))
+        commits = Counter(run.result.get("commit") or "unknown" for run in trained).most_common()
+        origin = " and ".join(f"{name[:7]}{' with changes' * name.endswith('-dirty')} ({n})" for name, n in commits)
+        old = sum(run.is_outdated for run in trained)
+        return {
+            "count": len(trained),
+            "distinct": len(distinct(trained)),
+            "baselines": len(runs) - len(trained),
+            "hours": f"{seconds / 3600:.1f}",
+            "origin": f"The runs are of commit {origin}. By the version in their results, today's code gives "
+            + (f"other numbers for {old} of them" if old else "the same numbers for all of them"),
+        }
+
+    def share(self, first: str, second: str, task: str = "lm") -> str:
+        """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
+        corpus = read_yaml("published.yaml")["corpus"]["sha256"]
+        own = [run for run in self._results.runs if run.task == task and not run.baseline]
+        own = distinct([run for run in own if (run.corpus_key or "").startswith(corpus)])
+        pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
+        known = [(one, two) for one, two in pairs if one is not None and two is not None]
+        return f"{sum(one < two for one, two in known)} of {len(known)}"
+
+    def record(self, path: str, **where: Any) -> Mapping[str, Any]:
+        """Return the only line of a CSV file in outputs/reference with these values."""
+        lines = pd.read_csv(REFERENCE / path)
+        for name, value in where.items():
+            lines = lines[lines[name] == value]
+        if len(lines) != 1:
+            raise PageError(f"{path} has {len(lines)} lines with {where}; record() needs one.")
+        return dict(lines.iloc[0])
+
+    def benchmark(self, name: str) -> str:
+        """Return the table of a benchmark."""
+        command = [sys.executable, f"benchmarks/{name}.py", "--show"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    def ladder(self, name: str, *metrics: str, first: str = "the defaults") -> str:
+        """Return the rungs of a ladder, each with the difference to the rung below."""
+        return markdown(ladder_rows(self._results, name, metrics, first))
+
+    def steps(self, name: str, metric: str) -> str:
+        """Return which steps of a ladder change a metric, for better or worse."""
+        return steps_text(self._results, name, metric)
+
+    def step(self, name: str, metric: str, step: str) -> str:
+        """Return whether a step of a ladder changes a metric, for better or worse, and by how much."""
+        return step_text(self._results, name, metric, step)
+
+    def ratio(self, variant: str, metric: str, *baselines: str, mixture: bool = False) -> str:
+        """Return a perplexity as a ratio to that of the best of some baselines beside it."""
+        place = self._results.place(variant)
+        best = min(value_of(self._results.place(variant, baseline=name), metric) for name in baselines)
+        return f"{Summary(values_of(place, metric, mixture).values()).mean / best:.3f}"
+
+    def against(self, variants: Mapping[str, str], *baselines: str) -> str:
+        """Return what variants (by what they are called) have less than baselines, on each text.
+
+        A variant that is called "with counts" is the mixture.
+        """
+        texts = [
+            name.removeprefix("test_perplexity_")
+            for name in self._results.place(next(iter(variants.values()))).study.columns
+            if name.startswith("test_perplexity_")
+        ]
+        rows = [["", "beside", *texts]]
+        for called, variant in variants.items():
+            for baseline in baselines:
+                counted = self._results.place(variant, baseline=baseline)
+                for metric, subset in (("test_perplexity", "all words"), ("test_known_perplexity", "known words")):
+                    cells = []
+                    for name in (f"{metric}_{text}" for text in texts):
+                        own = values_of(self._results.place(variant), name, called == "with counts")
+                        effect = contrast([(1, own)], constant=-value_of(counted, name)) if counted.values(name) else None
+                        share = 1 + effect.mean / value_of(counted, name) if effect else math.nan
+                        cells.append(f"{share:.3f}<br>{estimate(name, effect)}" if effect else NONE)
+                    assert counted.baseline
+                    rows.append([f"{called}, {subset}", baseline_name(counted.baseline), *cells])
+        return markdown(rows)
+
+    def less(self, variant: str, baseline: str) -> str:
+        """Return the accuracy of a variant less that of a baseline, over seeds and sentences."""
+        counted = self._results.place(variant, baseline=baseline).baseline
+        return estimate(ACCURACY, accuracy_difference(self._results.place(variant), counted))
+
+    def against_baselines(self, variant: str, *baselines: str) -> str:
+        """Return the accuracy of a variant and of baselines, and what the variant has more."""
+        place = self._results.place(variant)
+        rows = [["", "test accuracy, %", "the model less the baseline, points"]]
+        rows.append(["the model", mean_and_sd(ACCURACY, Summary(place.values(ACCURACY).values())), NONE])
+        for name in baselines:
+            run = self._results.place(variant, baseline=name).baseline
+            assert run
+            rows.append([baseline_name(run), number(ACCURACY, run.metrics[ACCURACY]), self.less(variant, name)])
+        return markdown(rows)
+
+    def difficulty(self, variant: str, *baselines: str) -> str:
+        """Return how many test sentences most seeds of a variant and baselines get right: all, none, some."""
+        model = right_answers(self._results.place(variant).runs).mean(axis=0) > 0.5
+        counted = [run for name in baselines for run in self._results.place(variant, baseline=name).runs]
+        right = np.stack([model, *right_answers(counted)])
+        shares = {
+            "all are right": right.all(axis=0),
+            "at least one is right": right.any(axis=0),
+            "none is right": ~right.any(axis=0),
+            "the model alone is right": right[0] & ~right[1:].any(axis=0),
+            "the model alone is wrong": ~right[0] & right[1:].all(axis=0),
+        }
+        rows = [[words, str(own.sum()), number(ACCURACY, own.mean())] for words, own in shares.items()]
+        return markdown([["", "sentences", "%"], *rows])
+
+    def learning_curve(self, variants: Sequence[str], *baselines: str) -> str:
+        """Return the accuracy of variants and of baselines, by the number of sentences in train.
+
+        The last row has what a doubling of train adds, by the largest and about half of it.
+        """
+        rows, means = [], []
+        for variant in variants:
+            place = self._results.place(variant)
+            summary, train = Summary(place.values(ACCURACY).values()), place.study.counts["train"]
+            counted = [value_of(self._results.place(variant, baseline=name), ACCURACY) for name in baselines]
+            rows.append([str(train), mean_and_sd(ACCURACY, summary), *(number(ACCURACY, own) for own in counted)])
+            means.append((math.log2(train), summary.mean, *counted))
+        smaller = [own for own in means if own[0] < means[-1][0] - 0.9]  # in doublings
+        doublings, *gains = (last - before for before, last in zip(smaller[-1], means[-1]))
+        rows.append(["for each doubling", *(number(ACCURACY, gain / doublings, True) for gain in gains)])
+        heads = [baseline_name(self._results.place(variants[0], baseline=name).runs[0]) for name in baselines]
+        return markdown([["sentences in train", "the model", *heads], *rows])
+
+    def probes(self, by: str = "model", fixed: Mapping[str, Any] | None = None, **lengths: int) -> str:
+        """Return the accuracies on probes, each at one length, by encoding or along another axis of the map."""
+        return markdown(probes.accuracies(self._cells, by, fixed or {}, lengths))
+
+    def longer(self) -> str:
+        """Return the table of what Kazemnejad et al. conclude about longer texts."""
+        return markdown(probes.longer(self._cells))
+
+    def separations(self, beyond: bool, without: Sequence[str] = ()) -> str:
+        """Return what each probe separates, at the longest length of training or the longest beyond it."""
+        return markdown(probes.separations(self._cells, beyond, without))
+
+    def tuning(self, beyond: bool) -> str:
+        """Return what tuning changes on each probe, at the longest length of training or the longest beyond it."""
+        return markdown(probes.tuning_gains(self._cells, beyond))
+
+
+def heading_of(metric: str) -> str:
+    """Return the name of a metric, or of a ratio of two."""
+    ratios = {
+        "test_perplexity_mean / train_perplexity": "test over train",
+        "test_length_256_perplexity_mean / test_perplexity_mean": "256 tokens over 32",
+    }
+    return ratios.get(metric) or heading(metric)
+
+
+def value_of(place: Place, metric: str) -> float:
+    """Return the value of a baseline.
+
+    Raises:
+        PageError: it has no such metric.
+    """
+    if None not in (own := place.values(metric)):
+        raise PageError(f"the baseline {place.baseline and place.baseline.baseline} has no {metric}.")
+    return own[None]
+
+
+def values_of(place: Place, metric: str, mixture: bool) -> Values:
+    """Return a metric by seed, of the model or of its mixture with counts."""
+    return mixed(place.study, place.variant.label, metric) if mixture else place.values(metric)
+
+
+def accuracy_difference(place: Place, baseline: Run | None) -> Effect:
+    """Return the accuracy of a variant less that of a baseline, over both seeds and sentences."""
+    assert baseline
+    own = right_answers(place.runs)
+    effect = over_seeds_and_items([(1, own), (-1, right_answers([baseline]))])
+    return effect if len(own) > 1 else Effect(effect.n, effect.mean)  # one seed says nothing about others
+
+
+def distinct(runs: Sequence[Run]) -> list[Run]:
+    """Return the different runs: of those that are repeated under the name of another study, the first."""
+    free = set(read_yaml("published.yaml")["free"])
+    different: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        settings = tuple(sorted((key, repr(value)) for key, value in run.settings.items() if key not in free))
+        different.setdefault((run.protocol, run.corpus_key, run.baseline, run.seed, settings), run)
+    return list(different.values())
+
+
+def unpack(folder: Path) -> None:
+    """Unpack all archives, each into a folder of its name; the runs that tuned probes are no results."""
+    for name in (*ARCHIVES, "probes"):
+        archive = REFERENCE / ("" if name == "reports" else name) / "runs.tar.xz"
+        with tarfile.open(archive) as file:
+            members = [member for member in file.getmembers() if "_probes-tuning_" not in member.name]
+            file.extractall(folder / name, members, filter="data")
+
+
+def render(name: str, words: Words) -> str:
+    """Return a page.
+
+    Raises:
+        UserError: the template is invalid, or asks for what the results do not have.
+    """
+    loader = jinja2.FileSystemLoader(HERE / "pages")
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    functions = {function: getattr(words, function) for function in vars(Words) if not function.startswith("_")}
+    try:
+        text = environment.get_template(f"{name}.md").render(functions)
+    except (jinja2.TemplateError, PageError, TypeError, KeyError) as error:
+        raise UserError(f"studies/pages/{name}.md: {error}") from error
+    return f"<!-- Rendered from studies/pages/{name}.md by make pages. -->\n{text}"
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = ArgumentParser(prog="python -m studies.render", description="Render the pages from the archives.")
+    parser.add_argument("--reports", action="store_true", help="also write the report of each archive to outputs/pages")
+    arguments = parser.parse_args()
+
+    def command() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            unpack(folder)
+            results = Results([folder / name for name in ARCHIVES])
+            name_variants(results)
+            cells = probes.read_cells(folder / "probes")
+            words = Words(results, cells)
+            for name, page in PAGES.items():
+                text = render(name, words)
+                draw_links(text if name != "probes" else "", page.parent, results)
+                with atomic_write(page) as file:
+                    file.write(text.encode())
+                print(page.relative_to(ROOT))
+            probes.write_map(cells, REFERENCE / "probes")
+            for name, title in ARCHIVES.items() if arguments.reports else ():
+                studies = [study for study in results.studies if is_below(study.results[0], folder / name)]
+                write_report(studies, REPORTS / name, title=title, formats=["png"])
+
+    run_command(command)
+
+
+def is_below(run: Run, folder: Path) -> bool:
+    """Return whether a run lies in a folder."""
+    return run.folder.is_relative_to(folder)
+
+
+if __name__ == "__main__":
+    main()
