@@ -12,6 +12,7 @@ import numpy as np
 
 from speechformer.report import figures as drawn
 from speechformer.report.figures import INK, add_legend, add_marks, beside, draw_effect, kind, panels, plt, wrapped
+from speechformer.report.labels import joined
 from speechformer.report.load import Study
 from speechformer.report.statistics import Effect
 from speechformer.report.tables import estimate, scale
@@ -94,7 +95,7 @@ def cost(study: Study) -> Any:
     patterns = defaultdict[str, list[Any]](list)
     for variant in sorted(study.variants, key=lambda variant: variant.settings["block_size"]):
         words = (text for key, text in variant.words.items() if key not in ("block_size", "batch_size"))
-        patterns[", ".join(words)].append(variant)
+        patterns[joined(words)].append(variant)
     figure, axes = panels(2, 4.4, 4.6, sharey=True)
     looks = drawn.styles([variants[0] for variants in patterns.values()])
     for axis, (name, label) in zip(axes, COSTS.items()):
@@ -104,9 +105,9 @@ def cost(study: Study) -> Any:
             axis.plot(x, y, color=style.color, ls=style.linestyle, lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
             axis.scatter(x, y, s=sizes, color=style.color, marker=style.marker, zorder=3)
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axis.set_xlabel(label)
+    axes[0].set_xscale("log", base=2)
+    axes[0].xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axes[0].set_ylabel("test perplexity per token, sliding window")
     add_legend(figure, axes[0])
     return figure

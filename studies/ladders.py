@@ -189,6 +189,7 @@ def ladder_figure(results: Results, name: str) -> Any:
                 axis.plot([low, high], [y, y], color=colour, lw=2)
                 axis.scatter([unit * summary.mean], [y], color=colour, s=36, zorder=3)
                 look: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+                look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6}
                 axis.annotate(number(metric, summary.mean), (high, y), **look)
         strongest = [run for run in study.counted if run.baseline in STRONGEST]
         for dashes, run in zip(("--", ":", "-."), strongest):
