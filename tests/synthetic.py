@@ -9,14 +9,34 @@ from typing import Any
 from conftest import compose
 from omegaconf import OmegaConf
 
-from speechformer.report import published
-from speechformer.report.results import Run, Table, build_tables, read_runs
+from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.runs.folder import write_result
-from speechformer.runs.identity import flatten
 
-SPEECHES = published.content()["corpus"]["sha256"]
+SPEECHES = "e2ce08d791799162277034058b90e278d3b48525c285370a924685d67d4acd0c"  # sha256 of the corpus of the reports
 ACCURACIES = ("test_accuracy", "test_accuracy_in_train", "test_accuracy_not_in_train")
 PERPLEXITIES = tuple(f"test_perplexity_{name}" for name in ("mean", "obama", "wbush", "hbush"))
+DESCRIPTIONS: dict[str, dict[str, Any]] = {  # what tasks write into `result.json`
+    "classify": {
+        "metric": "test_accuracy",
+        "columns": [*ACCURACIES, "train_accuracy"],
+        "compare": ["test_accuracy", "test_accuracy_not_in_train"],
+        "x_axis": "epoch",
+        "baseline_keys": ["block_size"],
+    },
+    "lm": {
+        "metric": "test_perplexity_mean",
+        "higher_is_better": False,
+        "columns": [*PERPLEXITIES, "train_perplexity"],
+        "compare": ["test_perplexity_mean"],
+        "baseline_keys": ["task.extra_text"],
+    },
+    "translate": {
+        "metric": "test_bleu",
+        "columns": ["test_bleu", "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact", "validation_bleu"],
+        "compare": ["test_bleu"],
+        "unit": "pairs",
+    },
+}
 
 
 def config_of(*overrides: str) -> dict[str, Any]:
@@ -28,10 +48,8 @@ def config_of(*overrides: str) -> dict[str, Any]:
 
 
 def settings_of(*overrides: str) -> dict[str, Any]:
-    """Return the part of a config that decides the row."""
-    config = config_of(*overrides)
-    about = {"task": config["task"]["name"], "seed": config["seed"], "overrides": list(overrides)}
-    return Run(Path(), about, dict(flatten(config))).settings
+    """Return the part of a config that decides the variant."""
+    return Run(Path(), result(*overrides)).settings
 
 
 def result(
@@ -48,6 +66,7 @@ def result(
     return {
         **about,
         "metrics": metrics,
+        "report": DESCRIPTIONS.get(task, {}),
         "curve": [{"step": 131 * epoch, **metrics} for epoch in range(1, 16)],
         "corpus": {"name": "speeches", "sha256": sha256, "classes": ["obama", "wbush", "hbush"], "counts": counts},
         "parameters": {"total": 7},
@@ -60,7 +79,9 @@ def result(
 
 def baseline(name: str, *overrides: str, **more: Any) -> dict[str, Any]:
     """Return the result of a baseline, which has no seed."""
-    return {**result(*overrides, **more), "baseline": {"name": name}, "seed": None}
+    run = {**result(*overrides, **more), "baseline": {"name": name}, "seed": None}
+    del run["report"]
+    return run
 
 
 def translated(model: str, seed: int, bleu: float, **more: Any) -> dict[str, Any]:
@@ -90,9 +111,15 @@ def put(folder: Path, *results: dict[str, Any]) -> Path:
     return folder
 
 
-def tables_of(folder: Path) -> list[Table]:
-    """Return the tables of the runs below a folder."""
-    return build_tables(read_runs([folder])[0])[0]
+def studies_of(folder: Path) -> list[Study]:
+    """Return the studies of the runs below a folder."""
+    return build_studies(read_runs([folder])[0])[0]
+
+
+def study_of(folder: Path, *results: dict[str, Any]) -> Study:
+    """Write results below a folder and return their only study."""
+    (study,) = studies_of(put(folder, *results))
+    return study
 
 
 def single_spaced(text: object) -> str:

@@ -248,32 +248,20 @@ def draw_dots(axis: Axes, y: float, summary: Summary, unit: float, style: Style)
 
 
 def draw_baseline(axis: Axes, study: Study, metric: str) -> dict[str, Line2D]:
-    """Draw the best baseline as a dotted line, or name it at the edge if it is far; return the mark for the legend."""
-    if study.metric not in study.baselines or metric not in study.baselines:
+    """Draw the best baseline as a dotted line, if it is not far; return the mark for the legend, with its value."""
+    if not {study.metric, metric} <= set(study.baselines):
         return {}
     rows = study.baselines.dropna(subset=[study.metric, metric]).sort_values(study.metric)
     if rows.empty:
         return {}
-    row = rows.iloc[-1 if study.higher_is_better else 0]
-    place, (left, right) = row[metric] * scale(metric), axis.get_xlim()
-    width = right - left
-    if left - 0.5 * width < place < right + 0.5 * width:
-        line = axis.axvline(place, color=INK, linestyle=(0, (1.5, 1.2)), linewidth=1.3, zorder=1)
-        axis.set_xlim(min(left, place - 0.05 * width), max(right, place + 0.05 * width))
-        return {row["variant"]: Line2D([], [], color=INK, linestyle=line.get_linestyle(), lw=1.3)}
-    is_left = place < left
-    text = number(metric, row[metric])
-    axis.annotate(
-        f"◂ {text}" if is_left else f"{text} ▸",
-        (0.0 if is_left else 1.0, 0.0),
-        xycoords="axes fraction",
-        ha="left" if is_left else "right",
-        va="bottom",
-        fontsize=8.5,
-        color="#52606d",
-    )
-    mark = Line2D([], [], ls="", marker="<" if is_left else ">", color="#52606d")
-    return {f"{row['variant']}, beyond the axis": mark}
+    best = rows.iloc[-1 if study.higher_is_better else 0]
+    place, (left, right) = best[metric] * scale(metric), axis.get_xlim()
+    if abs(place - (left + right) / 2) > right - left:
+        return {f"{best['variant']}, beyond the axis": Line2D([], [], ls="")}
+    axis.axvline(place, color=INK, linestyle=":", linewidth=1.3, zorder=1)
+    margin = 0.05 * (right - left)
+    axis.set_xlim(min(left, place - margin), max(right, place + margin))
+    return {best["variant"]: Line2D([], [], color=INK, linestyle=":", lw=1.3)}
 
 
 def draw_effect(axis: Axes, y: float, effect: Effect, unit: float, look: tuple[str, str]) -> None:

@@ -439,38 +439,23 @@ def beside_baseline(study: Study, label: str, variants: int) -> Iterator[str]:
 
 
 def search_table(folder: Path, study: Any) -> Table | None:
-    """Return the trials of a search, the best first; the test metric stands beside the best alone.
+    """Return the complete trials of a search, the best first; None without one.
 
-    To look at the test metric of every trial would be to choose by it.
+    Test metrics stand in the tables of the runs alone: to rank trials by them would be to choose by them.
     """
-    trials = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    trials.sort(key=lambda trial: trial.value, reverse=study.direction.name == "MAXIMIZE")
-    if not trials:
-        return None
-    by_trial: dict[int, list[dict[str, Any]]] = {}
-    metric = ""
-    for job, trial in (folders_of_runs.read_json(folder / search.SEARCH) or {}).get("jobs", {}).items():
-        pointer = folders_of_runs.read_or_none(folder / "jobs" / f"{job}.json", "job") or {}
-        result = folders_of_runs.result_or_none(folder / pointer["folder"]) if "folder" in pointer else None
-        if result is not None and result["status"] == "finished":
-            metric = result["best"]["metric"]
-            by_trial.setdefault(trial, []).append(result)
-    keys = sorted({key for trial in trials for key in trial.params})
-    rows = []
-    for rank, trial in enumerate(trials[:MOST_TRIALS], start=1):
-        own = by_trial.get(trial.number, [])
-        settings = (trial.params.get(key) for key in keys)
-        texts = (f"{value:.3g}" if isinstance(value, float) else str(value) for value in settings)
-        main = own[0]["report"]["metric"] if own else ""
-        tested = [value for result in own if (value := result["metrics"].get(main)) is not None]
-        test = number(main, sum(tested) / len(tested)) if tested and rank == 1 else ""
-        seconds = sum(result["seconds"] for result in own)
-        rows.append([str(rank), *texts, number(metric, trial.value), f"{seconds:.0f} s", test])
     states = [trial.state.name.lower() for trial in study.trials]
+    if "complete" not in states:
+        return None
+    trials = study.trials_dataframe(attrs=("value", "params", "duration", "state"))
+    trials = trials[trials["state"] == "COMPLETE"].drop(columns="state")
+    trials = trials.sort_values("value", ascending=study.direction.name == "MINIMIZE").head(MOST_TRIALS)
+    trials["duration"] = trials["duration"].dt.total_seconds().round()
+    texts = trials.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value))
+    texts.insert(0, "rank", [str(rank) for rank in range(1, len(texts) + 1)])
+    names = {"value": "score", "duration": "seconds"}
+    frame = texts.rename(columns=lambda name: names.get(name, name.removeprefix("params_"))).reset_index(drop=True)
     counts = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
-    note = f"{len(states)} trials: {counts}. The score is on held-out data. Only the best trial shows its test metric."
-    columns = ["rank", *keys, metric.replace("_", " "), "time", "test"]
-    return Table("search", f"Search {folder.name}", pd.DataFrame(rows, columns=columns), note)
+    return Table("search", f"Search {folder.name}", frame, f"{len(states)} trials: {counts}. Scores on held-out data.")
 
 
 def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
