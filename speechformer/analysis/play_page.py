@@ -8,7 +8,6 @@ base64 safetensors. `play/engine.js` computes from them what the model computes 
 from __future__ import annotations
 
 import base64
-import hashlib
 import inspect
 import json
 import re
@@ -18,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
-from speechformer.analysis.load import CHECKPOINTS, TrainedRun
+from speechformer.analysis.find import CHECKPOINTS
+from speechformer.analysis.load import TrainedRun
+from speechformer.analysis.self_contained import fill_page, to_safetensors
 from speechformer.console import list_steps
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
@@ -38,7 +38,7 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
-SCRIPTS = ("words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
+FILES = ("page.html", "page.css", "words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
 KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "relative", "kerple", "fire"}
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
@@ -66,12 +66,8 @@ class Snapshot:
         return sum(tensors.values()) * dtype.itemsize * 4 // 3
 
     def encode(self, dtype: torch.dtype) -> str:
-        """Return its weights as base64 safetensors; a shared table is there once, and the header names the others."""
-        state, first = self.task.model.state_dict(), dict[int, str]()
-        names = {name: first.setdefault(value.data_ptr(), name) for name, value in state.items()}
-        tensors = {name: state[name].detach().cpu().to(dtype).contiguous() for name in first.values()}
-        shared = {name: own for name, own in names.items() if own != name}
-        return base64.b64encode(save(tensors, metadata={"shared": json.dumps(shared)})).decode()
+        """Return its weights as base64 safetensors."""
+        return base64.b64encode(to_safetensors(self.task.model.state_dict(), dtype)).decode()
 
 
 def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
@@ -345,22 +341,9 @@ def patterns_with_defaults() -> dict[str, dict[str, Any]]:
 
 
 def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
-    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with.
-
-    All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
-    text only, never as HTML. The policy of the page allows this script alone, by its hash.
-    """
+    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with."""
     for run, label in zip(content["runs"], list(unique_labels(content["runs"]))):
         run["label"] = label
     content = {**content, "text": text, "title": title, "patterns": patterns_with_defaults()}
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = '"use strict";\n' + "\n".join(parts)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = (FOLDER / "page.html").read_text(encoding="utf-8")
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    for mark, part in (("__SHA256__", digest), ("__STYLE__", style), ("__SCRIPT__", script), ("__CONTENT__", data)):
-        page = page.replace(mark, part, 1)
-    return page
+    page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
+    return fill_page(page, '"use strict";\n' + "\n".join(scripts), style, content)
