@@ -124,6 +124,9 @@ def attention(arguments: argparse.Namespace) -> None:
             raise UserError(f"--beside {folder}: no such folder. Write the sentence before --beside.")
     text = arguments.text and one_sentence(arguments.text)
     runs = load_runs([arguments.run, *arguments.beside], arguments.checkpoint)
+
+    from speechformer.analysis.load import unique_labels
+
     if len({run.task.name for run in runs}) > 1:
         tasks = ", ".join(f"task={run.task.name}" for run in runs)
         raise UserError(f"Compare runs of one task; these are of {tasks}.")
@@ -140,11 +143,7 @@ def attention(arguments: argparse.Namespace) -> None:
             console.say(str(error))
             examined.append(([], [str(error)], True))
     maps, notes, passed = zip(*examined)
-    models = [run.label for run in runs]
-    labels = [  # the folder distinguishes runs of the same model
-        f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
-        for label, run in zip(models, runs)
-    ]
+    labels = unique_labels(runs)
     page = output.file("attention.html")
     if arguments.output and page.exists():
         console.say(f"The maps that were in {arguments.output} are replaced.")

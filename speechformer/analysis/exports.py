@@ -60,19 +60,6 @@ def description(run: TrainedRun) -> dict[str, Any]:
     }
 
 
-class Predictor(nn.Module):
-    """What a task computes, without the task: its network, with counts of words if it has them."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.model, self.counts = task.model, task.counts
-
-    def forward(self, *ids: Tensor) -> Tensor:
-        """Return the logits, shaped as the network's."""
-        logits = self.model(*ids)
-        return logits if self.counts is None else self.counts.add(ids[0], logits)
-
-
 def as_safetensors(run: TrainedRun) -> bytes:
     """Serialise the weights, and in the header what rebuilds the model."""
     state = run.model.state_dict()
@@ -112,8 +99,8 @@ def as_program(run: TrainedRun) -> bytes:
     if reason := not_exportable(run):
         raise UserError(f"torch.export cannot export {reason} (model={run.label}); use --format safetensors.")
     limit = run.max_length or MAX_TOKENS
-    predictor, inputs = Predictor(run.task).eval(), tuple(example_inputs(run, 2, 7))
-    predictor(*inputs)  # which makes the tables of counts
+    inputs = tuple(example_inputs(run, 2, 7))
+    run.task(*inputs)  # which makes the tables of counts
     for module in run.model.modules():
         if isinstance(module, Positions):
             module.extend_to(limit + 1)  # one more for a CLS token
@@ -122,7 +109,7 @@ def as_program(run: TrainedRun) -> bytes:
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
-        program = torch.export.export(predictor, inputs, dynamic_shapes=(sizes,))
+        program = torch.export.export(run.task, inputs, dynamic_shapes=(sizes,))
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise UserError(

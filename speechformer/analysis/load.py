@@ -164,6 +164,15 @@ def label(architecture: dict[str, Any]) -> str:
     return ", ".join(words if pattern == "full" else [*words, pattern])
 
 
+def unique_labels(runs: Sequence[TrainedRun]) -> list[str]:
+    """Return the label of each run, with its folder's name where several have the same."""
+    labels = [run.label for run in runs]
+    return [
+        f"{label} ({run.directory.resolve().name})" if labels.count(label) > 1 else label
+        for label, run in zip(labels, runs)
+    ]
+
+
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """Load a trained run from its folder, with the weights behind the reported metrics.
 

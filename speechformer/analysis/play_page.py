@@ -11,7 +11,7 @@ import base64
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from speechformer.analysis.find import CHECKPOINTS
-from speechformer.analysis.load import TrainedRun
+from speechformer.analysis.load import TrainedRun, unique_labels
 from speechformer.analysis.self_contained import fill_page, to_safetensors
 from speechformer.console import list_steps
 from speechformer.corpora.subwords import Subwords
@@ -192,41 +192,30 @@ def load_checkpoints(
     sizes = [Snapshot(run.checkpoint, None, run.task).size(torch.float16) for run in runs]
 
     def size(most: int) -> int:
-        return sum(own * min(most, len(all_files)) for own, all_files in zip(sizes, files))
+        return sum(size * min(most, len(own)) for size, own in zip(sizes, files))
 
     most = MANY
-    while most > FEW and size(most) > TARGET_BYTES:
-        most -= 1
-    while most > 1 and size(most) > MAX_BYTES:
+    while most > 1 and size(most) > (TARGET_BYTES if most > FEW else MAX_BYTES):
         most -= 1
     loaded = []
     for run, own in zip(runs, files):
         chosen = [name for _, name in own].index(run.checkpoint)
-        picked = [own[k] for k in evenly_spaced([step for step, _ in own], chosen, most)]
+        picked = [own[k] for k in evenly_spaced(len(own), chosen, most)]
         tasks = (run.task if name == run.checkpoint else load_task(run.directory / name) for _, name in picked)
         loaded.append([Snapshot(name, step, task) for (step, name), task in zip(picked, tasks)])
     return loaded
 
 
-def evenly_spaced(steps: Sequence[int | None], chosen: int, most: int) -> list[int]:
-    """Return at most so many indices of steps in order: the chosen one, the ends, and some between."""
-    last = len(steps) - 1
-    if last < most:
-        return [*range(last + 1)]
+def evenly_spaced(count: int, chosen: int, most: int) -> list[int]:
+    """Return at most so many of `count` indices in order: the chosen one, the ends, and some between."""
+    if count <= most:
+        return [*range(count)]
     if most < 3:
-        return sorted({chosen, 0 if chosen else last} if most == 2 else {chosen})
-    end = max(step for step in steps if step is not None)
-    places = [end if step is None else step for step in steps]
-
-    def nearest(place: float, among: Iterable[int]) -> int:
-        return min(among, key=lambda k: (abs(places[k] - place), -k))
-
-    first = places[0]
-    picked = {nearest(first + (end - first) * k / (most - 1), range(last + 1)) for k in range(most)}
+        return sorted([chosen, 0 if chosen else count - 1][:most])
+    picked = [round(k * (count - 1) / (most - 1)) for k in range(most)]
     if chosen not in picked:
-        inner = picked - {0, last}
-        picked = picked - {nearest(places[chosen], inner)} | {chosen} if inner else picked | {chosen}
-    return sorted(picked)
+        picked[min(range(1, most - 1), key=lambda k: abs(picked[k] - chosen))] = chosen
+    return picked
 
 
 def limit_of(run: TrainedRun) -> int:
@@ -268,10 +257,9 @@ def name_of_chosen(run: TrainedRun, own: Sequence[Snapshot]) -> str:
     return "last" if own[-1].task is run.task else run.checkpoint  # `checkpoints/` may have a later one
 
 
-def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
-    """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
+def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
+    """Return a run as plain data, but for what is shared with other runs or follows from them."""
     return {
-        "label": run.label + (", without its counts" if run.task.has_counts else ""),
         "name": run.directory.resolve().name,
         "finished": run.finished,
         "classes": run.task.hparams.get("classes"),
@@ -280,7 +268,6 @@ def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence
         "trained": run.block_size,
         "half": types[0] == torch.float16,
         "chosen": [one.task for one in own].index(run.task),
-        "total": total,
         "reported": name_of_chosen(run, own),
         "checkpoints": [
             {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
@@ -304,12 +291,13 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     types = choose_precision(list(zip(runs, checkpoints)))
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
-    for run, model, own, total in zip(runs, models, checkpoints, map(len, files)):
+    for run, label, model, own, total in zip(runs, unique_labels(runs), models, checkpoints, map(len, files)):
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
-        index = tokenizers.index(tokenizer)
-        exported.append({**export_run(run, own, total, types), "model": model, "tokenizer": index})
+        label += ", without its counts" if run.task.has_counts else ""
+        shared = {"label": label, "total": total, "model": model, "tokenizer": tokenizers.index(tokenizer)}
+        exported.append(export_run(run, own, types) | shared)
         lines.append(f"{exported[-1]['name']} ({run.label}): {list_checkpoints(own, total)}")
     if not alone and (single := [run for run, total in zip(exported, map(len, files)) if total == 1]):
         names = ", ".join(run["name"] for run in single)
@@ -329,12 +317,6 @@ def list_checkpoints(own: Sequence[Snapshot], total: int) -> str:
     return ", ".join(names) + share
 
 
-def unique_labels(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the label of each run, with its folder's name where two runs have the same."""
-    labels = [run["label"] for run in runs]
-    yield from (f"{run['label']} ({run['name']})" if labels.count(run["label"]) > 1 else run["label"] for run in runs)
-
-
 def patterns_with_defaults() -> dict[str, dict[str, Any]]:
     """Return the patterns that the page offers, with their options."""
     return {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
@@ -342,8 +324,6 @@ def patterns_with_defaults() -> dict[str, dict[str, Any]]:
 
 def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
     """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with."""
-    for run, label in zip(content["runs"], list(unique_labels(content["runs"]))):
-        run["label"] = label
     content = {**content, "text": text, "title": title, "patterns": patterns_with_defaults()}
     page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
     return fill_page(page, '"use strict";\n' + "\n".join(scripts), style, content)
