@@ -12,7 +12,6 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
 from speechformer.runs.folder import HISTORY, STEP, WEIGHTS
-from speechformer.tasks.base import Task
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
@@ -45,29 +43,13 @@ MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "transla
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
 FEW, MANY = 6, 16  # checkpoints of a run: above TARGET_BYTES, if they fit into MAX_BYTES; at most
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
+Checkpoint = tuple[int | None, str]  # the optimizer step, None of an average; the file in the run's folder
+Types = tuple[torch.dtype, torch.dtype]  # of the weights behind the metrics, and of the other checkpoints
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
     "My friends, we shall mend the harbours, and our children will remember the work.",
     "The old woman does not see the horses.",
 )
-
-
-@dataclass
-class Snapshot:
-    """The weights of one checkpoint: its file, the optimizer step (None if the file does not say), and the task."""
-
-    name: str
-    step: int | None
-    task: Task
-
-    def size(self, dtype: torch.dtype) -> int:
-        """Return the bytes of its weights in the page; base64 takes 4 for 3."""
-        tensors = {value.data_ptr(): value.numel() for value in self.task.model.state_dict().values()}
-        return sum(tensors.values()) * dtype.itemsize * 4 // 3
-
-    def encode(self, dtype: torch.dtype) -> str:
-        """Return its weights as base64 safetensors."""
-        return base64.b64encode(to_safetensors(self.task.model.state_dict(), dtype)).decode()
 
 
 def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
@@ -166,8 +148,8 @@ def check_supported(run: TrainedRun) -> dict[str, Any]:
         raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
 
 
-def checkpoints_of(run: TrainedRun, alone: bool) -> list[tuple[int | None, str]]:
-    """Return step and file of the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
+def checkpoints_of(run: TrainedRun, alone: bool) -> list[Checkpoint]:
+    """Return the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
     names = {step_of(run.directory / run.checkpoint): run.checkpoint}
     for path in () if alone else (run.directory / name for name in CHECKPOINTS):
         if path.exists() and path.name != run.checkpoint and (step := step_of(path)) is not None:
@@ -185,25 +167,42 @@ def step_of(path: Path) -> int | None:
     return step if type(step) is int and path.name != "average.ckpt" else None
 
 
-def load_checkpoints(
-    runs: Sequence[TrainedRun], files: Sequence[list[tuple[int | None, str]]]
-) -> list[list[Snapshot]]:
-    """Load the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
-    sizes = [Snapshot(run.checkpoint, None, run.task).size(torch.float16) for run in runs]
+def fit_into_page(
+    runs: Sequence[TrainedRun], files: Sequence[Sequence[Checkpoint]]
+) -> tuple[list[list[Checkpoint]], Types]:
+    """Choose the checkpoints of each run that the page holds, and the types of their weights.
 
-    def size(most: int) -> int:
-        return sum(size * min(most, len(own)) for size, own in zip(sizes, files))
+    They are evenly spaced ones if all would be too many. Of the weights, those behind the metrics are halved last.
+
+    Raises:
+        UserError: even one of each run in half precision would be too large.
+    """
+    numbers = [count_weights(run.model) for run in runs]
+    full, half = torch.float32, torch.float16
+
+    def size(most: int, types: Types) -> float:  # base64 takes 4 bytes for 3
+        bytes_of = (types[0].itemsize + (min(most, len(own)) - 1) * types[1].itemsize for own in files)
+        return sum(number * each for number, each in zip(numbers, bytes_of)) * 4 / 3
 
     most = MANY
-    while most > 1 and size(most) > (TARGET_BYTES if most > FEW else MAX_BYTES):
+    while most > 1 and size(most, (half, half)) > (TARGET_BYTES if most > FEW else MAX_BYTES):
         most -= 1
-    loaded = []
+    if (total := size(most, (half, half))) > MAX_BYTES:
+        raise UserError(
+            f"The page would hold {total / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
+            "Name fewer runs, one --checkpoint, or smaller models."
+        )
+    picked = []
     for run, own in zip(runs, files):
         chosen = [name for _, name in own].index(run.checkpoint)
-        picked = [own[k] for k in evenly_spaced(len(own), chosen, most)]
-        tasks = (run.task if name == run.checkpoint else load_task(run.directory / name) for _, name in picked)
-        loaded.append([Snapshot(name, step, task) for (step, name), task in zip(picked, tasks)])
-    return loaded
+        picked.append([own[k] for k in evenly_spaced(len(own), chosen, most)])
+    fitting = (types for types in ((full, full), (full, half)) if size(most, types) <= TARGET_BYTES)
+    return picked, next(fitting, (half, half))
+
+
+def count_weights(model: nn.Module) -> int:
+    """Count the numbers in the weights of a model, those of a shared table once."""
+    return sum({value.data_ptr(): value.numel() for value in model.state_dict().values()}.values())
 
 
 def evenly_spaced(count: int, chosen: int, most: int) -> list[int]:
@@ -230,34 +229,23 @@ def choose_text(tokenizer: Any) -> str:
     return EXAMPLES[unknown.index(min(unknown))]
 
 
-def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple[torch.dtype, torch.dtype]:
-    """Return the types of the weights behind the metrics and of the other checkpoints, which are halved first.
-
-    Raises:
-        UserError: even in half precision the page would be too large.
-    """
-    for types in ((torch.float32, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.float16)):
-        sizes = [one.size(types[one.task is not run.task]) for run, own in runs for one in own]
-        if sum(sizes) <= TARGET_BYTES:
-            return types
-    if sum(sizes) > MAX_BYTES:
-        raise UserError(
-            f"The page would hold {sum(sizes) / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
-            "Name fewer runs, one --checkpoint, or smaller models."
-        )
-    return types
-
-
-def name_of_chosen(run: TrainedRun, own: Sequence[Snapshot]) -> str:
+def name_of_chosen(run: TrainedRun, own: Sequence[Checkpoint]) -> str:
     """Return what the loaded checkpoint is: "reported" of a finished run, else "best so far" or "last"."""
     if run.finished:
         return "reported"
     if run.checkpoint == "best.ckpt":
         return "best so far"
-    return "last" if own[-1].task is run.task else run.checkpoint  # `checkpoints/` may have a later one
+    return "last" if own[-1][1] == run.checkpoint else run.checkpoint  # `checkpoints/` may have a later one
 
 
-def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype]) -> dict[str, Any]:
+def encode_checkpoint(run: TrainedRun, name: str, types: Types) -> str:
+    """Return the weights of a checkpoint as base64 safetensors."""
+    is_chosen = name == run.checkpoint
+    task = run.task if is_chosen else load_task(run.directory / name)
+    return base64.b64encode(to_safetensors(task.model.state_dict(), types[not is_chosen])).decode()
+
+
+def export_run(run: TrainedRun, own: Sequence[Checkpoint], types: Types) -> dict[str, Any]:
     """Return a run as plain data, but for what is shared with other runs or follows from them."""
     return {
         "name": run.directory.resolve().name,
@@ -267,11 +255,10 @@ def export_run(run: TrainedRun, own: list[Snapshot], types: Sequence[torch.dtype
         "limit": limit_of(run),
         "trained": run.block_size,
         "half": types[0] == torch.float16,
-        "chosen": [one.task for one in own].index(run.task),
+        "chosen": [name for _, name in own].index(run.checkpoint),
         "reported": name_of_chosen(run, own),
         "checkpoints": [
-            {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
-            for one in own
+            {"name": name, "step": step, "weights": encode_checkpoint(run, name, types)} for step, name in own
         ],
     }
 
@@ -287,8 +274,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     """
     models = [check_supported(run) for run in runs]
     files = [checkpoints_of(run, alone) for run in runs]
-    checkpoints = load_checkpoints(runs, files)
-    types = choose_precision(list(zip(runs, checkpoints)))
+    checkpoints, types = fit_into_page(runs, files)
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
     for run, label, model, own, total in zip(runs, unique_labels(runs), models, checkpoints, map(len, files)):
@@ -307,12 +293,12 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     return {"tokenizers": tokenizers, "runs": exported}, lines
 
 
-def list_checkpoints(own: Sequence[Snapshot], total: int) -> str:
+def list_checkpoints(own: Sequence[Checkpoint], total: int) -> str:
     """Return the checkpoints that the page holds of a run as text: "average.ckpt, steps 0, 50, …, 350, 396"."""
-    if len(own) == 1 and own[0].step is not None:
-        return f"{own[0].name} (step {own[0].step})"
-    steps = [one.step for one in own if one.step is not None]
-    names = [*(one.name for one in own if one.step is None), *([list_steps(steps)] if steps else [])]
+    if len(own) == 1 and own[0][0] is not None:
+        return f"{own[0][1]} (step {own[0][0]})"
+    steps = [step for step, _ in own if step is not None]
+    names = [*(name for step, name in own if step is None), *([list_steps(steps)] if steps else [])]
     share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
     return ", ".join(names) + share
 
