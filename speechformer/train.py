@@ -137,12 +137,13 @@ def run_and_explain() -> None:
             raise
         console.warn("Terminated; the same command resumes from the last checkpoint.")
         sys.exit(128 + signal.SIGTERM)
+    except (HydraException, OmegaConfBaseException) as error:  # some are OSErrors, too
+        fail(explain(error, sys.argv[1:]))
     except (UserError, OSError):
         raise
     except Exception as error:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        of_hydra = last.f_globals["__name__"].split(".")[0] in ("hydra", "omegaconf", "antlr4")
-        if not of_hydra and not isinstance(error, HydraException | OmegaConfBaseException):
+        if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):
             raise
         fail(explain(error, sys.argv[1:]))
 

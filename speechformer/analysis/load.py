@@ -54,8 +54,14 @@ class TrainedRun:
 
     @property
     def label(self) -> str:
-        """The model and its options, for a plot: "alibi, scale 2"."""
-        return label(self.task.hparams["architecture"])
+        """The model with its options and, unless attention is full, the pattern: "alibi, scale 2"."""
+        groups = [self.task.hparams["architecture"][name] for name in ("model", "pattern")]
+        model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
+        words = [model]
+        for name, value in groups[0].items():
+            if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
+                words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        return ", ".join(words if pattern == "full" else [*words, pattern])
 
     @property
     def max_length(self) -> int | None:
@@ -151,17 +157,6 @@ class TrainedRun:
         sources = translation.encode_sources(self, [texts] if isinstance(texts, str) else texts, others)
         translations = translation.translate_sources(self, sources, beam, length_penalty, others)
         return [self.tokenizer.decode(ids) for ids in translations]
-
-
-def label(architecture: dict[str, Any]) -> str:
-    """Return the model of an architecture with its options and, unless attention is full, the pattern."""
-    groups = architecture["model"], architecture["pattern"]
-    model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
-    words = [model]
-    for name, value in architecture["model"].items():
-        if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
-            words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(words if pattern == "full" else [*words, pattern])
 
 
 def unique_labels(runs: Sequence[TrainedRun]) -> list[str]:

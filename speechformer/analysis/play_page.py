@@ -303,13 +303,9 @@ def list_checkpoints(own: Sequence[Checkpoint], total: int) -> str:
     return ", ".join(names) + share
 
 
-def patterns_with_defaults() -> dict[str, dict[str, Any]]:
-    """Return the patterns that the page offers, with their options."""
-    return {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
-
-
 def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
     """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with."""
-    content = {**content, "text": text, "title": title, "patterns": patterns_with_defaults()}
+    patterns = {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
+    content = {**content, "text": text, "title": title, "patterns": patterns}
     page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
     return fill_page(page, '"use strict";\n' + "\n".join(scripts), style, content)
