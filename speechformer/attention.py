@@ -13,16 +13,16 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speechformer import console
-from speechformer.analysis import play_page
-from speechformer.analysis.attention_maps import AttentionMap, Check, check_maps, draw
-from speechformer.analysis.attention_page import render_page
-from speechformer.analysis.command_line import load_run, read_sentences, run_parser
-from speechformer.analysis.fonts import not_drawn
-from speechformer.analysis.load import TrainedRun
+from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import UserError, fail, run_command
+from speechformer.errors import UserError, fail
+
+if TYPE_CHECKING:
+    from speechformer.analysis.attention_maps import AttentionMap, Check
+    from speechformer.analysis.load import TrainedRun
 
 MAX_TOKENS = 128  # on each side; larger pictures cannot be read
 
@@ -59,6 +59,8 @@ def format_heads(maps: Sequence[AttentionMap]) -> str:
 
 def examine(run: TrainedRun, text: str) -> tuple[list[AttentionMap], list[str], bool]:
     """Compute, check and print a run's maps; return them, notes on the run, and whether all checks passed."""
+    from speechformer.analysis.attention_maps import check_maps
+
     inputs = run.read(text, MAX_TOKENS)
     maps = run.attention(inputs)
     checks = check_maps(run.model, inputs.ids, maps)
@@ -71,6 +73,9 @@ def examine(run: TrainedRun, text: str) -> tuple[list[AttentionMap], list[str], 
 
 def save_pictures(titles: Sequence[str], maps: Sequence[Sequence[AttentionMap]], output: OutputFolder) -> None:
     """Write a PNG for each map of each run; several runs share one colour scale."""
+    from speechformer.analysis.attention_maps import draw
+    from speechformer.analysis.fonts import not_drawn
+
     several = len(maps) > 1
     if letters := not_drawn(token for parts in maps for part in parts for token in (*part.queries, *part.keys)):
         console.say(f"The pictures have boxes for {letters}: install a font with them, such as Noto Sans CJK.")
@@ -88,13 +93,28 @@ def folder_name(text: str) -> str:
     return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
 
 
-def live_page(runs: Sequence[TrainedRun], text: str) -> str | None:
-    """Return the page on which the runs are live, opened on a sentence; None if it cannot compute one of them."""
+def page_of(
+    runs: Sequence[TrainedRun], text: str, shown: Sequence[tuple[str, Sequence[AttentionMap], Sequence[str]]]
+) -> str:
+    """Return the page on which the runs are live, opened on a sentence; if it cannot compute one, that of the maps.
+
+    `shown` has the label, maps and notes of each run.
+    """
+    from speechformer.analysis import attention_page, play_page
+
     try:
         content, _ = play_page.export_runs(runs, alone=True)
     except UserError:
-        return None
+        return attention_page.render_page(text, shown)
     return play_page.render_page(content, text)
+
+
+def one_sentence(texts: Sequence[str]) -> str:
+    """Return the one sentence of `read_sentences`."""
+    sentences = read_sentences(texts)
+    if len(sentences) != 1:
+        raise UserError(f"Give one sentence, not {len(sentences)}; put it in quotes.")
+    return sentences[0]
 
 
 def attention(arguments: argparse.Namespace) -> None:
@@ -102,36 +122,33 @@ def attention(arguments: argparse.Namespace) -> None:
     for folder in arguments.beside:
         if not folder.is_dir() and not arguments.text:
             raise UserError(f"--beside {folder}: no such folder. Write the sentence before --beside.")
-    runs = [load_run(folder, arguments.checkpoint) for folder in (arguments.run, *arguments.beside)]
+    text = arguments.text and one_sentence(arguments.text)
+    runs = load_runs([arguments.run, *arguments.beside], arguments.checkpoint)
+
+    from speechformer.analysis.load import unique_labels
+
     if len({run.task.name for run in runs}) > 1:
         tasks = ", ".join(f"task={run.task.name}" for run in runs)
         raise UserError(f"Compare runs of one task; these are of {tasks}.")
-    texts = read_sentences(arguments.text)
-    if len(texts) != 1:
-        raise UserError(f"Give one sentence, not {len(texts)}; put it in quotes.")
-    default = Path("outputs/attention") / runs[0].directory.resolve().name / folder_name(texts[0])
+    text = text or one_sentence([])
+    default = Path("outputs/attention") / runs[0].directory.resolve().name / folder_name(text)
     output = OutputFolder(arguments.output or default)
     examined = []
     for run in runs:
         try:
-            examined.append(examine(run, texts[0]))
+            examined.append(examine(run, text))
         except UserError as error:
             if not examined:
                 raise
             console.say(str(error))
             examined.append(([], [str(error)], True))
     maps, notes, passed = zip(*examined)
-    models = [run.label for run in runs]
-    labels = [  # the folder distinguishes runs of the same model
-        f"{label} ({run.directory.resolve().name})" if models.count(label) > 1 else label
-        for label, run in zip(models, runs)
-    ]
+    labels = unique_labels(runs)
     page = output.file("attention.html")
     if arguments.output and page.exists():
         console.say(f"The maps that were in {arguments.output} are replaced.")
     save_pictures([f"{runs[0].task.name}, model={label}" for label in labels], maps, output)
-    content = live_page(runs, texts[0]) or render_page(texts[0], list(zip(labels, maps, notes)))
-    page.write_text(content, encoding="utf-8")
+    page.write_text(page_of(runs, text, list(zip(labels, maps, notes))), encoding="utf-8")
     console.say(str(page))
     if not all(passed):
         fail("the weights are not valid attention weights; see FAIL above.")
@@ -147,8 +164,7 @@ def main() -> None:
         "--beside", type=Path, nargs="+", default=[], metavar="RUN", help="more runs, to compare with"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
-    arguments = parser.parse_intermixed_args()
-    run_command(lambda: attention(arguments))
+    parser.run(attention)
 
 
 if __name__ == "__main__":

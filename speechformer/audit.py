@@ -7,6 +7,7 @@ removes from train, and which sentences of dev and test occur in train. `corpora
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from speechformer.corpora.load import load_any
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.errors import ArgumentParser, UserError
 from speechformer.runs.folder import read_or_none, write_json
 
 KINDS = ("exact", "same", "near")
@@ -191,21 +192,21 @@ def write(findings: dict[str, Any], path: Path) -> None:
     write_json(path, findings)
 
 
+def audit_corpus(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    corpus = load_any(as_plain(compose(arguments.overrides)))
+    findings = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
+    console.say(report_pairs(findings) if isinstance(corpus, Pairs) else report(findings))
+    if arguments.json:
+        write(findings, arguments.json)
+
+
 def main() -> None:
     """Run the command line."""
     parser = ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="corpus=speeches, corpus.root=FOLDER, ... as for a run")
     parser.add_argument("--json", type=Path, help="also write the findings to this file")
-    arguments = parser.parse_args()
-
-    def command() -> None:
-        corpus = load_any(as_plain(compose(arguments.overrides)))
-        findings = audit_pairs(corpus) if isinstance(corpus, Pairs) else audit(corpus)
-        console.say(report_pairs(findings) if isinstance(corpus, Pairs) else report(findings))
-        if arguments.json:
-            write(findings, arguments.json)
-
-    run_command(command)
+    parser.run(audit_corpus)
 
 
 if __name__ == "__main__":

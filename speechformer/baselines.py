@@ -17,6 +17,7 @@ Baselines use the tokens, splits and vocabulary of the runs, with sentences cut 
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.splits import number_of_folds
-from speechformer.errors import ArgumentParser, UserError, pick, run_command
+from speechformer.errors import ArgumentParser, UserError, pick
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.runs.predictions import write_predictions
@@ -239,19 +240,19 @@ def tasks(overrides: Sequence[str]) -> list[list[str]]:
     return [[f"task={task}"] for task, parts in files.items() if all(parts)] or [[]]
 
 
+def measure_all(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    for task in tasks(arguments.overrides):
+        measure([*task, *arguments.overrides], arguments.output)
+    console.say(f"Folder: {arguments.output}")
+
+
 def main() -> None:
     """Run the command line."""
     parser = ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
     parser.add_argument("overrides", nargs="*", help="as of a run: corpus=speeches task=lm; default: both tasks")
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
-    arguments = parser.parse_args()
-
-    def command() -> None:
-        for own in tasks(arguments.overrides):
-            measure([*own, *arguments.overrides], arguments.output)
-        console.say(f"Folder: {arguments.output}")
-
-    run_command(command)
+    parser.run(measure_all)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ that uses the network.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from speechformer import console
 from speechformer.corpora.files import atomic_write, cache_directory, read_file
-from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.errors import ArgumentParser, UserError
 
 
 @dataclass(frozen=True)
@@ -132,27 +133,27 @@ def fetch(url: str, folder: Path, seconds: float) -> bytes:
     return bytes(content)
 
 
+def download_corpus(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    corpus = SOURCES[arguments.corpus]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no partial file remains
+    # A KeyboardInterrupt inside exec, as in the import of dataclasses, ends Python by the signal even if caught
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: sys.exit("Interrupted."))
+    folder = arguments.to or cache_directory() / corpus.folder
+    console.write(corpus.licence)
+    source = corpus.url if arguments.source is None else arguments.source
+    download(source.rstrip("/") + "/", corpus.files, folder)
+    console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
+
+
 def main() -> None:
     """Run the command line."""
     parser = ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
     parser.add_argument("corpus", choices=list(SOURCES))
     parser.add_argument("--to", type=Path, help="folder instead of the user cache; then set corpus.root=FOLDER")
     parser.add_argument("--source", help="another base URL of the same files")
-    arguments = parser.parse_args()
-    corpus = SOURCES[arguments.corpus]
-
-    def command() -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no partial file remains
-        # A KeyboardInterrupt inside exec, as in the import of dataclasses, ends Python by the signal even if caught
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, lambda *_: sys.exit("Interrupted."))
-        folder = arguments.to or cache_directory() / corpus.folder
-        console.write(corpus.licence)
-        source = corpus.url if arguments.source is None else arguments.source
-        download(source.rstrip("/") + "/", corpus.files, folder)
-        console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
-
-    run_command(command)
+    parser.run(download_corpus)
 
 
 if __name__ == "__main__":

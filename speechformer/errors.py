@@ -24,6 +24,11 @@ T = TypeVar("T")
 class ArgumentParser(argparse.ArgumentParser):
     """A parser of a command line whose errors are free of control characters, and whose paths are not empty."""
 
+    def run(self, command: Callable[[argparse.Namespace], object]) -> None:
+        """Run a command for the arguments of the command line, see `run_command`; options may stand anywhere."""
+        arguments = self.parse_intermixed_args()
+        run_command(lambda: command(arguments))
+
     def error(self, message: str) -> NoReturn:
         super().error(plain(message))
 

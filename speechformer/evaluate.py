@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from speechformer import console
 from speechformer.analysis.command_line import run_parser
-from speechformer.analysis.evaluation import default_folder, evaluate, prepare, results_of, write
-from speechformer.analysis.load import load
-from speechformer.errors import run_command
+from speechformer.analysis.find import find_checkpoint
+
+
+def test_again(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    for folder in arguments.run:
+        find_checkpoint(folder, arguments.checkpoint)
+
+    from speechformer.analysis.evaluation import default_folder, evaluate, prepare, results_of, write
+    from speechformer.analysis.load import load
+
+    runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
+    results_of(runs)  # which checks them, before a folder is made
+    output = prepare(arguments.output or default_folder(runs))
+    result = evaluate(runs, arguments.root)
+    if arguments.study is not None:
+        result["config"]["study"] = arguments.study
+    console.say(console.table(result["summary"]))
+    console.write(str(write(result, runs[0], output)))
 
 
 def main() -> None:
@@ -22,19 +39,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"folder to write (default: {default})")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the corpus (default: where the first run had it)")
     parser.add_argument("--study", help="study in which the report shows it (default: that of the first run)")
-    arguments = parser.parse_intermixed_args()
-
-    def command() -> None:
-        runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
-        results_of(runs)  # which checks them, before a folder is made
-        output = prepare(arguments.output or default_folder(runs))
-        result = evaluate(runs, arguments.root)
-        if arguments.study is not None:
-            result["config"]["study"] = arguments.study
-        console.say(console.table(result["summary"]))
-        console.write(str(write(result, runs[0], output)))
-
-    run_command(command)
+    parser.run(test_again)
 
 
 if __name__ == "__main__":

@@ -1,215 +1,43 @@
 """Export a trained model: `python -m speechformer.export RUN [--format safetensors|torch.export]`.
 
-    safetensors     model.safetensors   the weights; `load_safetensors` rebuilds the model from the file's header
-    torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
-                                        maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
-
-Both have the counts of words beside the network (`task.ngram_mixture`, `task.naive_bayes`), and so the training text
-that was counted.
-
-The command also writes tokenizer.json, export.json (inputs, output, hyperparameters), tokenizers.json (the tokenizer
-in the format of the library `tokenizers`) and README.md (an example without this package, and a model card). It loads
-each export again and compares its logits with the run's before the file gets its name.
+`analysis.exports` says what the files are, and checks each against the run before it gets its name.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import shutil
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
-from torch.export import Dim
+from speechformer.analysis.command_line import load_runs, run_parser
 
-from speechformer import console
-from speechformer.analysis.card import card
-from speechformer.analysis.command_line import load_run, run_parser
-from speechformer.analysis.load import TrainedRun
-from speechformer.corpora.files import OutputFolder, atomic_write
-from speechformer.corpora.portable import portable_subwords, portable_words
-from speechformer.corpora.special_tokens import PAD
-from speechformer.corpora.subwords import Subwords
-from speechformer.errors import UserError, run_command
-from speechformer.kernels.dispatch import StackKernels
-from speechformer.layers.positions import Positions
-from speechformer.runs.legacy import upgrade_checkpoint
-from speechformer.tasks.base import Task
-from speechformer.tasks.registry import TASKS
-
-MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
-COUNTS = "counts."  # begins the names of their tensors
-NAMES = ("model.safetensors", "model.pt2", "tokenizer.json", "export.json", "tokenizers.json", "README.md")
-FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
-
-
-def description(run: TrainedRun) -> dict[str, Any]:
-    """Return the inputs, the output and what rebuilds the model, as plain data."""
-    return {
-        "task": run.task.name,
-        "inputs": run.task.inputs,
-        "output": run.task.output,
-        "max_length": run.max_length,
-        "classes": run.task.hparams.get("classes"),
-        "weights_of": run.checkpoint,
-        "hyper_parameters": dict(run.task.hparams),
-    }
-
-
-class Predictor(nn.Module):
-    """What a task computes, without the task: its network, with counts of words if it has them."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.model, self.counts = task.model, task.counts
-
-    def forward(self, *ids: Tensor) -> Tensor:
-        """Return the logits, shaped as the network's."""
-        logits = self.model(*ids)
-        return logits if self.counts is None else self.counts.add(ids[0], logits)
-
-
-def as_safetensors(run: TrainedRun) -> bytes:
-    """Serialise the weights; a shared table is stored once, under its first name in `state_dict`."""
-    state, pointers = run.model.state_dict(), dict[int, str]()
-    if run.task.counts is not None:
-        state |= {f"{COUNTS}{name}": own for name, own in run.task.counts.state_dict().items()}
-    first = {name: pointers.setdefault(value.data_ptr(), name) for name, value in state.items()}
-    weights = {name: state[name].contiguous().cpu() for name in pointers.values()}
-    shared = {name: own for name, own in first.items() if own != name}
-    return save(weights, metadata={"speechformer": json.dumps(description(run)), "shared": json.dumps(shared)})
+if TYPE_CHECKING:
+    from speechformer.tasks.base import Task
 
 
 def load_safetensors(path: Path) -> Task:
     """Load a safetensors export as a task, on the CPU and in evaluation mode."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            described, shared = upgrade_checkpoint(json.loads(header["speechformer"])), json.loads(header["shared"])
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        task = TASKS[described["task"]](**described["hyper_parameters"])
-        weights |= {name: weights[first] for name, first in shared.items()}
-        if task.counts is not None:
-            own = [name for name in weights if name.startswith(COUNTS)]
-            task.counts.load_state_dict({name.removeprefix(COUNTS): weights.pop(name) for name in own})
-        task.model.load_state_dict(weights)
-    except Exception as error:  # the exceptions of safetensors are not public
-        raise UserError(f"{path} is not an export of speechformer ({type(error).__name__}).") from None
-    return task.eval()
+    from speechformer.analysis import exports
+
+    return exports.load_safetensors(path)
 
 
-def not_exportable(run: TrainedRun) -> str:
-    """Return what of the model torch.export cannot export, or ""."""
-    modules = list(run.model.modules())
-    if any(isinstance(module, Positions) and not module.can_cache for module in modules):
-        return "positions that depend on the length of the text"
-    return "an RNN" if any(isinstance(module, nn.RNNBase) for module in modules) else ""
+def export(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    (run,) = load_runs([arguments.run], arguments.checkpoint)
 
+    from speechformer.analysis.exports import export_all
 
-def as_program(run: TrainedRun) -> bytes:
-    """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
-    if reason := not_exportable(run):
-        raise UserError(f"torch.export cannot export {reason} (model={run.label}); use --format safetensors.")
-    limit = run.max_length or MAX_TOKENS
-    predictor, inputs = Predictor(run.task).eval(), tuple(example_inputs(run, 2, 7))
-    predictor(*inputs)  # which makes the tables of counts
-    for module in run.model.modules():
-        if isinstance(module, Positions):
-            module.extend_to(limit + 1)  # one more for a CLS token
-        if isinstance(module, StackKernels):
-            module.last_bias = None  # of an earlier pass: a program that may reuse it depends on its length
-    batch = Dim("batch", min=1, max=1 << 20)
-    sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
-    try:
-        program = torch.export.export(predictor, inputs, dynamic_shapes=(sizes,))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        raise UserError(
-            f"torch.export cannot export model={run.label} ({reason}); use --format safetensors."
-        ) from error
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    return file.getvalue()
-
-
-def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
-    """Draw ids for each input of the run's model, [rows, tokens]; the last row ends with padding where it may."""
-    length = min(tokens, run.max_length or tokens)
-    generator = torch.Generator().manual_seed(tokens)
-    ids = [torch.randint(4, len(run.tokenizer), (rows, length), generator=generator) for _ in run.task.inputs]
-    if run.task.pads_input and tokens > 1:
-        ids[0][-1, -1] = PAD
-    return ids
-
-
-@torch.no_grad()
-def compare(run: TrainedRun, exported: Any) -> float:
-    """Return the largest difference between a logit of the run and of its export, over a few batches."""
-    batches = [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))]
-    return float(torch.stack([(exported(*ids) - run.task(*ids)).abs().max() for ids in batches]).max())
-
-
-def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
-    """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
-    output, safetensors = OutputFolder(folder), format == "safetensors"
-    path, tokenizer, header = (output.file(name) for name in (FILES[format], "tokenizer.json", "export.json"))
-    run.task.cpu()
-    with atomic_write(path) as file:
-        file.write(as_safetensors(run) if safetensors else as_program(run))
-        file.flush()
-        written = Path(file.name)
-        program = None if safetensors else torch.export.load(io.BytesIO(written.read_bytes())).module()
-        exported = program or load_safetensors(written)
-        difference = compare(run, exported)
-        if not difference <= 1e-4:
-            raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    shutil.copy(run.directory / "tokenizer.json", tokenizer)
-    header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
-    return path, difference
-
-
-def describe(run: TrainedRun, formats: Sequence[str], folder: Path) -> None:
-    """Write README.md and tokenizers.json beside an export in some formats."""
-    output, classifies = OutputFolder(folder), "predict" in run.task.abilities
-    paths = {name: output.file(name) for name in ("tokenizers.json", "README.md")}
-    if isinstance(run.tokenizer, Subwords):
-        tokenizer = portable_subwords(run.tokenizer)
-    else:  # a classifier reads no more words than in training
-        tokenizer = portable_words(run.tokenizer.vocabulary, run.block_size if classifies else None)
-    paths["tokenizers.json"].write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
-    paths["README.md"].write_text(card(run, formats), encoding="utf-8")
+    export_all(run, arguments.format, arguments.output or arguments.run / "export")
 
 
 def main() -> None:
     """Run the command line."""
     parser = run_parser("export", "Export a trained model with its tokenizer.")
-    parser.add_argument(
-        "--format", choices=list(FILES), help="file format (default: both, if torch can export the model)"
-    )
+    formats, default = ("safetensors", "torch.export"), "file format (default: both, if torch can export the model)"
+    parser.add_argument("--format", choices=formats, help=default)
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
-    arguments = parser.parse_args()
-
-    def command() -> None:
-        run = load_run(arguments.run, arguments.checkpoint)
-        folder = arguments.output or arguments.run / "export"
-        for name in NAMES:  # before any is written
-            OutputFolder(folder).file(name)
-        formats = [arguments.format] if arguments.format else ["safetensors"] if not_exportable(run) else list(FILES)
-        for format in formats:
-            path, difference = export(run, format, folder)
-            megabytes = path.stat().st_size / 2**20
-            console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
-        if run.task.has_counts:
-            console.say("The export has the counts of words, too, and so the training text that was counted.")
-        describe(run, formats, folder)
-        console.write(f"{folder / 'README.md'} has an example that needs no speechformer.")
-
-    run_command(command)
+    parser.run(export)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def places() -> dict[str, list[str]]:
     """Return every key of `conf/`, with the choices that have it, "pattern=window"; none if every config has it."""
     known: dict[str, list[str]] = {key: [] for _, key, _ in walk((CONF / "config.yaml").read_text("utf-8")) if key}
     known = {key: [] for key in known if key.split(".")[0] not in ("defaults", "hydra")}
-    for group in ("model", "pattern", "recipe", "protocol", "corpus", "machine", "logger", "probe", "task"):
+    for group in GROUPS:
         files = sorted((CONF / group).glob("*.yaml"))
         for file in files:
             if file.stem != "auto":

@@ -11,13 +11,15 @@ import hashlib
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speechformer import console
-from speechformer.analysis.command_line import load_run, read_sentences, run_parser
-from speechformer.analysis.load import TrainedRun
-from speechformer.analysis.play_page import choose_text, export_runs, render_page
+from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 from speechformer.corpora.files import OutputFolder
-from speechformer.errors import UserError, run_command
+from speechformer.errors import UserError
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun
 
 
 def write_page(
@@ -32,19 +34,28 @@ def write_page(
     Raises:
         UserError: the page cannot compute a model, would be too large, or the path is not ours to write.
     """
+    from speechformer.analysis.play_page import choose_text, export_runs, render_page
+
     path = Path(path)
-    if path.suffix != ".html":
-        raise UserError(f"--output {path}: name a file that ends with .html.")
+    check_name(path)
     content, lines = export_runs(runs, alone)
     page = OutputFolder(path.parent).file(path.name)
     page.write_text(render_page(content, text or choose_text(runs[0].tokenizer)), encoding="utf-8")
     return lines
 
 
+def check_name(path: Path) -> None:
+    """Require that the file of a page ends with .html."""
+    if path.suffix != ".html":
+        raise UserError(f"--output {path}: name a file that ends with .html.")
+
+
 def play(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
-    runs = [load_run(folder, arguments.checkpoint) for folder in (arguments.run, *arguments.more)]
     text = None if arguments.text is None else read_sentences([arguments.text])[0]
+    if arguments.output:
+        check_name(arguments.output)
+    runs = load_runs([arguments.run, *arguments.more], arguments.checkpoint)
     default = Path("outputs/play") / page_name([run.directory.resolve().name for run in runs])
     path = arguments.output or default
     console.say("\n".join(write_page(runs, path, text, alone=arguments.checkpoint is not None)))
@@ -78,8 +89,7 @@ def main() -> None:
     default = "outputs/play/NAMES_OF_RUNS.html"
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"file to write (default: {default})")
     parser.add_argument("--no-open", action="store_true", help="only write the page")
-    arguments = parser.parse_intermixed_args()
-    run_command(lambda: play(arguments))
+    parser.run(play)
 
 
 if __name__ == "__main__":

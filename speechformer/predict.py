@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from speechformer import console
-from speechformer.analysis.command_line import load_run, read_sentences, run_parser
-from speechformer.analysis.erasure import Prediction
+from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 from speechformer.corpora.special_tokens import PAD, UNKNOWN
-from speechformer.errors import run_command
-from speechformer.tasks.text import note_unknown
+
+if TYPE_CHECKING:
+    from speechformer.analysis.erasure import Prediction
 
 
 def format_prediction(prediction: Prediction, most: int = 5) -> str:
     """Format a prediction for the terminal, with up to `most` words for the class and as many against it."""
+    from speechformer.tasks.text import note_unknown
+
     width = max(len(name) for name in prediction.probabilities)
     lines = [prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"]
     for name, share in sorted(prediction.probabilities.items(), key=lambda entry: -entry[1]):
@@ -49,6 +53,18 @@ def important_words(prediction: Prediction, most: int) -> list[str]:
     return lines or ["no single word changes ln P by 0.005 or more"]
 
 
+def predict(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    texts = arguments.text and read_sentences(arguments.text)
+    (run,) = load_runs([arguments.run], arguments.checkpoint, "predict")
+    for text in texts or read_sentences([]):
+        prediction = run.predict(text)
+        as_json = arguments.json and json.dumps(prediction.as_json(), ensure_ascii=False)
+        console.say(as_json or format_prediction(prediction))
+    if not arguments.json and sys.stdout.isatty():
+        console.say("(the number after a word: the drop of ln P without it)")
+
+
 def main() -> None:
     """Run the command line."""
     about = (
@@ -58,18 +74,7 @@ def main() -> None:
     parser = run_parser("predict", about, "folder of a run with task=classify")
     parser.add_argument("text", nargs="*", help="one or more sentences (default: the lines of standard input)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per sentence")
-    arguments = parser.parse_intermixed_args()
-
-    def command() -> None:
-        run = load_run(arguments.run, arguments.checkpoint, "predict")
-        for text in read_sentences(arguments.text):
-            prediction = run.predict(text)
-            as_json = arguments.json and json.dumps(prediction.as_json(), ensure_ascii=False)
-            console.say(as_json or format_prediction(prediction))
-        if not arguments.json and sys.stdout.isatty():
-            console.say("(the number after a word: the drop of ln P without it)")
-
-    run_command(command)
+    parser.run(predict)
 
 
 if __name__ == "__main__":

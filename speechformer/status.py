@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from speechformer import console
-from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.errors import ArgumentParser, UserError
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 from speechformer.sweeps.progress import describe as summary
@@ -112,8 +112,7 @@ def main() -> None:
     folder = "a sweep's folder, or one with sweeps and runs in it"
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     parser.add_argument("--watch", action="store_true", help="show what runs, every other second until it ends")
-    arguments = parser.parse_args()
-    run_command(lambda: status(arguments.folder, arguments.watch))
+    parser.run(lambda arguments: status(arguments.folder, arguments.watch))
 
 
 if __name__ == "__main__":

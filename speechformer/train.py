@@ -28,7 +28,7 @@ import speechformer
 from speechformer import console
 from speechformer.config import CONF, check_config, check_overrides, explain
 from speechformer.corpora.load import load
-from speechformer.errors import UserError, fail
+from speechformer.errors import UserError, fail, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
 from speechformer.runs.rank import is_first, local_rank
@@ -121,16 +121,15 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if local_rank():
         end_with_parent()
+    run_command(run_and_explain)
+
+
+def run_and_explain() -> None:
+    """Run the jobs of the command line; an error of Hydra becomes one sentence, and Ctrl-C says what resumes."""
     try:
         recovery.run_to_the_end(run, [sys.executable, "-m", "speechformer.train"])
         if COMMAND.folder is not None:
             sys.exit(recovery.conclude(COMMAND.folder))
-    except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error, sys.argv[1:]))
-    except UserError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.")
     except KeyboardInterrupt:
         sys.exit("Interrupted; the same command resumes." if COMMAND.folder else "Interrupted.")
     except SystemExit as end:
@@ -138,6 +137,10 @@ def main() -> None:
             raise
         console.warn("Terminated; the same command resumes from the last checkpoint.")
         sys.exit(128 + signal.SIGTERM)
+    except (HydraException, OmegaConfBaseException) as error:  # some are OSErrors, too
+        fail(explain(error, sys.argv[1:]))
+    except (UserError, OSError):
+        raise
     except Exception as error:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if last.f_globals["__name__"].split(".")[0] not in ("hydra", "omegaconf", "antlr4"):

@@ -34,8 +34,7 @@ LEVELS = (
     "analysis report",
     "training",
     "sweeps",
-    "train bench predict generate translate evaluate attention play positions export toy status download audit"
-    " baselines __main__",
+    "train bench predict generate translate evaluate attention play export status download audit baselines __main__",
 )
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts.split()}
 # Parts that answer at once, or that another project could use, and the libraries that they must not import

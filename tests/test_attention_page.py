@@ -18,8 +18,7 @@ from commands import call
 from conftest import TINY, compose, opened
 from PIL import Image
 
-from speechformer import attention
-from speechformer.analysis import fonts
+from speechformer.analysis import attention_maps, fonts
 from speechformer.analysis.attention_maps import AttentionMap, Check
 from speechformer.analysis.attention_page import TEMPLATE, encode_weights, render_page
 from speechformer.analysis.load import load
@@ -103,7 +102,7 @@ def test_every_word_is_escaped(page: Any) -> None:
 def test_a_failed_check_ends_the_command_with_an_error(
     a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(attention, "check_maps", lambda *arguments: [Check("it holds", float("nan"), 0.0)])
+    monkeypatch.setattr(attention_maps, "check_maps", lambda *arguments: [Check("it holds", float("nan"), 0.0)])
     monkeypatch.setattr(sys, "argv", ["attention", str(a_classifier), SENTENCE, "--output", str(tmp_path)])
     with pytest.raises(SystemExit, match="the weights are not valid attention weights"):
         main()

@@ -12,10 +12,10 @@ import torch
 from conftest import TINY, compose, group
 from test_models import decoder, sentences
 
+from speechformer.analysis.exports import as_program, as_safetensors, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.errors import UserError
-from speechformer.export import as_program, as_safetensors, load_safetensors
 from speechformer.generation.sampling import sample
 from speechformer.layers.attention import attention_bias, attention_mask
 from speechformer.layers.patterns import build_pattern

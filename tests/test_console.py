@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,11 @@ library.warning("logged after both")
 """
 
 
-def run(code: str, folder: Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess:
+def run(
+    code: str, folder: Path, stderr: int = subprocess.PIPE, words: Sequence[str] = ()
+) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(Path(console.__file__).parents[1])}
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
@@ -133,6 +136,38 @@ def test_ctrl_c_while_a_command_is_imported_is_one_word(error: str, said: str, t
     done = run(f"import sys; sys.argv = ['-m']; import speechformer; raise {error}", tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode != 0 and lines[-1] == said and (len(lines) == 1) == (said == "Interrupted.")
+
+
+# Runs commands in one process until each ends, and prints how, and whether torch was imported
+ENDS = """
+import importlib, sys
+for line in sys.argv[1:]:
+    name, *sys.argv[1:] = line.split()
+    try:
+        importlib.import_module(f"speechformer.{name}").main()
+    except SystemExit as end:
+        print("torch" in sys.modules, line, end.code, sep="|")
+"""
+
+
+def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    """Oracle: the modules of the process."""
+    of_runs = ("predict", "generate", "translate", "attention", "play", "export", "evaluate")
+    expected: dict[str, str] = {f"{name} a --nope": "2" for name in (*of_runs, "audit", "status", "download")}
+    for name in of_runs:
+        expected[f"{name} nowhere"] = "Error: nowhere: no such folder. Name a run's folder, such as outputs/runs/...."
+        expected[f"{name} . --checkpoint x"] = (
+            "Error: There is no checkpoint x; choose one of average.ckpt, best.ckpt, last.ckpt."
+        )
+    expected |= {
+        "generate . --n 0": "Error: --n must be at least 1, not 0.",
+        "translate . --beam 0": "Error: --beam must be at least 1, not 0.",
+        "translate . --with nowhere": expected["translate nowhere"],
+        "attention . a b": "Error: Give one sentence, not 2; put it in quotes.",
+        "play . --output x.txt": "Error: --output x.txt: name a file that ends with .html.",
+    }
+    done = run(ENDS, tmp_path, words=[*expected])
+    assert done.stdout.splitlines() == [f"False|{line}|{code}" for line, code in expected.items()], done.stderr
 
 
 def window(width: int, size: int = 3) -> tuple[int, int]:

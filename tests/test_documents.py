@@ -291,5 +291,5 @@ def test_few_words_are_the_most_frequent() -> None:
 def test_a_continuation_ends_with_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = load(run_in(tmp_path / "lm", *STORIES, "trainer.max_steps=1", "trainer.max_epochs=-1"))
     drawn = [*run.tokenizer.encode("Ada"), END, *run.tokenizer.encode("Ivo")]
-    monkeypatch.setattr("speechformer.analysis.continuation.sample", lambda *_, **__: iter(drawn))
+    monkeypatch.setattr("speechformer.generation.sampling.sample", lambda *_, **__: iter(drawn))
     assert run.generate("Once") == "Once Ada"

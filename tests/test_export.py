@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from test_models import decoder
 from tokenizers import Tokenizer as RustTokenizer
 
+from speechformer.analysis.exports import describe, example_inputs, export
 from speechformer.analysis.load import load
 from speechformer.corpora import sample
 from speechformer.corpora.portable import portable_subwords, portable_words
@@ -25,7 +26,7 @@ from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
-from speechformer.export import describe, example_inputs, export, load_safetensors, main
+from speechformer.export import load_safetensors, main
 from speechformer.runs.folder import read_result
 
 slow = pytest.mark.slow

@@ -12,10 +12,10 @@ from conftest import TINY, compose
 from test_kneser_ney import stream
 
 from speechformer.analysis.continuation import continue_text
+from speechformer.analysis.exports import FILES, describe, export, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
-from speechformer.export import FILES, describe, export, load_safetensors
 from speechformer.models.kneser_ney import KneserNey
 from speechformer.models.mixture import Counted, CountsMixture
 from speechformer.tasks.registry import build_data

@@ -15,10 +15,10 @@ from sklearn.naive_bayes import MultinomialNB
 from torch import Tensor
 
 from speechformer.analysis.card import figures
+from speechformer.analysis.exports import FILES, export, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import PAD
-from speechformer.export import FILES, export, load_safetensors
 from speechformer.models.naive_bayes import SMOOTHING, NaiveBayes
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.tasks.registry import build_data

@@ -117,10 +117,10 @@ def case_of(
     model, architecture = build(kind, seed, **options)
     lengths = [tokens or 1 + 5 * seed % BLOCK, tokens or 1 + 3 * seed % BLOCK][: 2 if kind == "translate" else 1]
     inputs = [torch.randint(1, VOCABULARY, (length,)) for length in lengths]
-    task: Any = SimpleNamespace(model=model)
+    run: Any = SimpleNamespace(task=SimpleNamespace(model=model), checkpoint="best.ckpt")
     case = {
         "description": play_page.describe_model(model, architecture),
-        "weights": play_page.Snapshot("best.ckpt", 1, task).encode(dtype),
+        "weights": play_page.encode_checkpoint(run, "best.ckpt", (dtype, dtype)),
         "inputs": [ids.tolist() for ids in inputs],
         "change": change or {},
     }
@@ -268,55 +268,48 @@ def test_tokens_are_those_of_python(kind: str) -> None:
 
 def test_the_name_of_the_loaded_checkpoint() -> None:
     """An unfinished run has reported nothing; `checkpoints/` may have a later step than its last.ckpt."""
-    task, other = SimpleNamespace(), SimpleNamespace()
-    for finished, name, order, expected in (
-        (True, "best.ckpt", [task, other], "reported"),
-        (False, "best.ckpt", [task, other], "best so far"),
-        (False, "last.ckpt", [other, task], "last"),
-        (False, "last.ckpt", [task, other], "last.ckpt"),
+    for finished, name, last, expected in (
+        (True, "best.ckpt", "last.ckpt", "reported"),
+        (False, "best.ckpt", "last.ckpt", "best so far"),
+        (False, "last.ckpt", "last.ckpt", "last"),
+        (False, "last.ckpt", "checkpoints/9.ckpt", "last.ckpt"),
     ):
-        run: Any = SimpleNamespace(finished=finished, checkpoint=name, task=task)
-        snapshots: Any = [SimpleNamespace(task=task) for task in order]
-        assert play_page.name_of_chosen(run, snapshots) == expected
+        run: Any = SimpleNamespace(finished=finished, checkpoint=name)
+        assert play_page.name_of_chosen(run, [(1, "best.ckpt"), (8, last)]) == expected
 
 
 def weighing(parameters: int) -> Any:
-    """Return a task whose model has so many parameters, and no memory behind them."""
+    """Return a run whose model has so many parameters, and no memory behind them."""
     state = {"weight": torch.empty(parameters, device="meta")}
-    return SimpleNamespace(model=SimpleNamespace(state_dict=lambda: state))
+    return SimpleNamespace(model=SimpleNamespace(state_dict=lambda: state), checkpoint="last.ckpt")
 
 
-def test_a_page_holds_evenly_spaced_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_holds_evenly_spaced_checkpoints() -> None:
     """Oracle: by hand. The first and the reported one stay; the page stays within its limits where six fit."""
     for chosen, expected in {40: [0, 10, 20, 30, 40], 33: [0, 10, 20, 33, 40], 12: [0, 12, 20, 30, 40]}.items():
-        assert play_page.evenly_spaced(range(41), chosen, 5) == expected
-    assert play_page.evenly_spaced([0, 1, 2, 3, 100, 200, None], 6, 3) == [0, 4, 6]
-    assert [play_page.evenly_spaced(range(41), 7, most) for most in (2, 1)] == [[0, 7], [7]]
-    files: list[tuple[int | None, str]] = [(k, f"checkpoints/{k}.ckpt") for k in range(40)]
-    monkeypatch.setattr(play_page, "load_task", lambda path: SimpleNamespace())
+        assert play_page.evenly_spaced(41, chosen, 5) == expected
+    assert [play_page.evenly_spaced(41, 7, most) for most in (50, 2, 1)] == [[*range(41)], [0, 7], [7]]
+    files: list[tuple[int | None, str]] = [*((k, f"checkpoints/{k}.ckpt") for k in range(40)), (40, "last.ckpt")]
     for parameters, count in ((100_000, 16), (170_000, 11), (800_000, 6), (3_600_000, 2), (7_000_000, 1)):
-        run: Any = SimpleNamespace(task=weighing(parameters), checkpoint="last.ckpt", directory=Path())
-        ((*before, chosen),) = play_page.load_checkpoints([run], [[*files, (40, "last.ckpt")]])
-        assert (len(before) + 1, chosen.step, chosen.task is run.task) == (count, 40, True), parameters
+        ((*before, chosen_file),), _ = play_page.fit_into_page([weighing(parameters)], [files])
+        assert (len(before) + 1, chosen_file) == (count, (40, "last.ckpt")), parameters
 
 
 def test_precision_and_size() -> None:
     """900,000 parameters fit into 5 MB as float32; checkpoints beside them are halved first; 20 MB is an error."""
     full, half = torch.float32, torch.float16
-    for parameters, beside, expected in (
-        (900_000, 0, (full, full)),
-        (500_000, 1, (full, half)),
-        (900_000, 1, (half, half)),
+    files: list[tuple[int | None, str]] = [(2, "last.ckpt"), (1, "best.ckpt")]
+    for parameters, number, expected in (
+        (900_000, 1, (full, full)),
+        (500_000, 2, (full, half)),
+        (900_000, 2, (half, half)),
     ):
-        run: Any = SimpleNamespace(task=weighing(parameters))
-        chosen = play_page.Snapshot("last.ckpt", 2, run.task)
-        others = [play_page.Snapshot("best.ckpt", 1, weighing(parameters))] * beside
-        assert play_page.choose_precision([(run, [*others, chosen])]) == expected
+        assert play_page.fit_into_page([weighing(parameters)], [files[:number]])[1] == expected
     with pytest.raises(UserError, match="22 MB of weights; the limit is 20 MB"):
-        play_page.choose_precision([(run, [chosen] * 9)])
-    task: Any = SimpleNamespace(model=build("lm", 0, width=64)[0])
-    snapshot = play_page.Snapshot("last.ckpt", 2, task)
-    assert 0 < len(snapshot.encode(full)) - snapshot.size(full) < 12_000  # the header
+        play_page.fit_into_page([weighing(900_000)] * 9, [files] * 9)
+    run: Any = SimpleNamespace(task=SimpleNamespace(model=build("lm", 0, width=64)[0]), checkpoint="last.ckpt")
+    encoded = play_page.encode_checkpoint(run, "last.ckpt", (full, full))
+    assert 0 < len(encoded) - play_page.count_weights(run.task.model) * 4 * 4 / 3 < 12_000  # the header
 
 
 TEXT = "We will mend the harbours, my friend."

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import MODELS, TINY, compose, group
-from PIL import Image
+from conftest import MODELS, group
 
+from speechformer.analysis.encodings import draw_encodings, draw_patterns, table_of
 from speechformer.errors import UserError
+from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import (
     POSITIONS,
     ALiBi,
@@ -27,8 +27,6 @@ from speechformer.layers.positions import (
     geometric_slopes,
     query_and_key_indices,
 )
-from speechformer.positions import position_panels, save_figures
-from speechformer.training.run import execute
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
 
@@ -250,21 +248,17 @@ def test_an_invalid_option_is_an_error(spec: dict[str, Any], sentence: str) -> N
         build_positions(spec, **sizes)
 
 
-def test_the_pictures_show_what_the_classes_compute(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    panels = position_panels()
-    assert set(panels) == set(POSITIONS)
-    table = panels["alibi"][1]
-    assert table[9, 4].item() == pytest.approx(-5 / 16) and table[4, 4] == 0 and table[4, 5].isnan()
-    save_figures(tmp_path / "new", None)
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.stem for path in written] == ["overview", "sinusoidal", "alibi", "rope", "patterns"]
-    assert all(len(set(Image.open(path).convert("L").tobytes())) > 10 for path in written)
+def test_a_panel_shows_what_the_class_computes() -> None:
+    """Oracles: ALiBi's first slope of two heads, 1/16; the rotation of the pair (1, 0); nothing without positions."""
+    sizes: dict[str, Any] = {"T": 12, "width": 16, "heads": 2, "causal": True}
+    table = {name: table_of(make(POSITIONS[name]), **sizes)[1] for name in POSITIONS}
+    alibi, rope = table["alibi"], table["rope"]
+    assert alibi is not None and rope is not None and table["nope"] is None
+    assert alibi[9, 4].item() == pytest.approx(-5 / 16) and alibi[4, 4] == 0 and alibi[4, 5].isnan()
+    assert rope[3].tolist() == pytest.approx([math.cos(3 * 10000 ** (-2 * k / 8)) for k in range(4)], abs=1e-6)
+    assert table_of(make(ALiBi, causal=False), **{**sizes, "causal": False})[1][4, 5].item() == pytest.approx(-1 / 16)
 
 
-def test_the_learned_positions_of_a_run_are_drawn(a_language_model: Path, tmp_path: Path) -> None:
-    for model in ("learned", "relative"):
-        execute(compose(*TINY, "task=lm", "trainer.max_steps=1", f"model={model}"), tmp_path / model)
-        save_figures(tmp_path / f"{model}_drawn", tmp_path / model)
-        assert (tmp_path / f"{model}_drawn" / "learned.png").exists()
-    with pytest.raises(UserError, match="no learned positions"):
-        save_figures(tmp_path / "none", a_language_model)
+def test_the_pictures_name_every_encoding_and_pattern() -> None:
+    titles = [[axis.get_title() for axis in figure.axes] for figure in (draw_encodings(), draw_patterns())]
+    assert titles == [[*POSITIONS], [*PATTERNS, *PATTERNS]]

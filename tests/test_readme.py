@@ -99,12 +99,8 @@ def plain(overrides: list[str]) -> dict:
 def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse a command's arguments as it does, and stop there."""
     package = importlib.import_module(main_of(module))
-    if not hasattr(package, "run_command"):  # download begins at once
-        assert hasattr(package, "main")
-        return
-    monkeypatch.setattr(package, "run_command", lambda command: None)
-    if arguments[:1] == ["translation"]:
-        monkeypatch.setattr("speechformer.bench.translation.run_command", lambda command: None)
+    for name in ("errors", "report.__main__", "bench.__main__", "bench.translation", "bench.pages"):
+        monkeypatch.setattr(f"speechformer.{name}.run_command", lambda command: None)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     package.main()
 

@@ -181,8 +181,9 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
     cell = max(3, min(34, 420 // max(T, S)))
     size = max(9, min(15, cell - 2))
     headings = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
-    queries, keys = ([shorten(token) for token in tokens] for tokens in (part.queries, part.keys))
-    left, bottom = (max((text_width(name, size) for name in names), default=0) + 10 for names in (queries, keys))
+    queries, keys = (axis_labels(tokens, cell, size) for tokens in (part.queries, part.keys))
+    keys = keys.rotate(90, expand=True)  # from bottom to top
+    left, bottom = queries.width + 2, keys.height + 2
     column = max(S * cell, *(text_width(text, 13) for row in headings for text in row)) + GAP
     row_height = T * cell + HEADER + 10
     width = max(left + N * column + 10, 480, text_width(title, 17) + 20, text_width(caption, 13) + 20)
@@ -203,9 +204,9 @@ def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Im
         image.paste(panel, (x, y + HEADER))
         pen.rectangle((x - 1, y + HEADER - 1, x + S * cell, y + HEADER + T * cell), outline=FRAME)
         if n == 0:
-            draw_queries(image, queries, x, y + HEADER, cell, size)
+            image.paste(queries, (0, y + HEADER - size // 2))
         if k == L - 1:
-            draw_keys(image, keys, x, y + HEADER + T * cell, cell, size)
+            image.paste(keys, (x - size // 2, y + HEADER + T * cell + 1))
     draw_legend(image, TOP + L * row_height + bottom + 4, scale)
     return image
 
@@ -219,19 +220,19 @@ def panel_statistics(part: AttentionMap) -> list[list[str]]:
     return [[f"entropy {nats:.2f}, distance {tokens:.1f}" for nats, tokens in zip(*row)] for row in rows]
 
 
-def draw_queries(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
-    """Write the queries to the left of a panel; only every second, third, ... if cells are smaller than the font."""
+def axis_labels(tokens: Sequence[str], cell: int, size: int) -> Image.Image:
+    """Draw tokens one below the other, flush right; only every second, third, ... if cells are lower than the font.
+
+    There is room for half a line above the first and below the last.
+    """
+    names = [shorten(token) for token in tokens]
+    width = max((text_width(name, size) for name in names), default=0)
+    image = Image.new("RGB", (width + 8, len(names) * cell + 2 * (size // 2)), PAPER)
     pen = ImageDraw.Draw(image)
     for i in range(0, len(names), -(-size // cell)):
-        pen.text((x - 5, y + i * cell + cell // 2), names[i], font=font(size, names[i]), fill=INK, anchor="rm")
-
-
-def draw_keys(image: Image.Image, names: Sequence[str], x: int, y: int, cell: int, size: int) -> None:
-    """Write the keys below a panel, from bottom to top, as `draw_queries` does the queries."""
-    for j in range(0, len(names), -(-size // cell)):
-        text = Image.new("RGB", (1 + text_width(names[j], size), size + 4), PAPER)
-        ImageDraw.Draw(text).text((0, 0), names[j], font=font(size, names[j]), fill=INK)
-        image.paste(text.rotate(90, expand=True), (x + j * cell + (cell - size) // 2 - 1, y + 4))
+        place = (width + 4, size // 2 + i * cell + cell // 2)
+        pen.text(place, names[i], font=font(size, names[i]), fill=INK, anchor="rm")
+    return image
 
 
 def draw_legend(image: Image.Image, y: int, scale: float) -> None:

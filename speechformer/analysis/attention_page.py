@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from speechformer.analysis.attention_maps import CAPTIONS, AttentionMap
+from speechformer.analysis.self_contained import fill_page
 
 TEMPLATE = Path(__file__).with_name("attention.html")
 STYLE = Path(__file__).with_name("play") / "page.css"  # that of the live page
@@ -47,18 +46,11 @@ def rounded(values: Tensor) -> list[list[float]]:
 
 
 def render_page(text: str, runs: Sequence[tuple[str, Sequence[AttentionMap], Sequence[str]]]) -> str:
-    """Return the page as HTML, for a text and the label, maps and notes of each run.
-
-    All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
-    text only, never as HTML. The policy of the page allows this script alone, by its hash.
-    """
+    """Return the page as HTML, for a text and the label, maps and notes of each run."""
     plain = [{"label": label, "maps": [*map(map_as_json, maps)], "notes": list(notes)} for label, maps, notes in runs]
     scale = max(float(part.weights.max()) for _, maps, _ in runs for part in maps)
-    data = json.dumps({"text": text, "scale": scale, "runs": plain}, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
     template = TEMPLATE.read_text(encoding="utf-8")
     script = template.rpartition("<script>")[2].partition("</script>")[0]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    style = STYLE.read_text(encoding="utf-8")
-    return template.replace("__STYLE__", style, 1).replace("__SHA256__", digest, 1).replace("__CONTENT__", data, 1)
+    return fill_page(
+        template, script, STYLE.read_text(encoding="utf-8"), {"text": text, "scale": scale, "runs": plain}
+    )

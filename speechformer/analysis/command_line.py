@@ -1,15 +1,18 @@
-"""Arguments and input that the commands for trained runs share."""
+"""Arguments and input that the commands for trained runs share. torch is imported when a run is loaded."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speechformer import console
-from speechformer.analysis.load import TrainedRun, load
-from speechformer.corpora.tokenizer import split_words
+from speechformer.analysis.find import find_checkpoint
 from speechformer.errors import ArgumentParser, UserError
+
+if TYPE_CHECKING:
+    from speechformer.analysis.load import TrainedRun
 
 
 def run_parser(
@@ -23,14 +26,25 @@ def run_parser(
     return parser
 
 
-def load_run(folder: Path, checkpoint: str | None, ability: str = "") -> TrainedRun:
-    """Load a run that has an ability (see `TrainedRun.require`); warn on stderr if its training has not ended."""
-    run = load(folder, checkpoint)
-    if ability:
-        run.require(ability)
-    if not run.finished:
-        console.warn(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.")
-    return run
+def load_runs(folders: Sequence[Path], checkpoint: str | None = None, ability: str = "") -> list[TrainedRun]:
+    """Load runs that have an ability (see `TrainedRun.require`); warn on stderr of those that are still trained.
+
+    All folders are checked before torch is imported, which takes seconds.
+    """
+    for folder in folders:
+        find_checkpoint(folder, checkpoint)
+
+    from speechformer.analysis.load import load
+
+    loaded = []
+    for folder in folders:
+        run = load(folder, checkpoint)
+        if ability:
+            run.require(ability)
+        if not run.finished:
+            console.warn(f"Training of {folder} has not ended: its weights so far: {run.checkpoint}.")
+        loaded.append(run)
+    return loaded
 
 
 def read_texts(arguments: Sequence[str]) -> list[str]:
@@ -55,7 +69,7 @@ def read_texts(arguments: Sequence[str]) -> list[str]:
 def read_sentences(arguments: Sequence[str]) -> list[str]:
     """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped."""
     numbered = dict(enumerate(read_texts(arguments), start=1))
-    sentences = {number: text for number, text in numbered.items() if split_words(text)}
+    sentences = {number: text for number, text in numbered.items() if text.strip()}
     if empty := min(numbered.keys() - sentences.keys(), default=0) if arguments else 0:
         raise UserError(f"Sentence {empty} is empty; give it some words.")
     if not sentences:

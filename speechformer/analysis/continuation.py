@@ -1,4 +1,4 @@
-"""Continue a text with a language model, token by token."""
+"""Continue a text with a language model, token by token. torch is imported when there is one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError, require
-from speechformer.generation.sampling import sample
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -55,6 +52,10 @@ def continue_text(
     Raises:
         UserError: at the call, if an argument is invalid or the model has too few positions.
     """
+    import torch
+
+    from speechformer.generation.sampling import sample
+
     check_options(tokens, temperature, top_k, top_p, seed)
     ids = run.tokenizer.encode(prompt)
     if not ids:

@@ -57,7 +57,11 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         "report": task.report(metrics),
         "config": config | settings,
         "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in settings.items())],
-        "members": [member_of(run, own) for run, own in zip(runs, results)],
+        "members": [
+            {"folder": str(run.directory), "checkpoint": run.checkpoint}
+            | {name: result.get(name) for name in ("seed", "identity", "commit")}
+            for run, result in zip(runs, results)
+        ],
         "parameters": {"total": sum(own["parameters"]["total"] for own in results)},
         "curve": [],
         "evaluation_seconds": time.perf_counter() - start,
@@ -94,12 +98,6 @@ def measure(runs: Sequence[TrainedRun], data: Any) -> dict[str, float | None]:
         on_device = {name: x.to(task.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
         task.evaluate_members([run.task for run in runs], on_device)
     return data.reference_metrics() | task.compute_metrics()
-
-
-def member_of(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
-    """Return what the result of an ensemble says of a member."""
-    about = {name: result.get(name) for name in ("seed", "identity", "commit")}
-    return {"folder": str(run.directory), "checkpoint": run.checkpoint, **about}
 
 
 def result_of(run: TrainedRun) -> dict[str, Any]:

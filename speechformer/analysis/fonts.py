@@ -63,14 +63,11 @@ def path_for(text: str) -> str:
     return min([default_path(), *installed()], key=lambda path: len(missing(text, path)))
 
 
-@functools.cache
-def load_font(path: str, size: int) -> Any:
-    """Load a font file at a size in pixels."""
-    return ImageFont.truetype(path, size)
+load_font = functools.cache(ImageFont.truetype)
 
 
 def font(size: int, text: str = "") -> Any:
-    """Return a font that draws a text."""
+    """Return a font of a size in pixels that draws a text."""
     return load_font(path_for(text), size)
 
 

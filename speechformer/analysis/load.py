@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from speechformer.analysis import continuation, erasure, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
+from speechformer.analysis.find import find_checkpoint
 from speechformer.corpora.load import load_tokenizer
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.text import TextInputs
-
-CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
 
 
 @dataclass
@@ -55,8 +54,14 @@ class TrainedRun:
 
     @property
     def label(self) -> str:
-        """The model and its options, for a plot: "alibi, scale 2"."""
-        return label(self.task.hparams["architecture"])
+        """The model with its options and, unless attention is full, the pattern: "alibi, scale 2"."""
+        groups = [self.task.hparams["architecture"][name] for name in ("model", "pattern")]
+        model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
+        words = [model]
+        for name, value in groups[0].items():
+            if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
+                words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        return ", ".join(words if pattern == "full" else [*words, pattern])
 
     @property
     def max_length(self) -> int | None:
@@ -154,15 +159,13 @@ class TrainedRun:
         return [self.tokenizer.decode(ids) for ids in translations]
 
 
-def label(architecture: dict[str, Any]) -> str:
-    """Return the model of an architecture with its options and, unless attention is full, the pattern."""
-    groups = architecture["model"], architecture["pattern"]
-    model, pattern = (str(group.get("layers", group["name"])).replace("'", "") for group in groups)
-    words = [model]
-    for name, value in architecture["model"].items():
-        if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
-            words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(words if pattern == "full" else [*words, pattern])
+def unique_labels(runs: Sequence[TrainedRun]) -> list[str]:
+    """Return the label of each run, with its folder's name where several have the same."""
+    labels = [run.label for run in runs]
+    return [
+        f"{label} ({run.directory.resolve().name})" if labels.count(label) > 1 else label
+        for label, run in zip(labels, runs)
+    ]
 
 
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
@@ -179,16 +182,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         UserError: the folder is not a run's, has no checkpoint yet, a file is damaged, or the run diverged.
     """
     directory = Path(run)
-    if directory.is_file():
-        own = directory.resolve().parent
-        example = own if (own / runs.TOKENIZER).is_file() else "outputs/runs/..."
-        raise UserError(f"{directory} is a file. Name a run's folder, such as {example}.")
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
-    result = runs.result_or_none(directory)
-    if result is not None and result["status"] == "diverged":
-        raise UserError(f"{directory}: the run diverged. Train again with a lower recipe.lr.")
-    name = choose_checkpoint(directory, result, checkpoint)
+    name, result = find_checkpoint(directory, checkpoint)
     with torch.random.fork_rng(devices=[]):  # building the model draws its initial weights
         task = load_task(directory / name)
     if task.diverged():
@@ -203,24 +197,3 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         raise UserError(f"{path} is damaged, or of another run: its sha256 differs. Restore it, or train again.")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedRun(directory, task, tokenizer, name, result)
-
-
-def choose_checkpoint(directory: Path, result: dict[str, Any] | None, checkpoint: str | None) -> str:
-    """Return the name of the checkpoint to load, see `load`."""
-    if checkpoint is not None and checkpoint not in CHECKPOINTS:
-        raise UserError(f"There is no checkpoint {checkpoint}; choose one of {', '.join(CHECKPOINTS)}.")
-    chosen_on = ((result or {}).get("best") or {}).get("chosen_on")
-    order = CHECKPOINTS[:2] if chosen_on == "validation" else CHECKPOINTS[::-1]
-    for name in [checkpoint] if checkpoint else order:
-        if (directory / name).exists():
-            return name
-    if checkpoint and result:
-        raise UserError(f"{directory} has no {checkpoint}. Leave out the checkpoint to load the run's own.")
-    if (directory / CHECKPOINTS[-1]).exists() and not checkpoint:
-        raise UserError(
-            f"{directory} has no best.ckpt, which its metrics are of. Restore it, or load last.ckpt instead."
-        )
-    if any(directory.glob(f"*/{runs.RESULT}")) or any(directory.glob(f"*/{runs.OWNER}")):
-        raise UserError(f"{directory} holds several runs; name one of them.")
-    wanted = checkpoint or ", ".join(CHECKPOINTS)
-    raise UserError(f"{directory} has no {wanted}: it is not a run's folder, or no step has been saved yet.")

@@ -8,20 +8,19 @@ base64 safetensors. `play/engine.js` computes from them what the model computes 
 from __future__ import annotations
 
 import base64
-import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
-from speechformer.analysis.load import CHECKPOINTS, TrainedRun
+from speechformer.analysis.find import CHECKPOINTS
+from speechformer.analysis.load import TrainedRun, unique_labels
+from speechformer.analysis.self_contained import fill_page, to_safetensors
 from speechformer.console import list_steps
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
@@ -34,44 +33,23 @@ from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.stack import Stack
 from speechformer.runs.folder import HISTORY, STEP, WEIGHTS
-from speechformer.tasks.base import Task
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
-SCRIPTS = ("words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
+FILES = ("page.html", "page.css", "words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
 KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "relative", "kerple", "fire"}
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
 FEW, MANY = 6, 16  # checkpoints of a run: above TARGET_BYTES, if they fit into MAX_BYTES; at most
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
+Checkpoint = tuple[int | None, str]  # the optimizer step, None of an average; the file in the run's folder
+Types = tuple[torch.dtype, torch.dtype]  # of the weights behind the metrics, and of the other checkpoints
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
     "My friends, we shall mend the harbours, and our children will remember the work.",
     "The old woman does not see the horses.",
 )
-
-
-@dataclass
-class Snapshot:
-    """The weights of one checkpoint: its file, the optimizer step (None if the file does not say), and the task."""
-
-    name: str
-    step: int | None
-    task: Task
-
-    def size(self, dtype: torch.dtype) -> int:
-        """Return the bytes of its weights in the page; base64 takes 4 for 3."""
-        tensors = {value.data_ptr(): value.numel() for value in self.task.model.state_dict().values()}
-        return sum(tensors.values()) * dtype.itemsize * 4 // 3
-
-    def encode(self, dtype: torch.dtype) -> str:
-        """Return its weights as base64 safetensors; a shared table is there once, and the header names the others."""
-        state, first = self.task.model.state_dict(), dict[int, str]()
-        names = {name: first.setdefault(value.data_ptr(), name) for name, value in state.items()}
-        tensors = {name: state[name].detach().cpu().to(dtype).contiguous() for name in first.values()}
-        shared = {name: own for name, own in names.items() if own != name}
-        return base64.b64encode(save(tensors, metadata={"shared": json.dumps(shared)})).decode()
 
 
 def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
@@ -170,8 +148,8 @@ def check_supported(run: TrainedRun) -> dict[str, Any]:
         raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
 
 
-def checkpoints_of(run: TrainedRun, alone: bool) -> list[tuple[int | None, str]]:
-    """Return step and file of the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
+def checkpoints_of(run: TrainedRun, alone: bool) -> list[Checkpoint]:
+    """Return the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
     names = {step_of(run.directory / run.checkpoint): run.checkpoint}
     for path in () if alone else (run.directory / name for name in CHECKPOINTS):
         if path.exists() and path.name != run.checkpoint and (step := step_of(path)) is not None:
@@ -189,48 +167,54 @@ def step_of(path: Path) -> int | None:
     return step if type(step) is int and path.name != "average.ckpt" else None
 
 
-def load_checkpoints(
-    runs: Sequence[TrainedRun], files: Sequence[list[tuple[int | None, str]]]
-) -> list[list[Snapshot]]:
-    """Load the checkpoints of each run that the page holds: evenly spaced ones if all would be too many."""
-    sizes = [Snapshot(run.checkpoint, None, run.task).size(torch.float16) for run in runs]
+def fit_into_page(
+    runs: Sequence[TrainedRun], files: Sequence[Sequence[Checkpoint]]
+) -> tuple[list[list[Checkpoint]], Types]:
+    """Choose the checkpoints of each run that the page holds, and the types of their weights.
 
-    def size(most: int) -> int:
-        return sum(own * min(most, len(all_files)) for own, all_files in zip(sizes, files))
+    They are evenly spaced ones if all would be too many. Of the weights, those behind the metrics are halved last.
+
+    Raises:
+        UserError: even one of each run in half precision would be too large.
+    """
+    numbers = [count_weights(run.model) for run in runs]
+    full, half = torch.float32, torch.float16
+
+    def size(most: int, types: Types) -> float:  # base64 takes 4 bytes for 3
+        bytes_of = (types[0].itemsize + (min(most, len(own)) - 1) * types[1].itemsize for own in files)
+        return sum(number * each for number, each in zip(numbers, bytes_of)) * 4 / 3
 
     most = MANY
-    while most > FEW and size(most) > TARGET_BYTES:
+    while most > 1 and size(most, (half, half)) > (TARGET_BYTES if most > FEW else MAX_BYTES):
         most -= 1
-    while most > 1 and size(most) > MAX_BYTES:
-        most -= 1
-    loaded = []
+    if (total := size(most, (half, half))) > MAX_BYTES:
+        raise UserError(
+            f"The page would hold {total / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
+            "Name fewer runs, one --checkpoint, or smaller models."
+        )
+    picked = []
     for run, own in zip(runs, files):
         chosen = [name for _, name in own].index(run.checkpoint)
-        picked = [own[k] for k in evenly_spaced([step for step, _ in own], chosen, most)]
-        tasks = (run.task if name == run.checkpoint else load_task(run.directory / name) for _, name in picked)
-        loaded.append([Snapshot(name, step, task) for (step, name), task in zip(picked, tasks)])
-    return loaded
+        picked.append([own[k] for k in evenly_spaced(len(own), chosen, most)])
+    fitting = (types for types in ((full, full), (full, half)) if size(most, types) <= TARGET_BYTES)
+    return picked, next(fitting, (half, half))
 
 
-def evenly_spaced(steps: Sequence[int | None], chosen: int, most: int) -> list[int]:
-    """Return at most so many indices of steps in order: the chosen one, the ends, and some between."""
-    last = len(steps) - 1
-    if last < most:
-        return [*range(last + 1)]
+def count_weights(model: nn.Module) -> int:
+    """Count the numbers in the weights of a model, those of a shared table once."""
+    return sum({value.data_ptr(): value.numel() for value in model.state_dict().values()}.values())
+
+
+def evenly_spaced(count: int, chosen: int, most: int) -> list[int]:
+    """Return at most so many of `count` indices in order: the chosen one, the ends, and some between."""
+    if count <= most:
+        return [*range(count)]
     if most < 3:
-        return sorted({chosen, 0 if chosen else last} if most == 2 else {chosen})
-    end = max(step for step in steps if step is not None)
-    places = [end if step is None else step for step in steps]
-
-    def nearest(place: float, among: Iterable[int]) -> int:
-        return min(among, key=lambda k: (abs(places[k] - place), -k))
-
-    first = places[0]
-    picked = {nearest(first + (end - first) * k / (most - 1), range(last + 1)) for k in range(most)}
+        return sorted([chosen, 0 if chosen else count - 1][:most])
+    picked = [round(k * (count - 1) / (most - 1)) for k in range(most)]
     if chosen not in picked:
-        inner = picked - {0, last}
-        picked = picked - {nearest(places[chosen], inner)} | {chosen} if inner else picked | {chosen}
-    return sorted(picked)
+        picked[min(range(1, most - 1), key=lambda k: abs(picked[k] - chosen))] = chosen
+    return picked
 
 
 def limit_of(run: TrainedRun) -> int:
@@ -245,37 +229,25 @@ def choose_text(tokenizer: Any) -> str:
     return EXAMPLES[unknown.index(min(unknown))]
 
 
-def choose_precision(runs: Sequence[tuple[TrainedRun, list[Snapshot]]]) -> tuple[torch.dtype, torch.dtype]:
-    """Return the types of the weights behind the metrics and of the other checkpoints, which are halved first.
-
-    Raises:
-        UserError: even in half precision the page would be too large.
-    """
-    for types in ((torch.float32, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.float16)):
-        sizes = [one.size(types[one.task is not run.task]) for run, own in runs for one in own]
-        if sum(sizes) <= TARGET_BYTES:
-            return types
-    if sum(sizes) > MAX_BYTES:
-        raise UserError(
-            f"The page would hold {sum(sizes) / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
-            "Name fewer runs, one --checkpoint, or smaller models."
-        )
-    return types
-
-
-def name_of_chosen(run: TrainedRun, own: Sequence[Snapshot]) -> str:
+def name_of_chosen(run: TrainedRun, own: Sequence[Checkpoint]) -> str:
     """Return what the loaded checkpoint is: "reported" of a finished run, else "best so far" or "last"."""
     if run.finished:
         return "reported"
     if run.checkpoint == "best.ckpt":
         return "best so far"
-    return "last" if own[-1].task is run.task else run.checkpoint  # `checkpoints/` may have a later one
+    return "last" if own[-1][1] == run.checkpoint else run.checkpoint  # `checkpoints/` may have a later one
 
 
-def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence[torch.dtype]) -> dict[str, Any]:
-    """Return a run as plain data, but for its model and tokenizer; `total` counts its checkpoints on disk."""
+def encode_checkpoint(run: TrainedRun, name: str, types: Types) -> str:
+    """Return the weights of a checkpoint as base64 safetensors."""
+    is_chosen = name == run.checkpoint
+    task = run.task if is_chosen else load_task(run.directory / name)
+    return base64.b64encode(to_safetensors(task.model.state_dict(), types[not is_chosen])).decode()
+
+
+def export_run(run: TrainedRun, own: Sequence[Checkpoint], types: Types) -> dict[str, Any]:
+    """Return a run as plain data, but for what is shared with other runs or follows from them."""
     return {
-        "label": run.label + (", without its counts" if run.task.has_counts else ""),
         "name": run.directory.resolve().name,
         "finished": run.finished,
         "classes": run.task.hparams.get("classes"),
@@ -283,12 +255,10 @@ def export_run(run: TrainedRun, own: list[Snapshot], total: int, types: Sequence
         "limit": limit_of(run),
         "trained": run.block_size,
         "half": types[0] == torch.float16,
-        "chosen": [one.task for one in own].index(run.task),
-        "total": total,
+        "chosen": [name for _, name in own].index(run.checkpoint),
         "reported": name_of_chosen(run, own),
         "checkpoints": [
-            {"name": one.name, "step": one.step, "weights": one.encode(types[one.task is not run.task])}
-            for one in own
+            {"name": name, "step": step, "weights": encode_checkpoint(run, name, types)} for step, name in own
         ],
     }
 
@@ -304,16 +274,16 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     """
     models = [check_supported(run) for run in runs]
     files = [checkpoints_of(run, alone) for run in runs]
-    checkpoints = load_checkpoints(runs, files)
-    types = choose_precision(list(zip(runs, checkpoints)))
+    checkpoints, types = fit_into_page(runs, files)
     tokenizers: list[dict[str, Any]] = []
     exported, lines = [], []
-    for run, model, own, total in zip(runs, models, checkpoints, map(len, files)):
+    for run, label, model, own, total in zip(runs, unique_labels(runs), models, checkpoints, map(len, files)):
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
-        index = tokenizers.index(tokenizer)
-        exported.append({**export_run(run, own, total, types), "model": model, "tokenizer": index})
+        label += ", without its counts" if run.task.has_counts else ""
+        shared = {"label": label, "total": total, "model": model, "tokenizer": tokenizers.index(tokenizer)}
+        exported.append(export_run(run, own, types) | shared)
         lines.append(f"{exported[-1]['name']} ({run.label}): {list_checkpoints(own, total)}")
     if not alone and (single := [run for run, total in zip(exported, map(len, files)) if total == 1]):
         names = ", ".join(run["name"] for run in single)
@@ -323,44 +293,19 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     return {"tokenizers": tokenizers, "runs": exported}, lines
 
 
-def list_checkpoints(own: Sequence[Snapshot], total: int) -> str:
+def list_checkpoints(own: Sequence[Checkpoint], total: int) -> str:
     """Return the checkpoints that the page holds of a run as text: "average.ckpt, steps 0, 50, …, 350, 396"."""
-    if len(own) == 1 and own[0].step is not None:
-        return f"{own[0].name} (step {own[0].step})"
-    steps = [one.step for one in own if one.step is not None]
-    names = [*(one.name for one in own if one.step is None), *([list_steps(steps)] if steps else [])]
+    if len(own) == 1 and own[0][0] is not None:
+        return f"{own[0][1]} (step {own[0][0]})"
+    steps = [step for step, _ in own if step is not None]
+    names = [*(name for step, name in own if step is None), *([list_steps(steps)] if steps else [])]
     share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
     return ", ".join(names) + share
 
 
-def unique_labels(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the label of each run, with its folder's name where two runs have the same."""
-    labels = [run["label"] for run in runs]
-    yield from (f"{run['label']} ({run['name']})" if labels.count(run["label"]) > 1 else run["label"] for run in runs)
-
-
-def patterns_with_defaults() -> dict[str, dict[str, Any]]:
-    """Return the patterns that the page offers, with their options."""
-    return {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
-
-
 def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
-    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with.
-
-    All data is one JSON object, escaped so that no character can end its element. The page's script inserts words as
-    text only, never as HTML. The policy of the page allows this script alone, by its hash.
-    """
-    for run, label in zip(content["runs"], list(unique_labels(content["runs"]))):
-        run["label"] = label
-    content = {**content, "text": text, "title": title, "patterns": patterns_with_defaults()}
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = '"use strict";\n' + "\n".join(parts)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = (FOLDER / "page.html").read_text(encoding="utf-8")
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    for mark, part in (("__SHA256__", digest), ("__STYLE__", style), ("__SCRIPT__", script), ("__CONTENT__", data)):
-        page = page.replace(mark, part, 1)
-    return page
+    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with."""
+    patterns = {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
+    content = {**content, "text": text, "title": title, "patterns": patterns}
+    page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
+    return fill_page(page, '"use strict";\n' + "\n".join(scripts), style, content)

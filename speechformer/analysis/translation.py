@@ -1,4 +1,7 @@
-"""Translate texts with a trained encoder-decoder, and align a translation with its source."""
+"""Translate texts with a trained encoder-decoder, and align a translation with its source.
+
+torch is imported when there is something to translate.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.corpora.special_tokens import BEGIN, END
 from speechformer.errors import UserError, require
-from speechformer.generation.beam_search import translate_ids
 from speechformer.runs import folder as runs
 
 if TYPE_CHECKING:
+    from speechformer.analysis.attention_maps import AttentionMap
     from speechformer.analysis.load import TrainedRun
 
 
@@ -55,6 +55,8 @@ def translate_sources(
     Raises:
         UserError: another run has another vocabulary.
     """
+    from speechformer.generation.beam_search import translate_ids
+
     check_options(beam, length_penalty)
     for other in others:
         other.require("translate")
@@ -88,6 +90,10 @@ def align(run: TrainedRun, source: Sequence[int], translation: Sequence[int]) ->
     Raises:
         UserError: the model has no attention.
     """
+    import torch
+
+    from speechformer.analysis.attention_maps import maps_of
+
     target = [BEGIN, *translation]
     tokens = [run.tokenizer.tokens(ids) for ids in (source, target, [*translation, END])]
     maps = maps_of(run.model, [torch.tensor(source), torch.tensor(target)], tokens)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import stories
-from speechformer.corpora.files import cached_digest, find_folder, kind_of
+from speechformer.corpora.files import cached_digest, check_file, find_folder
 from speechformer.errors import UserError
 
 PART = re.compile(r"(train|validation)_LM|test_LM_.+", re.IGNORECASE)
@@ -171,10 +171,7 @@ def files_of_parts(folder: Path) -> dict[str, list[Path]]:
         if not files:
             raise UserError(f"{path} has no .txt file; put the documents there, or remove the folder.")
         for file in files:
-            if (kind := kind_of(file)) != "a file":
-                raise UserError(f"{file} is {kind}, and must be a file; correct, rename or remove it.")
-            if not file.name.isprintable():
-                raise UserError(f"The name of {str(file)!r} has characters that cannot be printed; rename it.")
+            check_file(file)
         parts[part] = files
     return parts
 

@@ -85,16 +85,21 @@ def kind_of(path: Path) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def read_file(path: Path) -> bytes:
-    """Read a file of a corpus.
-
-    Raises:
-        UserError: it cannot be read, or is no file: a broken link, a folder, a pipe (which could block), a device.
-    """
+def check_file(path: Path) -> None:
+    """Raise a UserError for what is no file: a broken link, a folder, a pipe (which could block), a device."""
     if (kind := kind_of(path)) != "a file":
         raise UserError(f"{path} is {kind}, and must be a file; correct, rename or remove it.")
     if not path.name.isprintable():
         raise UserError(f"The name of {str(path)!r} has characters that cannot be printed; rename it.")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of a corpus.
+
+    Raises:
+        UserError: it is no file, or cannot be read.
+    """
+    check_file(path)
     try:
         return path.read_bytes()
     except (OSError, MemoryError) as error:

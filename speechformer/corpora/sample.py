@@ -28,7 +28,7 @@ from typing import Any
 from speechformer import console
 from speechformer.corpora import sample_pairs
 from speechformer.corpora.files import OutputFolder, read_yaml
-from speechformer.errors import ArgumentParser, run_command
+from speechformer.errors import ArgumentParser
 
 SPEAKERS = ("marlowe", "okafor", "vance")
 TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
@@ -132,7 +132,7 @@ def main() -> None:
         prog="python -m speechformer.corpora.sample", description="Write the sample corpora to a folder."
     )
     parser.add_argument("folder", type=Path)
-    run_command(lambda: write(parser.parse_args().folder))
+    parser.run(lambda arguments: write(arguments.folder))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from speechformer.corpora.duplicates import WORD, kinds_in, plain
 from speechformer.corpora.files import OutputFolder, atomic_write, read_file, split_lines
 from speechformer.corpora.speeches import SIMILAR, parse
 from speechformer.corpora.tokenizer import ABBREVIATIONS
-from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.errors import ArgumentParser, UserError
 from speechformer.keys import setting
 
 Texts = dict[str, list[str]]  # the sentences of each author
@@ -143,9 +143,7 @@ def main() -> None:
     parser.add_argument("--test", type=share, default=0.2, help="share of each author's sentences (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of sentences (%(default)s)")
     parser.add_argument("--lines", action="store_true", help="each line is a sentence")
-    arguments = parser.parse_args()
-    own = (arguments.folder, arguments.out, arguments.test, arguments.seed, arguments.lines)
-    run_command(lambda: write(*own))
+    parser.run(lambda own: write(own.folder, own.out, own.test, own.seed, own.lines))
 
 
 if __name__ == "__main__":
