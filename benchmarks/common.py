@@ -23,6 +23,7 @@ from speechformer.runs import identity
 TASKS = {"classify": "classifier", "lm": "language model"}
 OUTPUT = Path("outputs/reference/bench")
 BLOCK_SECONDS = 0.2  # the least time that a side runs in one round
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in a run: waiting threads would crawl beside a busy process
 
 
 @dataclass

@@ -62,7 +62,9 @@ def measure_ensemble(rounds: int) -> Iterator[Row]:
     from speechformer.config import compose
     from speechformer.training.fit_ensemble import execute_ensemble
     from speechformer.training.run import execute
+    from speechformer.training.runtime import silence_libraries
 
+    silence_libraries()
     logging.getLogger("speechformer").setLevel(logging.WARNING)
     for task, name in TASKS.items():
         overrides = [f"task={task}", f"trainer.max_steps={MEMBER_STEPS}", "trainer.max_epochs=-1"]
@@ -98,8 +100,8 @@ def measure_compiled(rounds: int) -> Iterator[Row]:
         (loss,) = workloads.find_losses(task.model, training=True).values()
         optimizer = workloads.build_optimizer(task.model)
         sides[mode] = functools.partial(workloads.run_batches, task.model, batches, loss, optimizer)
-    seconds = time_in_turns(sides, rounds, units=len(batches))
-    yield Row("a training step with compiled blocks", "language model, reports' size", seconds)
+    name, seconds = "language model, reports' size", time_in_turns(sides, rounds, units=len(batches))
+    yield Row("a training step with compiled blocks", name, seconds)
 
 
 def measure_precision(rounds: int) -> Iterator[Row]:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
 OURS = [page for page in PAGES if page.name == "README.md"]
 COMMANDS = sorted({(name_of(page), command) for page, command in commands(*OURS)})
 # Commands that set up a machine, or that take too long here; their options are checked nevertheless
-NOT_EXECUTED = ("bench", "download", "baselines")
+NOT_EXECUTED = ("download", "baselines")
 SHELL = {"python3", "source", "pip", "tensorboard"}
 
 
@@ -101,8 +101,6 @@ def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
         assert hasattr(package, "main")
         return
     monkeypatch.setattr(package, "run_command", lambda command: None)
-    if arguments[:1] == ["translation"]:
-        monkeypatch.setattr("speechformer.bench.translation.run_command", lambda command: None)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     package.main()
 
