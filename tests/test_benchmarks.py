@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from test_models import classifier, decoder
 from workloads import find_losses
 
 SIZES = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "block_size": 12}
-ROW = common.Row("a step", "lm", {"ours": [0.0158, 0.0162], "peer": [1.0, 3.0]}, machine="M", commit="c")
 
 
 @torch.no_grad()
@@ -89,10 +89,11 @@ def run_main(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_show_prints_the_file(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "steps.json").write_text(json.dumps({"rows": [asdict(ROW)]}))
+    row = common.Row("a step", "lm", {"ours": [0.0158, 0.0162]}, machine="M", commit="c")
+    (tmp_path / "steps.json").write_text(json.dumps({"rows": [asdict(row)]}))
     run_main(["--show"], tmp_path, monkeypatch)
-    table = "| a step | ours | peer |\n| --- | --- | --- |\n| lm | 16 ms | 2.00 s |"
-    assert capsys.readouterr().out == f"{table}\n\nMeasured on M, at commit c.\n"
+    table = "| a step | ours |\n| --- | --- |\n| lm | 16 ms |\n\nMeasured on M, at commit c.\n"
+    assert capsys.readouterr().out == table
 
 
 def test_an_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +102,5 @@ def test_an_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--rounds=0": "--rounds must be at least 1, not 0.",
         "b": "steps.py has no part 'b'; the valid ones are: run_main, copy_weights.",
     }.items():
-        with pytest.raises(SystemExit, match=r"Error: .*\.$") as error:
+        with pytest.raises(SystemExit, match=re.escape(message)):
             run_main([arguments], tmp_path, monkeypatch)
-        assert str(error.value).endswith(message)
