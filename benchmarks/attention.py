@@ -50,8 +50,7 @@ def measure_patterns(rounds: int) -> Iterator[Row]:
         held = {side: layer.held_bytes(kernel) for side, kernel in kernels.items()}
         sides = {side: functools.partial(layer.run, kernel) for side, kernel in kernels.items()}
         seconds = time_in_turns(sides, rounds, threads=1)
-        facts = {"bytes": held, "kernel": layer.chosen}
-        yield Row("forward and backward", f"{name}, {T:,} tokens", seconds, facts)
+        yield Row("forward and backward", f"{name}, {T:,} tokens", seconds, {"bytes": held, "kernel": layer.chosen})
 
 
 def measure_training(rounds: int) -> Iterator[Row]:

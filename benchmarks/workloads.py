@@ -1,7 +1,4 @@
-"""What the benchmarks time: steps of our models and of peers, steps of a larger decoder, and kernels of attention.
-
-Shapes: B sequences of T tokens, N heads of width H.
-"""
+"""What the benchmarks time: steps of our models and of peers, steps of a larger decoder, and kernels of attention."""
 
 import functools
 import itertools
