@@ -2,10 +2,11 @@
 # What a GPU must show, in at most nine minutes: benchmarks/gpu.sh FOLDER, or benchmarks/gpu.sh --dry FOLDER on a CPU.
 #
 # The most valuable part comes first. A part that fails or takes too long is named in the table; the others still run.
-# It needs the package's dependencies with its extras `dev` and `bench`. FOLDER gets one log for each part, bench.json,
+# It needs the package's dependencies with its extra `dev`. FOLDER gets one log for each part, gpu.json,
 # and parts.tsv: a part, its exit status (124: out of time), its seconds.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 dry=false
 if [ "${1:-}" = --dry ]; then
     dry=true
@@ -62,6 +63,6 @@ part whole 90 "${run[@]}" "hydra.run.dir=$work/whole"
 part resumed 90 bash -c 'interrupted "$@"' _ "$work/resumed" "${run[@]}"
 part same 10 bash -c 'same_results "$@"' _ "$work/whole" "$work/resumed"
 for name in ${measured[@]+"${measured[@]}"}; do
-    part "$name" 100 python3 -m speechformer.bench "$name" --rounds 3 --output "$folder"
+    part "$name" 100 python3 benchmarks/gpu.py "$name" --rounds 3 --output "$folder"
 done
 cat "$folder/parts.tsv"

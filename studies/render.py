@@ -65,7 +65,7 @@ ARCHIVES = {
 PAGES = {
     "README": ROOT / "README.md",
     "findings": REFERENCE / "README.md",
-    **{name: REFERENCE / name / "README.md" for name in ("contexts", "ladder", "ladder_classify")},
+    **{name: REFERENCE / name / "README.md" for name in ("bench", "contexts", "ladder", "ladder_classify")},
     **{name: REFERENCE / name / "README.md" for name in ("ladder_translate", "play", "probes", "translation")},
 }
 ACCURACY = "test_accuracy"

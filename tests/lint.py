@@ -34,7 +34,7 @@ LEVELS = (
     "analysis report",
     "training",
     "sweeps",
-    "train bench predict generate translate evaluate attention play export status download audit baselines __main__",
+    "train predict generate translate evaluate attention play export status download audit baselines __main__",
 )
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts.split()}
 # Parts that answer at once, or that another project could use, and the libraries that they must not import
@@ -145,17 +145,16 @@ def check_circles() -> Iterator[str]:
 
 
 def check_own_attention() -> Iterator[str]:
-    """The package has its own attention: nothing of torch's transformer modules outside the benchmarks."""
+    """The package has its own attention: nothing of torch's transformer modules."""
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = node.attr if isinstance(node, ast.Attribute) else ""
-            if name.startswith(("Transformer", "MultiheadAttention")) and path.parent.name != "bench":
+            if name.startswith(("Transformer", "MultiheadAttention")):
                 yield f"{name_of(path)}:{node.lineno}: {name} is torch's."
 
 
 def check_results() -> Iterator[str]:
-    """The pages with results are what `make pages` gives from the committed archives and timings."""
-    from speechformer.bench.pages import fill
+    """The pages with results are what `make pages` gives from the committed archives."""
     from speechformer.report.__main__ import write_report
     from speechformer.report.labels import Options
 
@@ -178,12 +177,6 @@ def check_results() -> Iterator[str]:
             copies = [copied(page) for page in pages]
             write_report([runs], root / folder / "report", plots=False, pages=copies, options=options)
             yield from different(pages, copies)
-        timings = [REFERENCE / "bench" / folder for folder in ("", "long", "gpu")]
-        for folder in timings:
-            page = folder / "README.md"
-            copy = copied(page)
-            fill(folder / "bench.json", [copy])
-            yield from different([page], [copy])
 
 
 def different(pages: list[Path], copies: list[Path]) -> Iterator[str]:

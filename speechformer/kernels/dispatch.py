@@ -76,7 +76,7 @@ Kernel = Literal[
     "sparse blocks", "fused dropout", "reference", "SDPA without mask", "FlexAttention", "query blocks", "SDPA"
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles FlexAttention
-# `bench attention` and `bench gpu` measure both sides of these limits:
+# benchmarks/attention.py and benchmarks/gpu.py measure both sides of these limits:
 FLEX_MIN_PAIRS, FLEX_MIN_LENGTH, FLEX_MIN_WIDTH = 1 << 26, 1024, 16  # pairs of all sequences; the width is torch's
 PARTIAL_TILES = 0.25  # most, of all: for each pair of such a tile FlexAttention evaluates the pattern
 SPARSE_MIN_LENGTH, SPARSE_COST = 512, 0.5  # most for each of T^2 pairs

@@ -1,11 +1,10 @@
-"""The alternatives that a user would choose: torch.nn.TransformerEncoder and x-transformers, for the same function.
+"""The models that a user would choose instead: torch.nn.TransformerEncoder and x-transformers, for the same function.
 
-With equal weights and without dropout, they compute what our models compute. Both are pre-norm, with sinusoidal
-positions, biases everywhere, ReLU, and dropout of embeddings, attention weights and branches. What their options do
-not offer, `CHANGED` names. Their documented settings that change only the speed are all measured.
+With equal weights and without dropout they compute what our models compute. All are pre-norm, with sinusoidal
+positions, biases everywhere, ReLU, and dropout of embeddings, attention weights and branches. To reach this,
+torch.nn loses the dropout of hidden feed-forward units; x-transformers gets biases in the projections of attention
+and in LayerNorm, and our positions. The settings of a peer change only its speed.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -18,30 +17,25 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
-from speechformer.kernels.loss import rows_at_once
 from speechformer.layers.positions import sinusoid
 
-Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size
-Loss = Callable[[Tensor, Tensor], Tensor]
-CHANGED = {
-    "torch.nn": "no dropout of hidden feed-forward units",
-    "x-transformers": "biases in the projections of attention and in LayerNorm; sinusoidal positions",
-}
+Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size, classes
+Loss = Callable[[Tensor, Tensor], Tensor]  # of ids [B, T] and targets, [B, T] (lm) or [B] (classify)
 
 
-def cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Tensor:
+def cross_entropy(hidden_RD: Tensor, output: nn.Module, targets_R: Tensor) -> Tensor:
     """Compute the mean cross-entropy from all logits."""
     return F.cross_entropy(output(hidden_RD), targets_R)
 
 
 def linear_cross_entropy(hidden_RD: Tensor, output: nn.Linear, targets_R: Tensor) -> Tensor:
     """Compute the same in chunks of as many rows as our loss, which is faster than the number that torch chooses."""
-    rows = rows_at_once(hidden_RD.shape[1])
+    rows = max(128, hidden_RD.shape[1])
     chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
     return F.linear_cross_entropy(hidden_RD, output.weight, targets_R, linear_bias=output.bias, options=chunks)
 
 
-LOSSES = [cross_entropy, *([linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else [])]
+OUTPUT_LOSSES = [cross_entropy, *([linear_cross_entropy] if hasattr(F, "linear_cross_entropy") else [])]
 
 
 class Sinusoidal(nn.Module):
@@ -57,15 +51,15 @@ class Sinusoidal(nn.Module):
 
 
 class Peer(nn.Module):
-    """Base class of the alternatives; subclasses define `hidden` and `ATTENTIONS`."""
+    """Base class of the peers, for the task "lm" or "classify". Subclasses define `hidden` and its `SETTINGS`."""
 
-    ATTENTIONS: ClassVar[dict[bool, dict[str, Any]]]  # settings by name, in training (True) and evaluation
+    SETTINGS: ClassVar[dict[bool, dict[str, Any]]]  # by name, in training (True) and in evaluation (False)
 
-    def __init__(self, task: str, sizes: Sizes, classes: int) -> None:
+    def __init__(self, task: str, sizes: Sizes) -> None:
         super().__init__()
         self.task = task
         width = sizes["width"]
-        classifier = (nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, classes))
+        classifier = (nn.Linear(width, 100), nn.ReLU(), nn.Linear(100, sizes.get("classes", 3)))
         self.head = nn.Linear(width, sizes["vocab_size"]) if task == "lm" else nn.Sequential(*classifier)
 
     def hidden(self, ids_BT: Tensor, padding_BT: Tensor | None, setting: Any) -> Tensor:
@@ -73,33 +67,27 @@ class Peer(nn.Module):
         raise NotImplementedError
 
     def losses(self, training: bool) -> dict[str, Loss]:
-        """Return the loss as a function of ids and targets under each setting that may be the fastest."""
-        result: dict[str, Loss] = {}
-        for (name, setting), loss in itertools.product(self.ATTENTIONS[training].items(), LOSSES):
-            if self.task == "lm":
-                result[f"{name}, {loss.__name__}".removeprefix(", ")] = functools.partial(self.lm, setting, loss)
-            else:
-                result[name or "default"] = functools.partial(self.classify, setting)
-        return result
+        """Return the mean loss under each setting that may be the fastest."""
+        output_losses = OUTPUT_LOSSES if self.task == "lm" else OUTPUT_LOSSES[:1]
+        choices = itertools.product(self.SETTINGS[training].items(), output_losses)
+        return {f"{name}, {f.__name__}": functools.partial(self.loss, setting, f) for (name, setting), f in choices}
 
-    def lm(self, setting: Any, loss: Callable, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Compute the mean loss of the next token."""
-        return loss(self.hidden(ids_BT, None, setting).flatten(0, 1), self.head, targets_BT.flatten())
-
-    def classify(self, setting: Any, ids_BT: Tensor, targets_B: Tensor) -> Tensor:
-        """Compute the mean loss of the classes, from the mean over tokens."""
+    def loss(self, setting: Any, output_loss: Callable[..., Tensor], ids_BT: Tensor, targets: Tensor) -> Tensor:
+        """Compute the mean loss of the next token; or of the classes, from the mean over tokens."""
+        if self.task == "lm":
+            return output_loss(self.hidden(ids_BT, None, setting).flatten(0, 1), self.head, targets.flatten())
         token_mask = (ids_BT != PAD)[:, :, None]
         hidden = self.hidden(ids_BT, None if token_mask.all() else ~token_mask[:, :, 0], setting)
-        return F.cross_entropy(self.head((hidden * token_mask).sum(dim=1) / token_mask.sum(dim=1)), targets_B)
+        return output_loss((hidden * token_mask).sum(dim=1) / token_mask.sum(dim=1), self.head, targets)
 
 
 class TorchPeer(Peer):
-    """torch.nn.TransformerEncoder."""
+    """torch.nn.TransformerEncoder, with and without its fast path of evaluation."""
 
-    ATTENTIONS: ClassVar = {True: {"": True}, False: {"fast path": True, "no fast path": False}}
+    SETTINGS: ClassVar = {True: {"default": True}, False: {"fast path": True, "no fast path": False}}
 
-    def __init__(self, task: str, sizes: Sizes, dropout: float, classes: int = 3) -> None:
-        super().__init__(task, sizes, classes)
+    def __init__(self, task: str, sizes: Sizes, dropout: float) -> None:
+        super().__init__(task, sizes)
         width, length = sizes["width"], sizes["block_size"]
         self.embedding, self.positions = nn.Embedding(sizes["vocab_size"], width), Sinusoidal(length, width)
         shape = (width, sizes["heads"], sizes["ff"], dropout)
@@ -119,13 +107,12 @@ class TorchPeer(Peer):
 
 
 class XPeer(Peer):
-    """x-transformers."""
+    """x-transformers, with and without `attn_flash`; a UserError says that it is not installed."""
 
-    FLASH: ClassVar = {"attn_flash": True, "no attn_flash": False}
-    ATTENTIONS: ClassVar = {True: FLASH, False: FLASH}
+    SETTINGS: ClassVar = {training: {"attn_flash": True, "no attn_flash": False} for training in (True, False)}
 
-    def __init__(self, task: str, sizes: Sizes, dropout: float, classes: int = 3) -> None:
-        super().__init__(task, sizes, classes)
+    def __init__(self, task: str, sizes: Sizes, dropout: float) -> None:
+        super().__init__(task, sizes)
         try:
             from x_transformers import Decoder, Encoder, TransformerWrapper
             from x_transformers.attend import Attend
@@ -154,6 +141,4 @@ class XPeer(Peer):
         return self.model(ids_BT, mask=None if padding_BT is None else ~padding_BT)
 
 
-def parameters(model: nn.Module) -> int:
-    """Count the parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
+PEERS = {"torch.nn": TorchPeer, "x-transformers": XPeer}

@@ -1,0 +1,189 @@
+"""What the benchmarks time: steps of our models and of peers, steps of a larger decoder, and kernels of attention."""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peers import Loss, Peer
+from torch import Tensor, nn
+
+from speechformer.config import as_plain, compose
+from speechformer.corpora.load import load
+from speechformer.corpora.special_tokens import IGNORE
+from speechformer.kernels.attention import attention_in_query_blocks, flex_attention
+from speechformer.kernels.dispatch import AttentionBias, choose_kernel, compile_blocks
+from speechformer.kernels.loss import next_token_loss
+from speechformer.kernels.sparse import sparse_attention
+from speechformer.layers.patterns import build_pattern
+from speechformer.layers.positions import build_positions
+from speechformer.models.decoder import Decoder
+from speechformer.models.stack import initialise
+from speechformer.tasks.registry import TASKS, build_data
+from speechformer.training.runtime import tune_memory
+
+Batches = Sequence[tuple[Tensor, Tensor]]  # ids [B, T]; targets [B, T] (lm) or [B] (classify)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WORDS, DROPOUT, TRAINING_BATCHES = 5760, 0.1, 10
+
+
+def build_task(name: str, sizes: Mapping[str, int]) -> tuple[Any, Any]:
+    """Build the LightningModule of the task "lm" or "classify", on the device, and its LightningDataModule."""
+    tune_memory()  # as every run does
+    overrides = [f"{key}={value}" for key, value in {**sizes, "vocab_size": WORDS}.items()]
+    config = as_plain(compose([f"task={name}", f"dropout={DROPOUT}", *overrides]))
+    data = build_data(config, load(config))
+    torch.manual_seed(0)
+    return TASKS[name].from_config(config, data).to(DEVICE), data
+
+
+def draw_batches(task: str, sizes: Mapping[str, int], data: Any, training: bool) -> Batches:
+    """Return the first training batches of a corpus or those of its test; without data, one of random words.
+
+    The rows of a language model's test that have unscored targets are left out.
+    """
+    pairs = []
+    if data is None:
+        shape, generator = (sizes["batch_size"], sizes["block_size"] + 1), torch.Generator().manual_seed(0)
+        words = torch.randint(2, WORDS, shape, generator=generator)
+        pairs.append((words[:, :-1], words[:, 1:] if task == "lm" else words[:, -1] % 3))
+    elif training:
+        for batch in itertools.islice(data.train_dataloader(), TRAINING_BATCHES):
+            ids = batch["ids"]
+            pairs.append((ids, batch["labels"]) if task == "classify" else (ids[:, :-1], ids[:, 1:]))
+    else:
+        for batch in (batch for batch in data.test_dataloader() if batch["part"][0] == "test"):
+            ids, targets = batch["ids"], batch["labels" if task == "classify" else "targets"]
+            scored = slice(None) if task == "classify" else (targets != IGNORE).all(dim=1)
+            pairs.append((ids[scored], targets[scored]))
+    return [(ids.to(DEVICE), targets.to(DEVICE)) for ids, targets in pairs if len(ids)]
+
+
+def find_losses(model: Any, training: bool) -> dict[str, Loss]:
+    """Return the mean loss of a model, ours or a peer, under each of its settings."""
+    if isinstance(model, Peer):
+        return model.losses(training)
+
+    def our_loss(ids: Tensor, targets: Tensor) -> Tensor:
+        if targets.dim() == 1:
+            return F.cross_entropy(model(ids), targets)
+        hidden = model.hidden(ids).flatten(0, 1)
+        return next_token_loss(model.output.weight, model.output.bias, hidden, targets.flatten())
+
+    return {"default": our_loss}
+
+
+def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of all sides."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def run_batches(model: nn.Module, batches: Batches, loss: Loss, optimizer: torch.optim.Optimizer | None) -> None:
+    """Take a training step with each batch, or without an optimizer evaluate each."""
+    model.train(optimizer is not None)
+    with torch.set_grad_enabled(optimizer is not None):
+        for ids, targets in batches:
+            value = loss(ids, targets)
+            if optimizer is not None:
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def build_decoder_step(
+    sizes: Mapping[str, int], overrides: Sequence[str], batch: int = 1, bfloat16: bool = False, compiled: bool = False
+) -> tuple[Callable[[], None], int]:
+    """Return a training step of a decoder on random words as a function, and its number of parameters.
+
+    The decoder has RoPE and tied embeddings, no biases and no dropout. Its weights are drawn from normal(0, 0.02).
+    With torch's embeddings, of variance 1, tied logits differ by so much that probabilities become denormal numbers
+    within a few steps. CPUs multiply these many times slower.
+    """
+    tune_memory()
+    torch.manual_seed(0)
+    config = as_plain(compose(["task=lm", "model=rope", *overrides]))
+    unused = ("pool", "classifier_width", "shared_embeddings")
+    options = {key: value for key, value in config["architecture"].items() if key not in unused}
+    options |= {"tied_output": True, "bias": False, "qkv_bias": False, "dropout": 0.0}
+    options |= {"model": config["model"], "pattern": config["pattern"]}
+    model = Decoder(**sizes, **options)  # type: ignore[arg-type]
+    initialise(model, "normal", 0.02)
+    model.to(DEVICE)
+    if compiled:
+        compile_blocks(model, "default", DEVICE)
+    optimizer = build_optimizer(model)
+    ids = torch.randint(sizes["vocab_size"], (batch, sizes["block_size"] + 1), device=DEVICE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bfloat16):
+            hidden = model.hidden(ids[:, :-1]).flatten(0, 1)
+            loss = next_token_loss(model.output.weight, model.output.bias, hidden, ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+
+    return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+class AttentionPass:
+    """Forward and backward of the attention of one causal layer, by any kernel.
+
+    Args:
+        overrides: the encoding and the pattern, such as "model=alibi pattern=window pattern.window=64".
+        T, heads, width, B, dtype: of queries, keys and values, [B, heads, T, width].
+
+    Attributes: `kernels`, functions of q, k and v by name; `chosen`, the one that a model takes without dropout.
+    """
+
+    def __init__(
+        self, overrides: str, T: int, heads: int, width: int, B: int = 1, dtype: torch.dtype = torch.float32
+    ) -> None:
+        config = as_plain(compose(["model=nope", *overrides.split()]))
+        shape = {"width": heads * width, "heads": heads, "length": T}
+        positions = build_positions(config["model"], **shape, causal=True).to(DEVICE)
+        bias = AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, DEVICE, B=B)
+        self.bias, attention = bias, F.scaled_dot_product_attention
+        self.qkv = [torch.randn(B, heads, T, width, device=DEVICE, dtype=dtype).requires_grad_() for _ in range(3)]
+        self.kernels: dict[str, Callable[..., Tensor]] = {
+            "dense mask": lambda q, k, v: attention(q, k, v, attn_mask=bias.dense.to(dtype)),
+            "query blocks": lambda q, k, v: attention_in_query_blocks(q, k, v, bias.of_rows, True, None),
+        }
+        if (layout := bias.layout) is not None:
+            self.kernels["sparse blocks"] = lambda q, k, v: sparse_attention(q, k, v, layout, bias.of_blocks)
+        if bias.has_no_mask:
+            self.kernels["SDPA without mask"] = functools.partial(attention, is_causal=True)
+        if DEVICE.type == "cuda":
+            score = positions.score_mod()
+            self.kernels["FlexAttention"] = lambda q, k, v: flex_attention(q, k, v, score, bias.block_mask)
+        kernel = choose_kernel(bias, DEVICE, 0.0, with_weights=False)
+        self.chosen = "dense mask" if kernel == "SDPA" else str(kernel)
+
+    def run(self, kernel: Callable[..., Tensor]) -> None:
+        """Run forward and backward."""
+        kernel(*self.qkv).sum().backward()
+
+    def held_bytes(self, kernel: Callable[..., Tensor]) -> int:
+        """Count the bytes held for the backward pass besides q, k and v; on a GPU, the peak of the first pass."""
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            self.run(kernel)
+            return torch.cuda.max_memory_allocated() - before
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor.detach()  # an output itself would keep its graph alive, and that the output
+
+        self.bias.__dict__.pop("of_blocks", None)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            kernel(*self.qkv)
+        if "of_blocks" in vars(self.bias):  # built by this kernel
+            groups = [group for part in self.bias.layout or [] for group in part.groups]
+            for tensor in (*itertools.chain(*self.bias.of_blocks), *(group.mask for group in groups)):
+                note(tensor)
+        for tensor in self.qkv:
+            storages.pop(tensor.untyped_storage().data_ptr(), None)
+        return sum(storages.values())

@@ -1,0 +1,106 @@
+"""The benchmarks: peers do the same work as our models, and tables show what was measured."""
+
+import itertools
+import json
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import common
+import pytest
+import torch
+from peers import PEERS
+from scipy import stats
+from test_models import classifier, decoder
+from workloads import find_losses
+
+SIZES = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "ff": 24, "block_size": 12}
+
+
+@torch.no_grad()
+def copy_weights(ours: Any, peer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy our weights into a peer, and return the embeddings of both."""
+    stack, head = (ours.decoder, ours.output) if hasattr(ours, "decoder") else (ours.encoder, ours.head)
+    peer.head.load_state_dict(head.state_dict())
+    if hasattr(peer, "stack"):
+        embedding, norm, layers = peer.embedding, peer.stack.norm, [[layer] for layer in peer.stack.layers]
+    else:
+        embedding, norm = peer.model.token_emb.emb, peer.model.attn_layers.final_norm
+        pairs = [*peer.model.attn_layers.layers]
+        layers = [
+            [attend.to_q, attend.to_k, attend.to_v, attend.to_out, ff, norms[0], ff_norms[0]]
+            for (norms, attend, _), (ff_norms, ff, _) in zip(pairs[::2], pairs[1::2])
+        ]
+    embedding.load_state_dict(stack.embedding.state_dict())
+    norm.load_state_dict(stack.final_norm.state_dict())
+    for block, modules in zip(stack.blocks, layers):
+        weight, bias, *values = block.parameters()  # of q, k and v; then output, feed-forward, norms
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        parts = 3 if len(modules) > 1 else 1
+        values = [*itertools.chain(*zip(weight.chunk(parts), bias.chunk(parts))), *values]
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+    return stack.embedding.weight, embedding.weight
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_without_dropout_a_peer_has_our_loss_and_gradients(name: str, training: bool) -> None:
+    """Oracle: the other library with our weights, in double precision, under every setting."""
+    if name == "x-transformers":
+        pytest.importorskip("x_transformers")
+    changes = {**SIZES, "dropout": 0.0, "model": {"name": "sinusoidal"}}
+    ids = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(1))
+    padded = ids * (torch.arange(12) < torch.tensor([[12], [8], [12]]))
+    classes = torch.tensor([0, 2, 1])
+    for task, ours, batches in (
+        ("classify", classifier(**changes, classifier_width=100), [(ids, classes), (padded, classes)]),
+        ("lm", decoder(**changes), [(ids[:, :-1], ids[:, 1:])]),
+    ):
+        ours, peer = ours.double().train(training), PEERS[name](task, SIZES, 0.0).double().train(training)
+        with torch.no_grad():  # so that biases and norms count too
+            for parameter in ours.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        weights = copy_weights(ours, peer)
+        for batch, (setting, loss) in itertools.product(batches, find_losses(peer, training).items()):
+            with torch.set_grad_enabled(training):  # torch's fast path needs none
+                values = [find_losses(ours, training)["default"](*batch), loss(*batch)]
+            torch.testing.assert_close(values[1].float(), values[0].float(), atol=2e-6, rtol=0, msg=setting)
+            if training:
+                gradients = [torch.autograd.grad(*pair)[0] for pair in zip(values, weights)]
+                torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=0, msg=setting)
+
+
+def test_the_interval_of_a_ratio() -> None:
+    """Oracle: scipy's t-interval of the logarithms of five ratios to the faster peer."""
+    ratios = [1.4, 1.5, 1.45, 1.6, 1.5]
+    row = common.Row("steps", "lm", {"ours": [2.0] * 5, "b": [9.0] * 5, "a": [2 * ratio for ratio in ratios]})
+    row.compare()
+    expected = stats.ttest_1samp([math.log(ratio) for ratio in ratios], 0.0).confidence_interval(0.95)
+    assert row.ratio == pytest.approx(stats.gmean(ratios))
+    assert row.interval == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
+
+
+def run_main(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["steps.py", *arguments, "--output", str(folder)])
+    common.main("", [run_main, copy_weights], {}, rounds=1)
+
+
+def test_show_prints_the_file(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    row = common.Row("a step", "lm", {"ours": [0.0158, 0.0162]}, machine="M", commit="c")
+    (tmp_path / "steps.json").write_text(json.dumps({"rows": [asdict(row)]}))
+    run_main(["--show"], tmp_path, monkeypatch)
+    table = "| a step | ours |\n| --- | --- |\n| lm | 16 ms |\n\nMeasured on M, at commit c.\n"
+    assert capsys.readouterr().out == table
+
+
+def test_an_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, message in {
+        "--show": "steps.json: there is no such file; measure first, without --show.",
+        "--rounds=0": "--rounds must be at least 1, not 0.",
+        "b": "steps.py has no part 'b'; the valid ones are: run_main, copy_weights.",
+    }.items():
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            run_main([arguments], tmp_path, monkeypatch)
