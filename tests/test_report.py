@@ -26,48 +26,19 @@ from synthetic import (
     result,
     settings_of,
     single_spaced,
-    tables_of,
+    studies_of,
+    study_of,
     translated,
 )
 
-from speechformer.report import page, published, tables
-from speechformer.report.__main__ import main, write_report
-from speechformer.report.labels import in_words, override
-from speechformer.report.results import Row, build_tables, read_results, read_runs
-from speechformer.report.style import styles
-
-AUTHORS = ("kulkarni", "singhal", "marsol")
-
+from speechformer.report import page, tables
+from speechformer.report.__main__ import main
+from speechformer.report.figures import styles
+from speechformer.report.labels import Variant, in_words, override
+from speechformer.report.load import build_studies, read_results, read_runs
 
 def states_of(folder: Path) -> list[str]:
-    return [row.state for table in tables_of(folder) for row in table.rows]
-
-
-# What was published
-
-
-def test_each_experiment_of_a_report_is_one_published_row() -> None:
-    """Whatever the seed and how often it is evaluated; with any other setting it is none."""
-    for name in (name for name in EXPERIMENTS if name.startswith(AUTHORS)):
-        expected = {"kulkarni_part3_scales": "kulkarni_part3_scale_0.5"}.get(name, name)
-        assert published.row_of(settings_of(f"experiment={name}")) == expected
-        assert published.content()["rows"][expected]["study"] == compose(f"experiment={name}").study
-    for words, expected in (
-        (("eval_interval=100", "seed=3"), "kulkarni_part1"),
-        (("architecture.norm=pre",), None),
-        (("+trainer.max_time=1",), None),
-    ):
-        assert published.row_of(settings_of("experiment=kulkarni_part1", *words)) == expected
-
-
-def test_figures_that_a_report_ends_with() -> None:
-    assert published.final("marsol_table1_full", "test_perplexity_obama", "last") == 406.80
-    assert published.final("marsol_table1_full", "test_perplexity_mean", "best") == 438.37
-    mean = (371.26 + 452.25 + 398.97) / 3  # which the report does not print
-    assert published.final("kulkarni_part2", "test_perplexity_mean", "last") == pytest.approx(mean)
-    (figure,) = published.figures("marsol_classify")
-    assert (figure.value, figure.chosen, figure.at, figure.final) == (0.86, "best", 12, True)
-    assert published.curve("kulkarni_part1", "test_accuracy")[0] == (1, pytest.approx(0.3373))
+    return [tables.state(study, v.label) for study in studies_of(folder) for v in study.variants]
 
 
 def test_a_row_names_a_setting_as_the_command_line_takes_it() -> None:
@@ -76,39 +47,6 @@ def test_a_row_names_a_setting_as_the_command_line_takes_it() -> None:
         words = override("trainer.limit_train_batches", value)
         assert OverridesParser.create().parse_override(words).value() == value
     assert in_words("trainer.limit_train_batches=null", {}) == "all batches"
-
-
-def test_published_and_our_values_are_chosen_in_the_same_way(tmp_path: Path) -> None:
-    runs = []
-    for seed, (first, last) in enumerate([(390.0, 420.0), (400.0, 430.0), (410.0, 440.0)]):
-        run = result("experiment=marsol_table1_full", f"seed={seed}", value=last)
-        ends = ((400, first), (500, last))
-        run["curve"] = [{"step": step, **dict.fromkeys(run["metrics"], value)} for step, value in ends]
-        runs.append(run)
-    write_report([put(tmp_path, *runs)], tmp_path / "out", plots=False)
-    with open(tmp_path / "out" / "tables" / "published.csv", encoding="utf-8") as file:
-        rows = {(row["metric"], row["chosen"]): row for row in csv.DictReader(file)}
-    best, last = rows["test_perplexity_obama", "best"], rows["test_perplexity_obama", "last"]
-    assert (float(best["published"]), float(best["mean"])) == (395.51, 400)
-    assert (float(last["published"]), float(last["mean"])) == (406.80, 430)
-    # sd 10, t(2) = 4.302653: the range of one run is the mean ± 49.7
-    assert (best["inside_prediction_interval"], last["inside_prediction_interval"]) == ("True", "True")
-    assert float(last["prediction_low_95"]) == pytest.approx(430 - 4.302653 * 10 * math.sqrt(4 / 3))
-
-
-def test_nothing_published_is_left_out_and_none_stands_beside_another_corpus_or_protocol(tmp_path: Path) -> None:
-    runs = [result("experiment=kulkarni_part2", f"seed={seed}", value=400.0 + seed) for seed in (0, 1)]
-    (table,) = tables_of(put(tmp_path / "same", *runs))
-    lines = list(tables.comparisons(table))
-    assert len(lines) == 5 * 6  # every line of the table and every column
-    assert {line.ours for line in lines if line.theirs.name == "train_perplexity_obama"} == {None}
-    text = single_spaced(tables.published_table(table))
-    assert "| train, obama | Kulkarni, Part 2, perplexity results (last) | 172.0 | not measured |" in text
-    others = [result("experiment=kulkarni_part2", sha256="b" * 64)]
-    for word in ("protocol.remove_test_sentences=true", "protocol=clean"):
-        others.append(result("experiment=kulkarni_part2", word))
-    for table in tables_of(put(tmp_path / "others", *others)):
-        assert table.rows[0].published and not list(tables.comparisons(table))
 
 
 # Rows and tables
@@ -200,18 +138,6 @@ def test_a_run_that_failed_of_its_config_is_shown(tmp_path: Path) -> None:
         runs.append(json.loads(with_entry(failed, f"config.{key}", ["x"])))
     (table,) = write_report([put(tmp_path, *runs)], tmp_path / "out", plots=False)
     assert sorted(row.state[:9] for row in table.rows) == ["0; failed"] * 5 + ["1"]
-
-
-def test_the_best_values_of_a_curve_and_its_gaps(tmp_path: Path) -> None:
-    """As Marsol's table: his 438.37 is the mean of the three in its row, each the best of its own text."""
-    runs = [result("experiment=marsol_table1_full", f"seed={seed}", value=400.0) for seed in (0, 1)]
-    columns = {"obama": (1, 9), "wbush": (8, 2), "hbush": (7, 6)}
-    curve = [{"step": k, **{f"test_perplexity_{n}": own[k] for n, own in columns.items()}} for k in (0, 1)]
-    runs[0]["curve"] = [*curve, {"step": 2, **dict.fromkeys(runs[0]["metrics"])}]
-    runs[1]["curve"] = [{**point, "step": k} for k, point in enumerate(runs[1]["curve"])]
-    (table,) = tables_of(put(tmp_path, *runs))
-    assert table.rows[0].best_values("test_perplexity_mean") == {0: 3, 1: 400}
-    assert list(table.rows[0].curve("test_perplexity_obama")) == [0, 1]  # where both have a value
 
 
 def test_an_epoch_is_a_pass_over_the_rows(tmp_path: Path) -> None:
