@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import csv
+import html
 import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from commands import call
-from synthetic import baseline, put, result, tables_of
+from synthetic import baseline, markdown_of, put, result, study_of
 from test_report import Elements, poisoned
 
 from speechformer.errors import UserError
-from speechformer.report.__main__ import main, write_report
-from speechformer.report.effects import differences_figure
-from speechformer.report.labels import Options, arrange
-from speechformer.report.markdown import latex, plain_text
-from speechformer.report.plots import FIGURES, plt
-from speechformer.report.results import Table
-from speechformer.report.style import HERE
-from speechformer.report.tables import differences_table, number
+from speechformer.report import tables
+from speechformer.report.__main__ import main
+from speechformer.report.figures import FIGURES, forest, plt, style
+from speechformer.report.load import Study, arrange
+from speechformer.report.page import as_latex, report
+from speechformer.report.statistics import Summary
+from speechformer.report.tables import Table, number
 
 MODELS = ("nope", "alibi", "rope", "relative", "learned", "sinusoidal")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
@@ -54,26 +56,20 @@ def runs_of(settings: list[dict[str, Any]], evaluations: int = 5, seeds: int = 3
     return runs
 
 
-def table_of(folder: Path, runs: list[dict[str, Any]]) -> Table:
-    (table,) = tables_of(put(folder, *runs))
-    return table
-
-
 @pytest.fixture(autouse=True)
 def closed_figures() -> Iterator[None]:
     yield
     plt.close("all")
 
 
-def figures_of(table: Table) -> dict[str, Any]:
-    """The figures of a table, drawn and laid out."""
+def figures_of(study: Study) -> dict[str, Any]:
+    """The first figure of each kind of a study, drawn and laid out."""
     figures = {}
-    with plt.style.context(HERE / "figures.mplstyle"):
-        for name, draw in FIGURES.items():
-            if drawn := draw(table):
-                drawn[0].tight_layout()
-                drawn[0].canvas.draw()
-                figures[name] = drawn[0]
+    with style():
+        for draw in FIGURES:
+            for figure, _ in draw(study):
+                figure.canvas.draw()
+                figures.setdefault(draw.__name__, figure)
     return figures
 
 
@@ -89,7 +85,7 @@ def one_line(text: Any) -> str:
 def check_layout(figure: Any) -> None:
     """Lines with a label look different, and no label of an axis lies on another one."""
     renderer = figure.canvas.get_renderer()
-    assert max(figure.get_size_inches()) <= 20
+    assert figure.get_size_inches()[0] <= 12
     for axis in figure.axes:
         assert axis.lines or axis.images
         looks = [
@@ -105,14 +101,20 @@ def check_layout(figure: Any) -> None:
         assert not any(box.overlaps(axis.get_window_extent(renderer)) for axis in figure.axes)
 
 
+def means_of(study: Study) -> dict[str, float]:
+    """The mean perplexity of each variant with a finished run."""
+    found = {v.label: study.summary(v.label, "test_perplexity_mean") for v in study.variants}
+    return {label: summary.mean for label, summary in found.items() if summary}
+
+
 @pytest.mark.parametrize(
     ("settings", "evaluations", "expected"),
     [
         (RATES_ALONE[:1], 1, {"dots"}),
-        (RATES_ALONE[:2], 5, {"dots", "curves", "differences"}),
-        (RATES_ALONE, 5, {"dots", "curves", "differences", "factors"}),
-        (MODELS_BY_RATE, 5, {"dots", "curves", "differences", "factors"}),
-        (MODELS_BY_PATTERN, 1, {"dots", "differences", "factors"}),
+        (RATES_ALONE[:2], 5, {"dots", "curves", "forest"}),
+        (RATES_ALONE, 5, {"dots", "curves", "forest", "factor_grid"}),
+        (MODELS_BY_RATE, 5, {"dots", "curves", "forest", "factor_grid"}),
+        (MODELS_BY_PATTERN, 1, {"dots", "forest", "factor_grid"}),
     ],
     ids=["one row", "two rows", "one factor", "two factors", "two factors without numbers"],
 )
@@ -120,49 +122,62 @@ def test_figures_of_any_number_of_rows(
     settings: list[dict[str, Any]], evaluations: int, expected: set[str], tmp_path: Path
 ) -> None:
     """Oracles: the numbers put in, matplotlib's boxes of texts, the labels of the rows."""
-    table = table_of(tmp_path, runs_of(settings, evaluations))
-    assert len({row.label for row in table.rows}) == len(settings)
-    figures = figures_of(table)
+    study = study_of(tmp_path, *runs_of(settings, evaluations))
+    assert len({variant.label for variant in study.variants}) == len(settings)
+    figures = figures_of(study)
     assert figures.keys() == expected
     for figure in figures.values():
         check_layout(figure)
-    means = {row.label: row.summary("test_perplexity_mean").mean for row in table.rows if row.finished}  # type: ignore[union-attr]
-    axis = figures["dots"].axes[0]
-    assert [one_line(text) for text in axis.get_yticklabels()] == [*means]
+    means = means_of(study)
+    axis = figures["dots"].axes[-1]
+    labels = [one_line(text).rstrip("†‡ ") for text in figures["dots"].axes[0].get_yticklabels()]
+    assert labels == [*means][: len(labels)] and len(labels) == min(30, len(means))
     points = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axis.lines if len(line.get_xdata()) == 1}
-    assert points >= {(mean, y) for y, mean in enumerate(means.values())}
+    assert points >= {(mean, y) for y, mean in enumerate([*means.values()][:30])}
     if "curves" in expected:
         lines = labelled(figures["curves"].axes[0])
-        assert {*lines} == {*means} and figures["curves"].axes[0].get_yscale() == "log"
+        assert {*lines} == {*[*means][: len(lines)]} and figures["curves"].axes[0].get_yscale() == "log"
         for label, line in lines.items():
             assert line.get_ydata()[[0, -1]] == pytest.approx([4 * means[label], 1.6 * means[label]])
 
 
 def test_two_factors_are_lines_over_a_number_or_a_heat_map(tmp_path: Path) -> None:
     """Oracle: the means put in; rates give lines over them, one for each model, and patterns a map of cells."""
-    table = table_of(tmp_path / "rates", runs_of(MODELS_BY_RATE, seeds=1))
-    means = {row.label: row.summary("test_perplexity_mean") for row in table.rows}
-    (axis,) = figures_of(table)["factors"].axes
+    study = study_of(tmp_path / "rates", *runs_of(MODELS_BY_RATE, seeds=1))
+    means = means_of(study)
+    (axis,) = figures_of(study)["factor_grid"].axes
     lines = labelled(axis)
     assert len(lines) == 6 and axis.get_xscale() == "log" and list(lines["RoPE"].get_xdata()) == list(RATES)
-    expected = [means[f"RoPE, lr {rate}"].mean for rate in RATES]  # type: ignore[union-attr]
+    expected = [means[f"RoPE, lr {rate}"] for rate in RATES]
     assert list(lines["RoPE"].get_ydata()) == pytest.approx(expected)
-    table = table_of(tmp_path / "patterns", runs_of(MODELS_BY_PATTERN, seeds=1))
-    (axis,) = figures_of(table)["factors"].axes
-    values = [summary.mean for row in table.rows if (summary := row.summary("test_perplexity_mean"))]
+    study = study_of(tmp_path / "patterns", *runs_of(MODELS_BY_PATTERN, seeds=1))
+    (axis,) = figures_of(study)["factor_grid"].axes
+    values = means_of(study).values()
     assert {text.get_text() for text in axis.texts} == {number("perplexity", value) for value in values} | {"–"}
     assert axis.images[0].get_array().shape in ((6, 2), (2, 6))
     nested = [MODELS_BY_PATTERN[place] for place in (0, 3, 5)]  # each model has one pattern: half of a map is empty
-    assert "factors" not in figures_of(table_of(tmp_path / "nested", runs_of(nested)))
+    assert "factor_grid" not in figures_of(study_of(tmp_path / "nested", *runs_of(nested)))
 
 
-def test_published_values_and_baselines_are_drawn(tmp_path: Path) -> None:
-    """Oracle: Marsol's 395.51 is the best of the first test; the baseline is a line at its value."""
+def test_a_baseline_is_a_line_at_its_value(tmp_path: Path) -> None:
     runs = [result("experiment=marsol_table1_full", f"seed={seed}", value=400.0 + seed) for seed in (0, 1)]
-    table = table_of(tmp_path, [*runs, baseline("kneser_ney_5", "task=lm", value=401.5)])
-    axis = figures_of(table)["dots"].axes[0]
-    marks = {(line.get_marker(), line.get_xdata()[0]) for line in axis.lines}
-    assert ("D", 395.51) in marks and ("None", 401.5) in marks
+    axis = figures_of(study_of(tmp_path, *runs, baseline("kneser_ney_5", "task=lm", value=401.5)))["dots"].axes[0]
+    assert ("None", 401.5) in {(line.get_marker(), line.get_xdata()[0]) for line in axis.lines}
+
+
+def test_figures_of_a_probe_are_named_by_length_and_many_rows_are_several_figures(tmp_path: Path) -> None:
+    """Oracle: the lengths and rows put in."""
+    names = [f"test_perplexity_length_{length}" for length in (8, 16, 32, 64, 128)]
+    runs = runs_of([{"recipe.lr": 1e-4 * (1 + k)} for k in range(64)], seeds=1, evaluations=1)
+    for run in runs:
+        run["metrics"] |= dict.fromkeys(names, 3.0)
+        run["report"] = {**run["report"], "columns": ["test_perplexity_mean", *names]}
+    with style():
+        figures = [figure for figure, _ in FIGURES[0](study_of(tmp_path, *runs))]
+    assert len(figures) == 3 * 2  # 62 rows that finished, six panels
+    titles = [axis.get_title() for axis in (*figures[0].axes, *figures[1].axes)]
+    assert titles == [*(f"length {length}" for length in (8, 16, 32, 64, 128)), "mean"]
+    assert all(figure.get_size_inches()[0] <= 12 for figure in figures)
 
 
 def test_the_forest_of_differences_is_that_of_the_table(tmp_path: Path) -> None:
@@ -172,12 +187,13 @@ def test_the_forest_of_differences_is_that_of_the_table(tmp_path: Path) -> None:
         noise = [0.0, 0.03, -0.02, 0.01][run["seed"]]
         shift = {"nope": 0.0, "alibi": -0.5, "rope": 0.0}[run["config"]["model"]["name"]]
         run["metrics"] = dict.fromkeys(run["metrics"], 3.64 + shift + noise * (-1) ** (shift == 0))
-    table = table_of(tmp_path, runs)
-    arrange([table], Options(reference="model=nope"))
-    (axis,) = differences_figure(table)[0].axes  # type: ignore[index]
+    study = study_of(tmp_path, *runs)
+    arrange([study], reference="model=nope")
+    (((axis,),),) = [[figure.axes] for figure, _ in forest(study)]
     assert [text.get_text() for text in axis.get_yticklabels()] == ["ALiBi", "RoPE"]
-    cells = differences_table(table).cells  # type: ignore[attr-defined]
-    assert [row[-1] for row in cells[1:]] == ["yes", "–"] and cells[1][3] == "−0.490"
+    (table,) = tables.differences_table(study)
+    assert table.frame["significant at 5 %"].tolist() == ["yes", "–"]
+    assert table.frame.iloc[0, 3].startswith("−0.490")
     dots = [line for line in axis.lines if line.get_marker() == "."]
     assert [len(line.get_xdata()) for line in dots] == [4, 4]
     assert [line.get_color() for line in dots] == ["#0072B2", "#8a949e"]  # better, not significant
@@ -186,9 +202,9 @@ def test_the_forest_of_differences_is_that_of_the_table(tmp_path: Path) -> None:
 def test_figures_draw_text_from_outside_as_it_is(tmp_path: Path) -> None:
     """Mathematics that does not end, and names that are too long."""
     for place, text in enumerate(("$x_{\\frac$", "x" * 400)):
-        figures = figures_of(table_of(tmp_path / str(place), list(poisoned(text))))
-        assert {*figures} == {"dots", "curves", "differences"}
-        assert all(max(figure.get_size_inches()) <= 20 for figure in figures.values())
+        figures = figures_of(study_of(tmp_path / str(place), *poisoned(text)))
+        assert {*figures} == {"dots", "curves", "forest"}
+        assert all(figure.get_size_inches()[0] <= 12 for figure in figures.values())
 
 
 def test_three_significant_digits() -> None:
@@ -217,7 +233,7 @@ def test_reference_labels_order_title(three: Path, tmp_path: Path) -> None:
     options = ["--reference", "model=rope", "--label", "model=alibi=A = b", "--label", "model=nope=none"]
     call(main, "--no-plots", three, "--output", out, *options, "--order", "none", "RoPE", "--title", "My <talk>")
     assert (out / "report.md").read_text(encoding="utf-8").startswith("# My &#60;talk&#62;\n")
-    assert "<title>My &#60;talk&#62;</title>" in (out / "report.html").read_text(encoding="utf-8")
+    assert "<title>My &lt;talk&gt;</title>" in (out / "report.html").read_text(encoding="utf-8")
     (results,) = (out / "tables").glob("*_results.csv")
     with open(results, encoding="utf-8") as file:
         assert [row[0] for row in csv.reader(file)] == ["", "none", "RoPE", "A = b"]
@@ -234,6 +250,7 @@ def test_reference_labels_order_title(three: Path, tmp_path: Path) -> None:
         ),
         (["--order", "RoPE", "x"], "The report has no row 'x'"),
         (["--label", "ALiBi="], "--label ALiBi=: expected NAME=LABEL"),
+        (["--columns", "test_bleu"], "The report has no column 'test_bleu'; the valid ones are: test_perplexity_mean, "),
         (["--formats", "png,gif"], "--formats has no choice 'gif'; the valid ones are: png, svg, pdf"),
     ],
 )
@@ -245,9 +262,9 @@ def test_invalid_options_are_errors(arguments: list[str], message: str, three: P
 
 
 def test_a_setting_of_several_rows_names_none_of_them(tmp_path: Path) -> None:
-    table = table_of(tmp_path, runs_of(MODELS_BY_PATTERN, seeds=1))
+    study = study_of(tmp_path, *runs_of(MODELS_BY_PATTERN, seeds=1))
     with pytest.raises(UserError, match="model=rope is the setting of several rows; name one of them: RoPE, "):
-        arrange([table], Options(reference="model=rope"))
+        arrange([study], reference="model=rope")
 
 
 def test_baselines_of_the_corpus_come_by_themselves(
@@ -261,7 +278,7 @@ def test_baselines_of_the_corpus_come_by_themselves(
     put(Path("outputs/baselines"), baseline("kneser_ney_5", "task=lm", value=2.0), *results)
     call(main, "--no-plots", three, "--output", "out")
     text = Path("out/report.md").read_text(encoding="utf-8")
-    assert text.count("*5-gram (Kneser-Ney)*") == 2 and "1 of them baselines" in text  # results and commands
+    assert text.count("| 5-gram (Kneser-Ney)") == 2 and "1 of them baselines" in text  # results and commands
 
 
 # Files
@@ -269,32 +286,73 @@ def test_baselines_of_the_corpus_come_by_themselves(
 
 def test_every_figure_and_table_has_its_files(three: Path, tmp_path: Path) -> None:
     """The page needs none of them, the same results give the same bytes, and files of another time do not stay."""
-    write_report([three], tmp_path)
+    report([three], tmp_path)
     files = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
     names = {name.partition(".")[0] for name in files}
-    assert {name.rpartition("_")[2] for name in names} == {"dots", "differences", "curves"}
+    assert {name.rpartition("_")[2] for name in names} == {"dots", "forest", "curves"}
     for name in names:
         starts = [files[f"{name}.{form}"][:4] for form in ("png", "svg", "pdf")]
         assert starts == [b"\x89PNG", b"<?xm", b"%PDF"]
     page = Elements(tmp_path / "report.html")
     assert page.counts["table"] == len(list((tmp_path / "tables").glob("*.tex"))) == 4
     assert page.counts["button"] == 2 * page.counts["table"] and page.counts["img"] == 3 and page.foreign == []
-    write_report([three], tmp_path, options=Options(formats=("svg",)))
+    report([three], tmp_path, formats=["svg"])
     again = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
     assert again == {name: content for name, content in files.items() if not name.endswith(".pdf")}
-    write_report([put(tmp_path / "other", result("task=lm"))], tmp_path, plots=False)
+    report([put(tmp_path / "other", result("task=lm"))], tmp_path, draw=False)
     assert not (tmp_path / "tables" / "differences.csv").exists()  # one row: nothing to compare
 
 
-def test_latex_is_escaped() -> None:
+def test_latex_is_escaped_and_has_six_columns_at_most(tmp_path: Path) -> None:
     """Oracle: LaTeX's rules: outside of commands, none of its special characters is bare, and braces balance."""
-    cells = [["", "a & b"], ["100 % #1 $x_{2}^3$ ~\\", "3.64 ± 0.02\n[3.62, 3.66]"]]
-    text = latex(cells)
-    assert r"a \& b \\" in text and r"\shortstack[r]{3.64 $\pm$ 0.02\\{[}3.62, 3.66]}" in text
-    assert r"100 \% \#1 \$x\_\{2\}\textasciicircum{}3\$ \textasciitilde{}\textbackslash{}" in text
-    bare = re.sub(r"\\\\|\\[&%$#_{}]", "", text)
-    assert bare.count("{") == bare.count("}") and not re.search(r"[%#_~^]", bare)
+    frame = pd.DataFrame([["100 % #1 $x_{2}^3$ ~\\", "3.64 ± 0.02\n[3.62, 3.66]"]], columns=["", "a & b"])
+    text = as_latex(Table("t", "", frame, bold={(0, "a & b")}))
+    assert r"a \& b \\" in text and r"\textbf{3.64 $\pm$ 0.02}" in text
+    bare = re.sub(r"\\\\|\\[&%$#_{}]", "", text.replace(r"$\pm$", ""))
+    assert bare.count("{") == bare.count("}") and not re.search(r"[%#^]|(?<!\\)_", bare)
+    study = study_of(tmp_path, *runs_of(MODELS_BY_PATTERN))
+    for table in (*tables.results(study), *tables.differences_table(study)):
+        assert 1 < len(table.latex) <= 6
 
 
-def test_plain_text_is_what_a_page_shows() -> None:
-    assert plain_text("**a** [b](#c_d) `x*y` 1<br>[2, 3] &#42; <code>&#96;</code>") == "a b x*y 1\n[2, 3] * `"
+# Cautions
+
+
+def test_numbers_are_marked_by_rule(tmp_path: Path) -> None:
+    """Oracle: values put in: four seeds, a curve that still falls, two groups of seeds, a seed at chance."""
+    values = {"nope": [0.5] * 5, "alibi": [0.8, 0.81, 0.8, 0.82], "rope": [0.86] * 5 + [0.34], "fire": [0.85] * 6}
+    runs = []
+    for model, own in values.items():
+        for seed, value in enumerate(own):
+            run = result(f"model={model}", f"seed={seed}", value=value + 0.001 * (seed % 3))
+            for k, point in enumerate(run["curve"]):
+                point["test_accuracy"] = value - (0.01 * (15 - k) if model == "fire" else 0.01 * k)
+            runs.append(run)
+    study = study_of(tmp_path, *runs)
+    (table,) = tables.results(study)
+    cells = {label: cell.partition("\n")[0].split()[-1] for label, cell in zip(table.frame[""], table.frame.iloc[:, 2])}
+    assert cells == {"ALiBi": "†", "FIRE": "‡", "RoPE": "§¶", "no positions": "0.1"}
+    summary = study.summary("RoPE", "test_accuracy")
+    assert summary is not None and summary.is_bimodal and summary.predicts(0.86) is None
+    assert all(mark in table.note for mark in "†‡§¶")
+
+
+def test_two_groups_of_seeds_are_rare_in_normal_samples() -> None:
+    """Oracle: 2,000 samples of each size."""
+    for n in (5, 10, 20):
+        samples = np.random.default_rng(n).normal(size=(2000, n))
+        assert sum(Summary(sample).is_bimodal for sample in samples) < 20
+
+
+def test_one_correction_in_page_files_and_headline(tmp_path: Path) -> None:
+    """Oracle: Holm by hand over the differences shown; the headline compares the best with the next alone."""
+    runs = runs_of([{"model.name": name} for name in MODELS[:3]], seeds=5)
+    (study,) = report([put(tmp_path / "in", *runs)], tmp_path / "out", draw=False)
+    found = tables.differences(study)
+    order = sorted(found, key=lambda difference: difference.effect.p)
+    assert [d.p for d in order] == pytest.approx([2 * order[0].effect.p, max(2 * order[0].effect.p, order[1].effect.p)])
+    written = pd.read_csv(tmp_path / "out" / "tables" / "differences.csv")
+    assert written["p_holm"].tolist() == pytest.approx([difference.p for difference in found])
+    text = html.unescape(markdown_of(tmp_path / "out"))
+    assert all(f"| {tables.p_value(difference.p)} " in text for difference in found)
+    assert "next is" in tables.headline(study) and study.reference in ("ALiBi", "RoPE", "no positions")

@@ -56,17 +56,14 @@ def test_rows_hold_seeds_and_are_named_by_what_differs(tmp_path: Path) -> None:
     runs = [result(f"model={model}", f"seed={seed}") for model in ("rope", "nope") for seed in (0, 1)]
     runs += [result("pattern=window", f"pattern.window={w}", "model=rope") for w in (3, 5)]
     runs += [result("pattern=bigbird", "model=rope", f"seed={seed}") for seed in (0, 1)]  # its links follow the seed
-    (table,) = tables_of(put(tmp_path / "a", *runs))
-    assert {row.label: len(row.runs) for row in table.rows} == {
+    study = study_of(tmp_path / "a", *runs)
+    assert study.runs["variant"].value_counts().to_dict() == {
         "RoPE, full attention": 2,
         "no positions, full attention": 2,
         "RoPE, window 3": 1,
         "RoPE, window 5": 1,
-        "RoPE, BigBird": 2,
+        "RoPE, BigBird, window 3": 2,
     }
-    runs = [result("experiment=positions_lm", f"model={model}") for model in ("alibi", "rope", "nope")]
-    (table,) = tables_of(put(tmp_path / "b", *runs))
-    assert [row.label for row in table.rows] == ["no positions", "ALiBi", "RoPE"]  # the reference of the study first
 
 
 @pytest.mark.parametrize(
@@ -90,10 +87,10 @@ def test_other_corpora_protocols_studies_tasks_and_directions_never_meet(tmp_pat
     pairs[1]["corpus"]["languages"] = ["fr", "en"]
     pairs[2]["corpus"]["counts"]["cleaned"] = {"markup": 5}
     pairs[3]["corpus"]["counts"]["removed_from_validation"] = 11
-    built = tables_of(put(tmp_path, *runs, *pairs))
-    assert [len(row.runs) for table in built for row in table.rows] == [1] * 10
-    assert len({table.name for table in built}) == 10
-    assert {table.direction for table in built} == {"", "en to fr", "fr to en"}
+    built = studies_of(put(tmp_path, *runs, *pairs))
+    assert [len(study.runs) for study in built] == [1] * 10
+    assert len({study.name for study in built}) == 10
+    assert {study.direction for study in built} == {"", "en to fr", "fr to en"}
 
 
 def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
@@ -108,15 +105,15 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
     (tmp_path / "stopped" / "run.json").touch()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "result.json").write_text('{"status": "fini')
-    (table,) = write_report([tmp_path], tmp_path / "out", plots=False)
+    (study,) = page.report([tmp_path], tmp_path / "out", draw=False)
     state = "1; diverged: seed 1; failed: seed 2; killed: seed 4; missing: seed 3"
-    assert [(row.label, row.state) for row in table.rows] == [("full attention", "5"), ("ALiBi", state)]
-    assert list(table.rows[1].values("test_perplexity_mean").values()) == [300]
+    alibi, full = (variant.label for variant in study.variants)
+    assert [tables.state(study, label) for label in (full, alibi)] == ["5", state]
+    assert study.values(alibi, "test_perplexity_mean") == {0: 300}
     text = markdown_of(tmp_path / "out")
     for said in (
-        "| window 5 | not run |",
-        f"| ALiBi | {state} |",
-        "Failed: ALiBi, seed 2: it broke",
+        f"| {alibi} | {state} |",
+        f"Failed: {alibi}, seed 2: it broke",
         "stopped has no result",
         "cut/result.json is damaged: ",
         " repeats ",
@@ -127,8 +124,8 @@ def test_what_failed_diverged_or_is_missing_is_shown(tmp_path: Path) -> None:
 def test_runs_that_failed_before_they_read_a_corpus_are_different_ones(tmp_path: Path) -> None:
     """Oracle: three commands whose corpus differs, and one of them again."""
     runs = [result("corpus=speeches", f"corpus.classes=[{name}]", status="failed") for name in ("a", "b", "c", "c")]
-    (table,), remarks = build_tables(read_runs([put(tmp_path, *runs)])[0])
-    assert [len(row.runs) for row in table.rows] == [3] and len(remarks) == 1
+    (study,), remarks = build_studies(read_runs([put(tmp_path, *runs)])[0])
+    assert len(study.runs) == 3 and len(remarks) == 1
 
 
 def test_a_run_that_failed_of_its_config_is_shown(tmp_path: Path) -> None:
@@ -136,16 +133,17 @@ def test_a_run_that_failed_of_its_config_is_shown(tmp_path: Path) -> None:
     for key in ("batch_size", "block_size", "task.lengths", "trainer.limit_train_batches", "model.scale"):
         failed = result("task=lm", "model=alibi", status="failed")
         runs.append(json.loads(with_entry(failed, f"config.{key}", ["x"])))
-    (table,) = write_report([put(tmp_path, *runs)], tmp_path / "out", plots=False)
-    assert sorted(row.state[:9] for row in table.rows) == ["0; failed"] * 5 + ["1"]
+    (study,) = page.report([put(tmp_path, *runs)], tmp_path / "out", draw=False)
+    states = sorted(tables.state(study, variant.label)[:9] for variant in study.variants)
+    assert states == ["0; failed"] * 5 + ["1"]
 
 
 def test_an_epoch_is_a_pass_over_the_rows(tmp_path: Path) -> None:
     """2092 rows, 16 a batch, two batches a step: 131 batches, 66 steps; and half of them: 65 batches, 33 steps."""
     plain = ("trainer.accumulate_grad_batches=2",)
     limited = [result(*plain, "trainer.limit_train_batches=0.5"), result("trainer.limit_train_batches=7")]
-    (table,) = tables_of(put(tmp_path, result(*plain), *limited))
-    assert sorted(row.runs[0].steps_per_epoch for row in table.rows) == [7, 33, 66]
+    study = study_of(tmp_path, result(*plain), *limited)
+    assert sorted(run.steps_per_epoch for run in study.results) == [7, 33, 66]
 
 
 def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_without(tmp_path: Path) -> None:
@@ -154,23 +152,23 @@ def test_labels_of_many_settings_leave_out_the_usual_ones_and_say_what_a_row_is_
     reports = ("layers=2", "width=64", "ff=100", "trainer.max_epochs=15", "dropout=0")
     others = ((*usual, "dropout=0.3"), usual[:-1], (*usual, "pattern=window"), (*usual, "recipe.label_smoothing=0.2"))
     runs = [result(), result(*reports), result(*usual), *(result(*words) for words in others)]
-    (table,) = tables_of(put(tmp_path / "many", *runs))
-    labels = [row.label for row in sorted(table.rows, key=lambda row: int(row.runs[0].folder.name))]
+    study = study_of(tmp_path / "many", *runs)
+    places = {Path(folder).name: label for folder, label in zip(study.runs["folder"], study.runs["variant"])}
+    labels = [places[str(place)] for place in range(len(runs))]
     assert labels[2:5] == ["the usual settings", "dropout 0.3", "without unknown rate 0.5"], labels
-    assert labels[5:] == ["window", "label smoothing 0.2"], labels
+    assert labels[5:] == ["window 5", "label smoothing 0.2"], labels
     assert labels[1].startswith("width 64, layers 2") and labels[1].endswith("without unknown rate 0.5"), labels
-    assert "unknown rate 0.5" in table.usual and "dropout 0.1" in table.usual
-    assert len({*labels}) == 7 and table.reference.label == "the usual settings"
+    assert "unknown rate 0.5" in study.usual and "dropout 0.1" in study.usual
+    assert len({*labels}) == 7 and study.reference == "the usual settings"
 
 
 def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_path: Path) -> None:
     counting = baseline("kneser_ney_5", "task=lm", value=285.0)
     runs = [result("task=lm", value=400.0), result(), result("task=lm", sha256="b" * 64, value=400.0)]
-    runs[0]["report"] = {"baseline_keys": []}  # of a run before there were these keys
     runs += [counting, counting, baseline("tfidf_logistic", "block_size=64")]  # twice; and sentences cut elsewhere
     runs.append(baseline("kneser_ney_5", "task=lm", "task.extra_text=true", value=265.0))
-    built = tables_of(put(tmp_path, *runs))
-    beside = {(table.task, table.sha256[0]): [run.metrics for run in table.baselines] for table in built}
+    built = studies_of(put(tmp_path, *runs))
+    beside = {(study.task, study.sha256[0]): [run.metrics for run in study.counted] for study in built}
     first = SPEECHES[0]
     assert beside == {("lm", first): [counting["metrics"]], ("lm", "b"): [], ("classify", first): []}
 
@@ -182,12 +180,12 @@ def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None
         "pattern": ["full", "window", "block", "strided", "dilated", "global", "bigbird", "sinks"],
     }
     for key, choices in values.items():
-        rows = [Row(name, settings_of(f"{key}={name}"), []) for name in choices]
-        colours = [style.colour for style in styles(rows)]
+        variants = [Variant(settings_of(f"{key}={name}")) for name in choices]
+        colours = [style.color for style in styles(variants)]
         assert len(set(colours)) == len(choices), key
-        assert [style.colour for style in styles(rows[::-1])] == colours[::-1]
-    alike = styles([Row(rate, settings_of(f"recipe.lr={rate}"), []) for rate in ("1e-4", "1e-3", "1e-2")])
-    assert len({style.colour for style in alike}) == 1 and len({style[1:] for style in alike}) == 3
+        assert [style.color for style in styles(variants[::-1])] == colours[::-1]
+    alike = styles([Variant(settings_of(f"recipe.lr={rate}")) for rate in ("1e-4", "1e-3", "1e-2")])
+    assert len({style.color for style in alike}) == 1 and len({style[1:] for style in alike}) == 3
 
 
 def test_an_old_result_is_read_as_a_new_one(tmp_path: Path) -> None:
@@ -212,15 +210,12 @@ def test_results_are_one_row_for_each_run(tmp_path: Path) -> None:
 # The document
 
 
-def test_the_vocabulary_is_disclosed_beside_that_of_the_reports(tmp_path: Path) -> None:
+def test_the_vocabulary_is_disclosed(tmp_path: Path) -> None:
     counted = {"obama": {"tokens": 300, "unknown_tokens": 9}, "hbush": {"tokens": 100, "unknown_tokens": 1}}
-    runs = [result("task=lm"), result("task=lm", sha256="b" * 64)]
-    for run in runs:
-        run["corpus"]["counts"] |= {"vocabulary": 5634, "tests": counted}
-    said = {table.comparable: page.vocabulary(table) for table in tables_of(put(tmp_path, *runs))}
-    rest = "; 2.50 % of the test words are unknown."
-    assert said[True] == f"The vocabulary has 5,634 entries (that of the reports: 5,755){rest}"
-    assert said[False] == f"The vocabulary has 5,634 entries{rest}"
+    run = result("task=lm")
+    run["corpus"]["counts"] |= {"vocabulary": 5634, "tests": counted}
+    (text,) = page.about(study_of(tmp_path, run))
+    assert "The vocabulary has 5,634 entries; 2.50 % of test words are unknown." in text
 
 
 def test_longer_contexts_tell_untested_from_impossible(tmp_path: Path) -> None:
@@ -228,8 +223,8 @@ def test_longer_contexts_tell_untested_from_impossible(tmp_path: Path) -> None:
     able = result(*words, "model=nope", value=400.0)
     able["metrics"] |= {f"test_length_{length}_perplexity_mean": 500.0 for length in (64, 128)}
     runs = [able, result(*words, "model=learned", value=410.0), result("task=lm", "block_size=64", value=380.0)]
-    (table,) = tables_of(put(tmp_path, *runs))
-    header, *rows = tables.lengths_table(table).cells  # type: ignore[attr-defined]
+    (table,) = tables.lengths(study_of(tmp_path, *runs))
+    header, rows = list(table.frame), table.frame.to_numpy().tolist()
     assert header[1:] == ["trained on, tokens", "tested on 32", "tested on 64", "tested on 128"]
     assert sorted(row[1:] for row in rows) == [
         ["32", "400.0", "500.0", "500.0"],
@@ -242,14 +237,16 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     """Oracle: means and deviations of the figures put in, by hand; more is better."""
     runs = [translated("rope", seed, bleu) for seed, bleu in enumerate((20.0, 22.0, 24.0))]
     floor = translated("rope", 0, 1.2, baseline={"name": "untranslated"})
-    (table,) = tables_of(put(tmp_path / "in", *runs, translated("nope", 0, 10.0), floor))
-    assert table.metric == "test_bleu" and table.source_lengths() == {"1-10": 300, "11-20": 150, "21-30": 50}
-    about, results = str(page.about(table)), single_spaced(tables.results_table(table))
-    assert "Trained on 9,000 pairs, tested on 500" in about and "bleu: <code>nrefs:1&#124;tok:13a</code>" in about
-    assert "| 22.0 ± 2.0<br>[17.0, 27.0] | 0.800 ± 0.000" in results and "0.955 ± 0.000" in results
-    by_length = single_spaced(tables.source_lengths_table(table))
-    assert "22.0 ± 2.0<br>chrF 44.0 ± 4.0<br>ratio 1.00 ± 0.00<br>exact % 50.0 ± 0.0" in by_length
-    assert "| *untranslated source* | 1.20<br>chrF 2.40" in by_length
+    study = study_of(tmp_path / "in", *runs, translated("nope", 0, 10.0), floor)
+    assert study.metric == "test_bleu" and study.source_lengths() == {"1-10": 300, "11-20": 150, "21-30": 50}
+    about = " ".join(page.about(study))
+    assert "Trained on 9,000 pairs, tested on 500" in about and "bleu: nrefs:1|tok:13a" in about
+    (results,), (by_length,) = tables.results(study), tables.sources(study)
+    rope = results.frame.set_index("").loc["RoPE"]
+    assert rope["test, BLEU ↑"] == "22.0 ± 2.0 †\n[17.0, 27.0]" and rope["length ratio"].startswith("0.955 ± 0.000")
+    shortest = by_length.frame.set_index("")["1-10 words (300)"]
+    assert shortest["RoPE"] == "22.0 ± 2.0\nchrF 44.0 ± 4.0\nratio 1.00 ± 0.00\nexact % 50.0 ± 0.0"
+    assert shortest["untranslated source"].startswith("1.20\nchrF 2.40")
 
 
 def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> None:
@@ -269,19 +266,19 @@ def test_the_description_in_a_result_decides_what_is_shown(tmp_path: Path) -> No
         run["curve"] = [{"step": 131, "test_latency": 4.0}]
         runs.append(run)
     runs.append({**baseline("silence"), "task": "listen", "metrics": {"test_error": 60.0}})
-    (table,) = write_report([put(tmp_path / "in", *runs)], tmp_path / "out", plots=False)
-    assert table.metric == "test_error"
+    (study,) = page.report([put(tmp_path / "in", *runs)], tmp_path / "out", draw=False)
+    assert study.metric == "test_error"
     text = markdown_of(tmp_path / "out")
-    assert "| | runs | test, error | test, latency | parameters | seconds |" in text and "hidden" not in text
-    assert "| RoPE | 2 | 20.5 ± 0.7" in text and "| *silence* | exact | 60.0 | – |" in text
+    assert "| | runs | test, error ↓ | test, latency | parameters | seconds |" in text and "hidden" not in text
+    assert "| RoPE | 2 | **20.5 ± 0.7 †**" in text and "| silence | exact | 60.0 | – |" in text
     assert "Trained on 2,092 recordings" in text
-    assert "| RoPE − no positions | test, latency | 2 | 0.0 |" in text
+    assert "| RoPE − no positions | test, latency | 2 | 0.0 – |" in text
 
 
 def test_every_cell_can_be_made_again(tmp_path: Path) -> None:
     runs = [result("experiment=singhal_table3", f"seed={seed}") for seed in (0, 1)]
-    (table,) = tables_of(put(tmp_path, *runs))
-    _, (_, command, seeds, commit) = tables.commands_table(table).cells  # type: ignore[attr-defined]
+    (table,) = tables.commands(study_of(tmp_path, *runs))
+    ((_, command, seeds, commit),) = table.frame.to_numpy()
     assert command.startswith("python -m speechformer.train experiment=singhal_table3") and "seed=" not in command
     assert (seeds, commit) == ("0, 1", "c" * 10)
 
@@ -349,7 +346,8 @@ def poisoned(text: str) -> Iterator[dict[str, Any]]:
         run |= {"error": text, "commit": text, "overrides": [text], "versions": {"torch": text}}
         if "corpus" in run:
             run["corpus"] |= {"name": text, "languages": [text, "b"]}
-            run |= {"scoring": {text: text}, "report": {"note": text, "unit": text, "x_axis": text}}
+            run |= {"scoring": {text: text}}
+            run["report"] = {**run.get("report", {}), "note": text, "unit": text, "x_axis": text}
             run["metrics"][f"test_accuracy_of_{text}"] = 0.5
             run["report"]["columns"] = ["test_accuracy", f"test_accuracy_of_{text}"]
         yield run
@@ -360,7 +358,7 @@ def harmful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of harmful results."""
     folder = tmp_path_factory.mktemp("harmful")
     runs = [run for text in (*HARMFUL, CONTROL) for run in poisoned(text)]
-    write_report([put(folder / "in", *runs)], folder / "out", plots=False)
+    page.report([put(folder / "in", *runs)], folder / "out", draw=False)
     return folder / "out"
 
 
@@ -381,10 +379,10 @@ def test_studies_of_similar_names_have_files_of_their_own(tmp_path: Path) -> Non
     long = "x" * 399
     studies = ["a b", "a-b", "a/b", f"{long}a", f"{long}b", "É", "e", "E", "..", "../../a b", "日本"]
     runs = [json.loads(with_entry(result(), "config.study", study)) for study in studies]
-    built = tables_of(put(tmp_path, *runs))
-    assert {table.study for table in built} == set(studies)
-    assert len({table.name.lower() for table in built}) == len(studies)
-    assert all(re.fullmatch(r"[\w.-]{1,110}", table.name, re.ASCII) for table in built)
+    built = studies_of(put(tmp_path, *runs))
+    assert {study.study for study in built} == set(studies)
+    assert len({study.name.lower() for study in built}) == len(studies)
+    assert all(re.fullmatch(r"[\w.-]{1,110}", study.name, re.ASCII) for study in built)
 
 
 # Where in a result, and what stands there instead: one for each kind of check

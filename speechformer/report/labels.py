@@ -121,7 +121,8 @@ def unusual(
     for key in dict.fromkeys(key for other in variants for key in other.overrides):
         value, group = usual.get(key, ABSENT), group_of(key)
         if key in variant.settings:
-            if variant.settings[key] != value:
+            is_shown = key in content()["shown"] and variant.settings.get(group) != usual.get(group)
+            if variant.settings[key] != value or is_shown:
                 yield in_words(override(key, variant.settings[key]), names)
         elif value is not ABSENT and key in defaults:
             having = [other.settings.get(group) for other in variants if key in other.settings]

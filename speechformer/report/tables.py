@@ -188,7 +188,7 @@ def is_unfinished(study: Study, label: str) -> bool:
         return False
     before = max((x for x in earlier if x <= 0.8 * last), default=earlier[0])
     gain = Summary(curve[last].values - curve[before].values)
-    return gain.n == 1 or gain.p < 0.05
+    return not gain.varies or gain.p < 0.05
 
 
 def is_at_chance(study: Study, metric: str, summary: Summary) -> bool:
