@@ -24,7 +24,12 @@ UNITS = {"accuracy": "test accuracy, points", "exact": "exact translations, poin
 COSTS = {"training_seconds": "training, seconds", "peak_megabytes": "peak of memory, MB"}
 SLIDING = "test_sliding_perplexity_mean"  # in which the first tokens of a block have a context, too
 LINK = re.compile(r"\]\(figures/(\w+)\.png\)")
-OF_STUDY = {"dots": drawn.dots, "lengths": drawn.context_lengths, "sources": drawn.source_lengths, "curves": drawn.curves}
+OF_STUDY = {
+    "dots": drawn.dots,
+    "lengths": drawn.context_lengths,
+    "sources": drawn.source_lengths,
+    "curves": drawn.curves,
+}
 
 
 def draw_links(page: str, output: Path, results: Results) -> None:
@@ -54,14 +59,18 @@ def draw(name: str, results: Results) -> Any:
 
 
 def claims(results: Results) -> Any:
-    """Draw the effect of each claim on the speeches with its interval, positive as claimed; verdicts differ in colour and marker."""
+    """Draw the effect of each claim on the speeches with its interval, positive as claimed, by verdict."""
     groups = defaultdict[str, list[Claim]](list)
     for claim in results.claims.values():
         if claim.family in ON_SPEECHES and not np.isnan(claim.estimated.interval[0]):
-            groups["ratio" if " / " in claim.metric else kind(claim.metric).replace("known", "perplexity")].append(claim)
+            groups["ratio" if " / " in claim.metric else kind(claim.metric).replace("known", "perplexity")].append(
+                claim
+            )
     sizes = [len(group) + 1 for group in groups.values()]
     size = (11.0, 0.25 * sum(sizes) + 0.7 * len(groups))
-    figure, axes = plt.subplots(len(groups), 1, figsize=size, height_ratios=sizes, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(groups), 1, figsize=size, height_ratios=sizes, squeeze=False, layout="constrained"
+    )
     for axis, (unit, group) in zip(axes[:, 0], groups.items()):
         axis.tick_params(labelsize=8)
         ends = []
@@ -94,8 +103,8 @@ def cost(study: Study) -> Any:
     contexts = sorted({variant.settings["block_size"] for variant in study.variants})
     patterns = defaultdict[str, list[Any]](list)
     for variant in sorted(study.variants, key=lambda variant: variant.settings["block_size"]):
-        words = (text for key, text in variant.words.items() if key not in ("block_size", "batch_size"))
-        patterns[joined(words)].append(variant)
+        shown = (text for key, text in variant.words.items() if key not in ("block_size", "batch_size"))
+        patterns[joined(shown)].append(variant)
     figure, axes = panels(2, 4.4, 4.6, sharey=True)
     looks = drawn.styles([variants[0] for variants in patterns.values()])
     for axis, (name, label) in zip(axes, COSTS.items()):

@@ -188,7 +188,12 @@ def ladder_figure(results: Results, name: str) -> Any:
                 colour = ON_TOP if rung.on_top else BRANCH
                 axis.plot([low, high], [y, y], color=colour, lw=2)
                 axis.scatter([unit * summary.mean], [y], color=colour, s=36, zorder=3)
-                look: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+                look: dict[str, Any] = {
+                    "xytext": (6, 0),
+                    "textcoords": "offset points",
+                    "va": "center",
+                    "fontsize": 8,
+                }
                 look["bbox"] = {"fc": "white", "ec": "none", "pad": 0.6}
                 axis.annotate(number(metric, summary.mean), (high, y), **look)
         strongest = [run for run in study.counted if run.baseline in STRONGEST]

@@ -1,6 +1,6 @@
-"""The study of the probes: accuracy by encoding, pattern, probe and length, as tables, a figure and a page to explore.
+"""The study of the probes: accuracy by encoding, pattern, probe and length, in tables, a figure and a page.
 
-    python -m studies.probes outputs/sweeps/mine    write index.html and the figure for other runs of task=probe
+python -m studies.probes outputs/sweeps/mine    write index.html and the figure for other runs of task=probe
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_cells(folder: Path) -> list[Cell]:
     symbols that could stand there. `longest` is the longest in training. A length beyond the positions of a model has
     no runs; a variant without finished runs has neither, and its `state` says why.
 
-    A tuned study also runs variants as by default. Where the choice is the default, both are the same runs, which then
+    A tuned study also runs variants as by default. Where the choice is the default, both are the same runs, which
     have a cell in both places.
     """
     tuned = {
@@ -132,7 +132,9 @@ def measured(study: Study, variant: Variant, length: int) -> Cell:
     exact = study.summary(variant.label, metric.replace("accuracy", "exact"))
     chance = finished[0].metrics.get(f"chance_accuracy_length_{length}")
     names = [name for name in finished[0].metrics if name.startswith(f"{metric}_")]  # by gap, place or depth
-    parts = ((name.removeprefix(f"{metric}_").replace("_", " "), study.summary(variant.label, name)) for name in names)
+    parts = (
+        (name.removeprefix(f"{metric}_").replace("_", " "), study.summary(variant.label, name)) for name in names
+    )
     return {
         **shared,
         "mean": round(summary.mean, 4),
@@ -274,10 +276,10 @@ def longer(cells: Sequence[Cell]) -> Rows:
     compared = []
     for at in beyond:
         for claim in read_yaml("claims.yaml")["longer"]:
-            names = [in_words(f"model={name}", {}) for name in (claim["better"], claim["worse"])]
-            effect = contrast([(1, runs.get((*at, names[0]), {})), (-1, runs.get((*at, names[1]), {}))])
+            better, worse = (in_words(f"model={claim[side]}", {}) for side in ("better", "worse"))
+            effect = contrast([(1, runs.get((*at, better), {})), (-1, runs.get((*at, worse), {}))])
             if effect is not None:
-                compared.append((f"{words(at[0])} {at[1]}", " − ".join(names), effect))
+                compared.append((f"{words(at[0])} {at[1]}", f"{better} − {worse}", effect))
     found: dict[str, dict[str, list[str]]] = {}
     for (at_name, names, effect), p in zip(compared, holm([effect.p for *_, effect in compared])):
         verdict = "not tested" if math.isnan(p) else "supported" if effect.mean > 0 else "contradicted"

@@ -64,9 +64,9 @@ def agreement(results: Results) -> str:
     counted: dict[tuple[str, str], Comparison] = {}
     for line in comparisons(results):
         is_test = line.metric.startswith("test") and not line.metric.endswith("mean")
-        if line.final and is_test and line.inside is not None:
-            if (line.row, line.metric) not in counted or line.chosen == "last":
-                counted[line.row, line.metric] = line
+        is_first = (line.row, line.metric) not in counted or line.chosen == "last"
+        if line.final and is_test and is_first and line.inside is not None:
+            counted[line.row, line.metric] = line
     lines = list(counted.values())
     inside = sum(bool(line.inside) for line in lines)
     p = p_value(float(stats.binom.cdf(inside, len(lines), 0.95)))

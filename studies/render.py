@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +82,19 @@ class Words:
     """What a page can say. Its public methods are the functions of a template."""
 
     def __init__(self, results: Results, cells: Sequence[probes.Cell]) -> None:
-        self._results, self._cells = results, cells
+        self.results, self.cells = results, cells
 
     def value(self, variant: str, metric: str | None = None, at: float | None = None, **options: Any) -> str:
         """Return a value of a variant; see `Results.value`."""
-        return self._results.value(variant, metric, at, **options)
+        return self.results.value(variant, metric, at, **options)
 
     def claim(self, name: str) -> Claim:
         """Return a judged claim."""
-        return self._results.claim(name)
+        return self.results.claim(name)
 
     def claims(self, family: str, page: str = "") -> str:
         """Return the table of a family of claims; `page` has the places that it links to."""
-        claims = [claim for claim in self._results.claims.values() if claim.family == family]
+        claims = [claim for claim in self.results.claims.values() if claim.family == family]
         shows_known = any(claim.known for claim in claims)
         header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of"]
         header += ["effect over known words"] * shows_known
@@ -112,7 +112,7 @@ class Words:
 
     def verdicts(self) -> str:
         """Return how many claims on the speeches have each verdict: of others, and of this repository."""
-        judged = [claim for claim in self._results.claims.values() if claim.family in ON_SPEECHES]
+        judged = [claim for claim in self.results.claims.values() if claim.family in ON_SPEECHES]
 
         def count(ours: bool) -> tuple[int, str]:
             own = [claim.verdict for claim in judged if (claim.by == OURS) == ours]
@@ -124,11 +124,11 @@ class Words:
 
     def agreement(self) -> str:
         """Return how the published results agree with ours, in sentences."""
-        return agreement(self._results)
+        return agreement(self.results)
 
     def runs(self) -> Mapping[str, Any]:
-        """Return of the reports the `count` of runs, of `distinct` ones, of `baselines`, the `hours` of one core, and their `origin`."""
-        runs = self._results.runs
+        """Return `count`, `distinct`, `baselines`, `hours` (of one core) and `origin` of the reports' runs."""
+        runs = self.results.runs
         trained = [run for run in runs if not run.baseline]
         sizes = [(run.result.get("machine") or {}).get("ensemble_size") or 1 for run in runs]
         seconds = sum((run.result.get("seconds") or 0) / size for run, size in zip(runs, sizes))
@@ -147,7 +147,7 @@ class Words:
     def share(self, first: str, second: str, task: str = "lm") -> str:
         """Return how many different runs on the reports' corpus have a lower first metric than second, "9 of 9"."""
         corpus = read_yaml("published.yaml")["corpus"]["sha256"]
-        own = [run for run in self._results.runs if run.task == task and not run.baseline]
+        own = [run for run in self.results.runs if run.task == task and not run.baseline]
         own = distinct([run for run in own if (run.corpus_key or "").startswith(corpus)])
         pairs = [(run.metrics.get(first), run.metrics.get(second)) for run in own]
         known = [(one, two) for one, two in pairs if one is not None and two is not None]
@@ -169,20 +169,20 @@ class Words:
 
     def ladder(self, name: str, *metrics: str, first: str = "the defaults") -> str:
         """Return the rungs of a ladder, each with the difference to the rung below."""
-        return markdown(ladder_rows(self._results, name, metrics, first))
+        return markdown(ladder_rows(self.results, name, metrics, first))
 
     def steps(self, name: str, metric: str) -> str:
         """Return which steps of a ladder change a metric, for better or worse."""
-        return steps_text(self._results, name, metric)
+        return steps_text(self.results, name, metric)
 
     def step(self, name: str, metric: str, step: str) -> str:
         """Return whether a step of a ladder changes a metric, for better or worse, and by how much."""
-        return step_text(self._results, name, metric, step)
+        return step_text(self.results, name, metric, step)
 
     def ratio(self, variant: str, metric: str, *baselines: str, mixture: bool = False) -> str:
         """Return a perplexity as a ratio to that of the best of some baselines beside it."""
-        place = self._results.place(variant)
-        best = min(value_of(self._results.place(variant, baseline=name), metric) for name in baselines)
+        place = self.results.place(variant)
+        best = min(value_of(self.results.place(variant, baseline=name), metric) for name in baselines)
         return f"{Summary(values_of(place, metric, mixture).values()).mean / best:.3f}"
 
     def against(self, variants: Mapping[str, str], *baselines: str) -> str:
@@ -192,18 +192,20 @@ class Words:
         """
         texts = [
             name.removeprefix("test_perplexity_")
-            for name in self._results.place(next(iter(variants.values()))).study.columns
+            for name in self.results.place(next(iter(variants.values()))).study.columns
             if name.startswith("test_perplexity_")
         ]
         rows = [["", "beside", *texts]]
         for called, variant in variants.items():
             for baseline in baselines:
-                counted = self._results.place(variant, baseline=baseline)
+                counted = self.results.place(variant, baseline=baseline)
                 for metric, subset in (("test_perplexity", "all words"), ("test_known_perplexity", "known words")):
                     cells = []
                     for name in (f"{metric}_{text}" for text in texts):
-                        own = values_of(self._results.place(variant), name, called == "with counts")
-                        effect = contrast([(1, own)], constant=-value_of(counted, name)) if counted.values(name) else None
+                        own = values_of(self.results.place(variant), name, called == "with counts")
+                        effect = (
+                            contrast([(1, own)], constant=-value_of(counted, name)) if counted.values(name) else None
+                        )
                         share = 1 + effect.mean / value_of(counted, name) if effect else math.nan
                         cells.append(f"{share:.3f}<br>{estimate(name, effect)}" if effect else NONE)
                     assert counted.baseline
@@ -212,24 +214,24 @@ class Words:
 
     def less(self, variant: str, baseline: str) -> str:
         """Return the accuracy of a variant less that of a baseline, over seeds and sentences."""
-        counted = self._results.place(variant, baseline=baseline).baseline
-        return estimate(ACCURACY, accuracy_difference(self._results.place(variant), counted))
+        counted = self.results.place(variant, baseline=baseline).baseline
+        return estimate(ACCURACY, accuracy_difference(self.results.place(variant), counted))
 
     def against_baselines(self, variant: str, *baselines: str) -> str:
         """Return the accuracy of a variant and of baselines, and what the variant has more."""
-        place = self._results.place(variant)
+        place = self.results.place(variant)
         rows = [["", "test accuracy, %", "the model less the baseline, points"]]
         rows.append(["the model", mean_and_sd(ACCURACY, Summary(place.values(ACCURACY).values())), NONE])
         for name in baselines:
-            run = self._results.place(variant, baseline=name).baseline
+            run = self.results.place(variant, baseline=name).baseline
             assert run
             rows.append([baseline_name(run), number(ACCURACY, run.metrics[ACCURACY]), self.less(variant, name)])
         return markdown(rows)
 
     def difficulty(self, variant: str, *baselines: str) -> str:
         """Return how many test sentences most seeds of a variant and baselines get right: all, none, some."""
-        model = right_answers(self._results.place(variant).runs).mean(axis=0) > 0.5
-        counted = [run for name in baselines for run in self._results.place(variant, baseline=name).runs]
+        model = right_answers(self.results.place(variant).runs).mean(axis=0) > 0.5
+        counted = [run for name in baselines for run in self.results.place(variant, baseline=name).runs]
         right = np.stack([model, *right_answers(counted)])
         shares = {
             "all are right": right.all(axis=0),
@@ -248,32 +250,32 @@ class Words:
         """
         rows, means = [], []
         for variant in variants:
-            place = self._results.place(variant)
+            place = self.results.place(variant)
             summary, train = Summary(place.values(ACCURACY).values()), place.study.counts["train"]
-            counted = [value_of(self._results.place(variant, baseline=name), ACCURACY) for name in baselines]
+            counted = [value_of(self.results.place(variant, baseline=name), ACCURACY) for name in baselines]
             rows.append([str(train), mean_and_sd(ACCURACY, summary), *(number(ACCURACY, own) for own in counted)])
             means.append((math.log2(train), summary.mean, *counted))
         smaller = [own for own in means if own[0] < means[-1][0] - 0.9]  # in doublings
         doublings, *gains = (last - before for before, last in zip(smaller[-1], means[-1]))
         rows.append(["for each doubling", *(number(ACCURACY, gain / doublings, True) for gain in gains)])
-        heads = [baseline_name(self._results.place(variants[0], baseline=name).runs[0]) for name in baselines]
+        heads = [baseline_name(self.results.place(variants[0], baseline=name).runs[0]) for name in baselines]
         return markdown([["sentences in train", "the model", *heads], *rows])
 
     def probes(self, by: str = "model", fixed: Mapping[str, Any] | None = None, **lengths: int) -> str:
         """Return the accuracies on probes, each at one length, by encoding or along another axis of the map."""
-        return markdown(probes.accuracies(self._cells, by, fixed or {}, lengths))
+        return markdown(probes.accuracies(self.cells, by, fixed or {}, lengths))
 
     def longer(self) -> str:
         """Return the table of what Kazemnejad et al. conclude about longer texts."""
-        return markdown(probes.longer(self._cells))
+        return markdown(probes.longer(self.cells))
 
     def separations(self, beyond: bool, without: Sequence[str] = ()) -> str:
         """Return what each probe separates, at the longest length of training or the longest beyond it."""
-        return markdown(probes.separations(self._cells, beyond, without))
+        return markdown(probes.separations(self.cells, beyond, without))
 
     def tuning(self, beyond: bool) -> str:
         """Return what tuning changes on each probe, at the longest length of training or the longest beyond it."""
-        return markdown(probes.tuning_gains(self._cells, beyond))
+        return markdown(probes.tuning_gains(self.cells, beyond))
 
 
 def heading_of(metric: str) -> str:
@@ -328,6 +330,20 @@ def unpack(folder: Path) -> None:
             file.extractall(folder / name, members, filter="data")
 
 
+def read(folder: Path) -> Words:
+    """Unpack all archives into a folder and return what the pages can say."""
+    unpack(folder)
+    results = Results([folder / name for name in ARCHIVES])
+    name_variants(results)
+    return Words(results, probes.read_cells(folder / "probes"))
+
+
+def pages(words: Words) -> Iterator[tuple[Path, str]]:
+    """Yield each page with its text."""
+    for name, page in PAGES.items():
+        yield page, render(name, words)
+
+
 def render(name: str, words: Words) -> str:
     """Return a page.
 
@@ -347,34 +363,26 @@ def render(name: str, words: Words) -> str:
 def main() -> None:
     """Run the command line."""
     parser = ArgumentParser(prog="python -m studies.render", description="Render the pages from the archives.")
-    parser.add_argument("--reports", action="store_true", help="also write the report of each archive to outputs/pages")
+    parser.add_argument(
+        "--reports", action="store_true", help="also write the report of each archive to outputs/pages"
+    )
     arguments = parser.parse_args()
 
     def command() -> None:
         with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            unpack(folder)
-            results = Results([folder / name for name in ARCHIVES])
-            name_variants(results)
-            cells = probes.read_cells(folder / "probes")
-            words = Words(results, cells)
-            for name, page in PAGES.items():
-                text = render(name, words)
-                draw_links(text if name != "probes" else "", page.parent, results)
+            words = read(Path(place))
+            for page, text in pages(words):
+                draw_links(text if page.parent.name != "probes" else "", page.parent, words.results)
                 with atomic_write(page) as file:
                     file.write(text.encode())
                 print(page.relative_to(ROOT))
-            probes.write_map(cells, REFERENCE / "probes")
+            probes.write_map(words.cells, REFERENCE / "probes")
             for name, title in ARCHIVES.items() if arguments.reports else ():
-                studies = [study for study in results.studies if is_below(study.results[0], folder / name)]
+                folder = Path(place) / name
+                studies = [own for own in words.results.studies if own.results[0].folder.is_relative_to(folder)]
                 write_report(studies, REPORTS / name, title=title, formats=["png"])
 
     run_command(command)
-
-
-def is_below(run: Run, folder: Path) -> bool:
-    """Return whether a run lies in a folder."""
-    return run.folder.is_relative_to(folder)
 
 
 if __name__ == "__main__":

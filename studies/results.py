@@ -187,8 +187,8 @@ class Results:
         """Return a value of a variant as text; one of the two words of a page.
 
         Args:
-            metric: as in `result.json`, the ratio of two (`a / b`), or "counts.NAME" of the corpus (or a ratio); by default the
-                main metric of the study.
+            metric: as in `result.json`, the ratio of two (`a / b`), or "counts.NAME" of the corpus, also as a ratio;
+                by default the main metric of the study.
             at: an epoch or step instead of the end.
             baseline: the value of a baseline beside the variant.
             less: another variant; the difference with its 95 % confidence interval is shown.

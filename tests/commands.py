@@ -22,7 +22,7 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ("speechformer.sweeps.launcher", "speechformer.training.run", "speechformer.training.fit")
-FORKS.set_forkserver_preload([*PRELOADED, "speechformer.report.document", "tensorboard.summary.writer"])
+FORKS.set_forkserver_preload([*PRELOADED, "speechformer.report.page", "tensorboard.summary.writer"])
 
 
 def run_module(

@@ -84,9 +84,9 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("report/statistics.py", "weight**2 * own.sd**2 / own.n", "weight**2 * own.sd**2", "statistics report"),
     ("report/statistics.py", "math.sqrt(1 + 1 / self.n)", "math.sqrt(1 / self.n)", "statistics report"),
     ("report/statistics.py", "(len(order) - rank) * p", "len(order) * p", "statistics report"),
-    ("report/claims.py", "self.effect.mean * self.sign > 0", "self.effect.mean > 0", "claims"),
-    ("report/markdown.py", "else cls(escape_markdown(str(s)))", "else cls(str(s))", "report"),
-    ("report/probe_map.py", "html.escape(title)", "title", "probe_map"),
+    ("report/tables.py", "corrected = holm([", "corrected = list([", "figures"),
+    ("report/tables.py", "summary.n < FEW_SEEDS", "summary.n > FEW_SEEDS", "figures report"),
+    ("report/page.py", "escape_markdown if not is_html else", "str if not is_html else", "report"),
     ("training/checkpoints.py", "if self.keep:", "if False:", "fit translate train"),
     ("training/checkpoints.py", "keep_previous(Path(path))", "pass", "fit kills"),
     (

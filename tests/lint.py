@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -42,17 +40,6 @@ LIGHT = {
     "torch": "corpora runs console errors download keys config report audit sweeps status",
     "lightning": "report audit layers kernels models",
 }
-REFERENCE = ROOT / "outputs" / "reference"
-ARCHIVES = {  # the folder of an archive of runs: the pages that show its results
-    ".": ("README.md", "outputs/reference/README.md"),
-    "contexts": ("outputs/reference/contexts/README.md",),
-    "ladder": ("outputs/reference/ladder/README.md",),
-    "ladder_classify": ("outputs/reference/ladder_classify/README.md",),
-    "ladder_translate": ("outputs/reference/ladder_translate/README.md",),
-    "bottleneck": ("outputs/reference/translation/README.md",),
-}
-LABELS = {"contexts": ["pattern=by_layer=window 64 below full attention"]}  # as in studies/render.py
-REPEATED = ("probes/README.md", "ladder*/README.md", "translation/tables/runs.csv")  # what pages take from others
 
 
 def check_links() -> Iterator[str]:
@@ -153,37 +140,29 @@ def check_own_attention() -> Iterator[str]:
                 yield f"{name_of(path)}:{node.lineno}: {name} is torch's."
 
 
+def check_walls() -> Iterator[str]:
+    """The package knows neither the paper nor the benchmarks, and these use public names of it alone."""
+    for path in [*FILES, *(ROOT / "studies").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [name.name for name in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            for name in [module] if module else names:
+                if path.is_relative_to(PACKAGE) and name.partition(".")[0] in ("studies", "benchmarks"):
+                    yield f"{name_of(path)}:{node.lineno}: the package imports {name}."
+            private = [name for name in names if name.startswith("_")]
+            if private and module.startswith("speechformer") and not path.is_relative_to(PACKAGE):
+                yield f"{name_of(path)}:{node.lineno}: {private[0]} is private to {module}."
+
+
 def check_results() -> Iterator[str]:
     """The pages with results are what `make pages` gives from the committed archives."""
-    from speechformer.report.__main__ import write_report
-    from speechformer.report.labels import Options
+    sys.path.insert(0, str(ROOT))
+    from studies.render import pages, read
 
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-
-        def copied(page: Path) -> Path:
-            copy = root / page.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            return Path(shutil.copy(page, copy))
-
-        for pattern in REPEATED:
-            for path in REFERENCE.glob(pattern):
-                copied(path)
-        for folder, names in ARCHIVES.items():
-            runs, pages = root / folder / "runs", [ROOT / name for name in names]
-            with tarfile.open(REFERENCE / folder / "runs.tar.xz") as archive:
-                archive.extractall(runs, filter="data")
-            options = Options(labels=LABELS[folder]) if folder in LABELS else None
-            copies = [copied(page) for page in pages]
-            write_report([runs], root / folder / "report", plots=False, pages=copies, options=options)
-            yield from different(pages, copies)
-
-
-def different(pages: list[Path], copies: list[Path]) -> Iterator[str]:
-    """Yield a line for each page that is not as its new copy."""
-    for page, copy in zip(pages, copies):
-        if page.read_text(encoding="utf-8") != copy.read_text(encoding="utf-8"):
-            yield f"{name_of(page)}: its results are not those of the archive. Run make pages."
+    with tempfile.TemporaryDirectory() as folder:
+        for page, text in pages(read(Path(folder))):
+            if page.read_text(encoding="utf-8") != text:
+                yield f"{name_of(page)}: its results are not those of the archive. Run make pages."
 
 
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
@@ -193,6 +172,7 @@ CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
     check_levels,
     check_circles,
     check_own_attention,
+    check_walls,
     check_results,
 )
 

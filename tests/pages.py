@@ -12,6 +12,7 @@ from speechformer.config import CONF
 ROOT = CONF.parent
 FOLDERS = (".github", "conf", "notebooks", "outputs/reference", "speechformer", "studies", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
+PAGES = [page for page in PAGES if page.parent != ROOT / "studies" / "pages"]  # templates of other pages
 IS_CHECKOUT = (ROOT / "README.md").exists() and (ROOT / "pyproject.toml").exists()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

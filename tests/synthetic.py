@@ -32,7 +32,14 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {  # what tasks write into `result.jso
     },
     "translate": {
         "metric": "test_bleu",
-        "columns": ["test_bleu", "test_bleu_interval", "test_chrf", "test_length_ratio", "test_exact", "validation_bleu"],
+        "columns": [
+            "test_bleu",
+            "test_bleu_interval",
+            "test_chrf",
+            "test_length_ratio",
+            "test_exact",
+            "validation_bleu",
+        ],
         "compare": ["test_bleu"],
         "unit": "pairs",
     },

@@ -21,7 +21,7 @@ from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
 from speechformer.errors import UserError
 from speechformer.evaluate import main
 from speechformer.metrics.bleu import bleu
-from speechformer.report.results import build_tables, read_run, read_runs
+from speechformer.report.load import build_studies, read_runs
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_the_result_is_one_for_the_report(a_classifier: Path, tmp_path: Path) ->
         call(main, *words, tmp_path / "stopped")
     for _ in range(2):  # the second time over the older one
         assert call(main, *words, output)[0].splitlines()[-1] == str(output / "result.json")
-    run, member = read_run(output), read_run(a_classifier)
+    (run,), (member,) = (read_runs([folder])[0] for folder in (output, a_classifier))
     assert run.metrics == member.metrics and run.study == "both"
     assert run.settings == member.settings | {"ensemble": 2, "checkpoint": "last.ckpt"}
     command = f"python -m speechformer.evaluate {a_classifier} {other} --checkpoint last.ckpt --study both"
@@ -184,8 +184,8 @@ def test_how_the_report_shows_evaluations(a_classifier: Path, tmp_path: Path) ->
     ensembles = {"alone": runs[:1], "1": runs[:2], "2": runs[1:3], "3": [runs[0], runs[3]]}
     for name, members in ensembles.items():
         write(evaluate(members), members[0], prepare(tmp_path / "e" / name))
-    (table,), remarks = build_tables(read_runs([a_classifier, tmp_path / "e"])[0])
-    labels = [row.label.rpartition(", ")[2] for row in table.rows]
+    (study,), remarks = build_studies(read_runs([a_classifier, tmp_path / "e"])[0])
+    labels = [variant.label.rpartition(", ")[2] for variant in study.variants]
     mixed = "ensemble of 2 (width=16; width=128)"
     assert sorted(labels) == ["checkpoint last.ckpt", "ensemble of 2", mixed, "full attention"]
     shared = f"{tmp_path / 'e' / '2'} shares a run with {tmp_path / 'e' / '1'}, another ensemble, and is left out."

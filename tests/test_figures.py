@@ -250,7 +250,10 @@ def test_reference_labels_order_title(three: Path, tmp_path: Path) -> None:
         ),
         (["--order", "RoPE", "x"], "The report has no row 'x'"),
         (["--label", "ALiBi="], "--label ALiBi=: expected NAME=LABEL"),
-        (["--columns", "test_bleu"], "The report has no column 'test_bleu'; the valid ones are: test_perplexity_mean, "),
+        (
+            ["--columns", "test_bleu"],
+            "The report has no column 'test_bleu'; the valid ones are: test_perplexity_mean, ",
+        ),
         (["--formats", "png,gif"], "--formats has no choice 'gif'; the valid ones are: png, svg, pdf"),
     ],
 )
@@ -330,7 +333,9 @@ def test_numbers_are_marked_by_rule(tmp_path: Path) -> None:
             runs.append(run)
     study = study_of(tmp_path, *runs)
     (table,) = tables.results(study)
-    cells = {label: cell.partition("\n")[0].split()[-1] for label, cell in zip(table.frame[""], table.frame.iloc[:, 2])}
+    cells = {
+        label: cell.partition("\n")[0].split()[-1] for label, cell in zip(table.frame[""], table.frame.iloc[:, 2])
+    }
     assert cells == {"ALiBi": "†", "FIRE": "‡", "RoPE": "§¶", "no positions": "0.1"}
     summary = study.summary("RoPE", "test_accuracy")
     assert summary is not None and summary.is_bimodal and summary.predicts(0.86) is None
@@ -350,7 +355,9 @@ def test_one_correction_in_page_files_and_headline(tmp_path: Path) -> None:
     (study,) = report([put(tmp_path / "in", *runs)], tmp_path / "out", draw=False)
     found = tables.differences(study)
     order = sorted(found, key=lambda difference: difference.effect.p)
-    assert [d.p for d in order] == pytest.approx([2 * order[0].effect.p, max(2 * order[0].effect.p, order[1].effect.p)])
+    assert [d.p for d in order] == pytest.approx(
+        [2 * order[0].effect.p, max(2 * order[0].effect.p, order[1].effect.p)]
+    )
     written = pd.read_csv(tmp_path / "out" / "tables" / "differences.csv")
     assert written["p_holm"].tolist() == pytest.approx([difference.p for difference in found])
     text = html.unescape(markdown_of(tmp_path / "out"))

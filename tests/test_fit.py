@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from speechformer.config import as_plain
 from speechformer.errors import UserError
-from speechformer.report.results import Run
+from speechformer.report.load import Run
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
 from speechformer.tasks.base import Task
@@ -314,7 +314,7 @@ def test_a_run_takes_all_threads_or_its_share_and_keeps_them(tmp_path: Path, mon
     def threads(name: str, *overrides: str, share: int | None = None) -> int:
         monkeypatch.setattr(devices, "share_of_threads", lambda: share)
         result = execute(compose(*words, *overrides), tmp_path / name, [*words, *overrides])
-        assert Run(tmp_path / name, result, {}).command.endswith(f" threads={result['machine']['threads']}")
+        assert Run(tmp_path / name, result).command.endswith(f" threads={result['machine']['threads']}")
         assert torch.get_num_threads() == before
         return result["machine"]["threads"]
 

@@ -15,7 +15,7 @@ from kills import count_points, killed_at
 from test_fit import PAIRS, essence
 
 from speechformer import train
-from speechformer.report.__main__ import write_report
+from speechformer.report.page import report
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
 from speechformer.sweeps import recovery
@@ -90,7 +90,7 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *own, "seed=0,1", "hydra.sweep.dir=sweep"])
     monkeypatch.setattr(sweeps, "COMMAND", recovery.COMMAND)
-    monkeypatch.setattr("speechformer.report.__main__.write_report", lambda *_: [])
+    monkeypatch.setattr("speechformer.report.page.report", lambda *_, **__: [])
     points = count_points(train.main, folder, without="sweep/lm_")
     expected = names(folder)
     assert points > 10
@@ -107,7 +107,7 @@ def test_a_report_killed_at_any_point_is_written_again(a_language_model: Path, t
     folder = tmp_path / "report"
 
     def work() -> None:
-        write_report([a_language_model], folder, plots=False)
+        report([a_language_model], folder, draw=False)
 
     points = count_points(work, folder)
     expected = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -115,6 +115,6 @@ def test_a_report_killed_at_any_point_is_written_again(a_language_model: Path, t
     for point in range(1, points + 1):
         shutil.rmtree(folder)
         killed_at(work, folder, point)
-        write_report([a_language_model], folder, plots=False)
+        report([a_language_model], folder, draw=False)
         left = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         assert left == expected, f"killed at point {point} of {points}"

@@ -11,7 +11,7 @@ from conftest import TINY, compose
 
 from speechformer.analysis.load import load
 from speechformer.baselines import measure
-from speechformer.report.results import read_run
+from speechformer.report.load import Run, read_runs
 from speechformer.runs.folder import PREDICTIONS, RESULT, DamagedError
 from speechformer.training.fit_ensemble import execute_ensemble
 from speechformer.training.run import execute
@@ -29,9 +29,14 @@ def leaky(little: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*TINY[1:], *own, "recipe.lr=1e-2"]
 
 
+def only_run(folder: Path) -> Run:
+    (run,), _ = read_runs([folder])
+    return run
+
+
 def check(folder: Path, in_train: int) -> None:
     """The file has the metrics of the run, which are computed in single precision."""
-    run = read_run(folder)
+    run = only_run(folder)
     right, leaked = run.predictions()  # type: ignore[misc]
     assert leaked.sum() == in_train and run.metrics["test_accuracy"] == pytest.approx(right.mean(), rel=1e-6)
     for name, chosen in (("in_train", leaked), ("not_in_train", ~leaked)):
@@ -69,7 +74,7 @@ def test_line_n_is_of_sentence_n(a_classifier: Path, little: Path) -> None:
 
 
 def test_other_tasks_have_none(a_language_model: Path) -> None:
-    assert read_run(a_language_model).predictions() is None
+    assert only_run(a_language_model).predictions() is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_a_damaged_file_is_answered_in_one_sentence(
     damage: Any, message: str, a_classifier: Path, tmp_path: Path
 ) -> None:
     (tmp_path / RESULT).write_bytes((a_classifier / RESULT).read_bytes())
-    assert read_run(tmp_path).predictions() is None  # as of old runs
+    assert only_run(tmp_path).predictions() is None  # as of old runs
     (tmp_path / PREDICTIONS).write_text(damage((a_classifier / PREDICTIONS).read_text()))
     with pytest.raises(DamagedError, match=message):
-        read_run(tmp_path).predictions()
+        only_run(tmp_path).predictions()

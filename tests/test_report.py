@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import csv
 import html
 import html.parser
 import json
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 from commands import call
-from conftest import EXPERIMENTS, compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from synthetic import (
     SPEECHES,
@@ -25,7 +23,6 @@ from synthetic import (
     put,
     result,
     settings_of,
-    single_spaced,
     studies_of,
     study_of,
     translated,
@@ -36,6 +33,7 @@ from speechformer.report.__main__ import main
 from speechformer.report.figures import styles
 from speechformer.report.labels import Variant, in_words, override
 from speechformer.report.load import build_studies, read_results, read_runs
+
 
 def states_of(folder: Path) -> list[str]:
     return [tables.state(study, v.label) for study in studies_of(folder) for v in study.variants]

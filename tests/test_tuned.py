@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
 
-from speechformer.report.tuning import at_edge, sections
+from speechformer.report.tables import is_at_edge, tuned
 from speechformer.runs.folder import State
 from speechformer.sweeps.tuned import TunedSweeper, choose, score_of
 
@@ -116,8 +116,8 @@ def test_a_tie_changes_nothing() -> None:
 
 def test_a_choice_at_the_edge_is_named() -> None:
     points = [["lr=1", "init=a"], ["lr=2", "init=b"], ["lr=3", "init=a"]]
-    assert [at_edge({"choice": point}, points) for point in points] == [True, False, True]
-    assert not at_edge({"choice": None}, points)
+    assert [is_at_edge(point, points) for point in points] == [True, False, True]
+    assert not is_at_edge((), points)
 
 
 def test_a_study_without_scores_has_a_section(tmp_path: Path) -> None:
@@ -127,5 +127,5 @@ def test_a_study_without_scores_has_a_section(tmp_path: Path) -> None:
         "rows": [{"row": "model=*", "choice": None, "scores": [None]}],
     }
     (tmp_path / "tuned.json").write_text(json.dumps(content))
-    (name, text), *_, (table_name, table) = sections([tmp_path])
-    assert (name, table_name) == ("", "tuning") and "model=&#42;" in table and "–" in table and "Tuning of" in text
+    (table,) = tuned([tmp_path])
+    assert table.frame.to_numpy().tolist() == [["model=*", "–"]] and table.heading.startswith("Tuning of")

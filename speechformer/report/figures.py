@@ -103,8 +103,8 @@ def styles(variants: Sequence[Variant]) -> list[Style]:
     for variant in variants:
         possible = []
         for shade in SHADES:
-            shaded = to_hex([(1 - abs(shade)) * part + max(shade, 0) for part in to_rgb(colour(variant.settings))])
-            possible += [Style(shaded, *dash) for dash in DASHES]
+            red, green, blue = ((1 - abs(shade)) * part + max(shade, 0) for part in to_rgb(colour(variant.settings)))
+            possible += [Style(to_hex((red, green, blue)), *dash) for dash in DASHES]
         chosen.append(next((style for style in possible if distance(style) > 0.3), max(possible, key=distance)))
     return chosen
 
@@ -240,7 +240,9 @@ def dots(study: Study) -> Figures:
 def draw_dots(axis: Axes, y: float, summary: Summary, unit: float, style: Style) -> list[float]:
     """Draw the runs of a variant with their mean and interval; return the points."""
     points = [unit * value for value in summary.values]
-    axis.plot(points, y + np.linspace(-0.2, 0.2, summary.n) * (summary.n > 1), ".", color=style.color, alpha=0.7, ms=6)
+    axis.plot(
+        points, y + np.linspace(-0.2, 0.2, summary.n) * (summary.n > 1), ".", color=style.color, alpha=0.7, ms=6
+    )
     if summary.varies:
         axis.plot([unit * end for end in summary.confidence_interval], [y, y], color=INK, lw=1.6, zorder=3)
     axis.plot(unit * summary.mean, y, style.marker, color=style.color, mec=INK, ms=6.5, zorder=4)
@@ -316,7 +318,12 @@ def seed_differences(study: Study, label: str, metric: str, effect: Effect) -> I
 
 
 def draw_lines(
-    axis: Axes, study: Study, lines: Lines, unit: float = 1, marker: bool = False, notes: Mapping[str, str] | None = None
+    axis: Axes,
+    study: Study,
+    lines: Lines,
+    unit: float = 1,
+    marker: bool = False,
+    notes: Mapping[str, str] | None = None,
 ) -> None:
     """Draw a line for each variant through its means; of a few, a band from the lowest to the highest run.
 
@@ -349,7 +356,7 @@ def curves(study: Study) -> Figures:
     metrics = [name for name in study.compare if study.has(name)]
     metrics += [f"{split}_{name}" for split in ("validation", "train") for name in kinds]
     for group in batches(study.variants, CURVES):
-        lines_of: dict[str, Lines] = {}
+        lines_of: dict[str, dict[str, dict[float, Summary]]] = {}
         for name in dict.fromkeys(metrics):
             lines = {v.label: points for v in group if (points := study.curve(v.label, name))}
             if any(len(points) > 1 for points in lines.values()):
@@ -391,7 +398,7 @@ def context_lengths(study: Study) -> Figures:
     lengths = study.lengths()
     values = {v.label: {n: at_length(study, v.settings, v.label, n) for n in lengths} for v in study.variants}
     lines = {
-        label: {length: value for length, value in line.items() if isinstance(value, Summary)}
+        label: {float(length): value for length, value in line.items() if isinstance(value, Summary)}
         for label, line in values.items()
     }
     lines = {label: line for label, line in lines.items() if line}
@@ -419,9 +426,9 @@ def source_lengths(study: Study) -> Figures:
     exact = [study.summary(variant.label, "test_exact") for variant in study.variants]
     if any(summary.mean > 0.2 for summary in exact if summary):
         shown["exact"] = "exact translations (%)"
-    lines_of: dict[str, Lines] = {}
+    lines_of: dict[str, dict[str, dict[float, Summary]]] = {}
     for name in shown:
-        lines = {}
+        lines: dict[str, dict[float, Summary]] = {}
         for variant in study.variants:
             summaries = [study.summary(variant.label, f"test_{name}_at_{bucket}") for bucket in buckets]
             points = {float(place): summary for place, summary in enumerate(summaries) if summary}
@@ -574,7 +581,7 @@ def search_figures(search: Any) -> Figures:
     from optuna import importance, visualization
 
     scores = {trial.value for trial in search.trials if trial.state.name == "COMPLETE"}
-    axis = visualization.matplotlib.plot_optimization_history(search, target_name="score on held-out data")
+    axis: Any = visualization.matplotlib.plot_optimization_history(search, target_name="score on held-out data")
     axis.figure.set_size_inches(7, 4)
     yield axis.figure, "The score of each trial, and the best so far."
     if len(scores) >= 4:

@@ -74,7 +74,10 @@ def differing(variant: Variant, variants: Sequence[Variant]) -> Iterator[str]:
     An option of a model or pattern is compared among the variants that have it. The size of an ensemble and the main
     option of a pattern (`window 3`, not `window`) always count.
     """
-    always = {"ensemble", *(content()["shown"] if len({v.settings.get("pattern.name") for v in variants}) > 1 else ())}
+    always = {
+        "ensemble",
+        *(content()["shown"] if len({v.settings.get("pattern.name") for v in variants}) > 1 else ()),
+    }
     for key in sorted(variant.settings, key=lambda key: not key.endswith(".name")):
         group = group_of(key)
         similar = (v for v in variants if key == group or v.settings.get(group) == variant.settings.get(group))

@@ -45,7 +45,9 @@ from speechformer.runs.predictions import read_predictions
 NOT_IN_VARIANT = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
 NOT_IN_VARIANT_GROUPS = ("corpus.", "protocol.")
 FAILED = ("failed", "killed", "pruned")
-NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # variants are sorted by the value of those in their names
+NUMBER = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
+)  # variants are sorted by the value of those in their names
 STUDY = ["study", "task", "protocol", "corpus_key"]  # what the runs of a study have in common
 TUNED = "tuned.json"  # in the folder of a tuned sweep
 # What the results of failed runs and of baselines do not say
@@ -117,7 +119,9 @@ class Run:
             checkpoints = {member["checkpoint"] for member in members}
             options = ["--checkpoint", *checkpoints] if len(checkpoints) == 1 else []
             options += ["--study", self.study] if self.study else []
-            return shlex.join(["python", "-m", "speechformer.evaluate", *(run["folder"] for run in members), *options])
+            return shlex.join(
+                ["python", "-m", "speechformer.evaluate", *(run["folder"] for run in members), *options]
+            )
         if self.result.get("overrides") is None:
             return "called from Python; its config is in result.json"
         overrides = [word for word in self.result["overrides"] if not word.startswith("seed=")]
@@ -194,7 +198,7 @@ class Study:
     Attributes:
         runs: a row for each run: `variant` (its label), `seed`, `status`, costs, `command`, `folder` and each metric.
             Add a column, and name it in `columns`, to show it in the report.
-        curves: a row for each evaluation of a finished run: `variant`, `seed`, `step`, `x` (epochs or steps), metrics.
+        curves: a row for each evaluation of a finished run: `variant`, `seed`, `step`, `x` (epoch or step), metrics.
         baselines: a row for each baseline, like `runs`; `variant` is its name in words.
         variants: the configurations in the order of the report.
         name: unique in the report, for files and links.
@@ -269,7 +273,9 @@ class Study:
 
     def sort(self) -> None:
         """Sort the variants: by the held-out metric, the best first; without one, the usual settings first."""
-        means = {v.label: s.mean for v in self.variants if self.held_out and (s := self.summary(v.label, self.held_out))}
+        means = {
+            v.label: s.mean for v in self.variants if self.held_out and (s := self.summary(v.label, self.held_out))
+        }
         sign = -1 if self.higher_is_better else 1
 
         def place(variant: Variant) -> tuple[Any, ...]:
@@ -326,14 +332,14 @@ class Study:
             return {}
         points = self.curves[self.curves["variant"] == label].dropna(subset=[metric]).groupby("x")[metric]
         runs = len(self.finished(label))
-        return {float(x): Summary(values) for x, values in points if len(values) == runs}  # type: ignore[arg-type]
+        return {float(x): Summary(values) for x, values in points if len(values) == runs}
 
     def source_lengths(self) -> dict[str, int]:
         """Return the buckets of source lengths of a translation test, in words, with their sentence counts."""
         return {name: count for name, count in self.counts.get("test_by_length", {}).items() if count}
 
     def settled(self) -> list[Variant]:
-        """Return the variants of which some run came to its end; the settings of others may be what they failed of."""
+        """Return the variants of which some run came to its end; others may have failed of their settings."""
         ended = set(self.runs.loc[~self.runs["status"].isin(FAILED), "variant"])
         return [variant for variant in self.variants if variant.label in ended]
 

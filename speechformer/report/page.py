@@ -29,7 +29,6 @@ from speechformer.report import tables as texts
 from speechformer.report.figures import FIGURES, FORMATS, Figures, search_figures, style, write
 from speechformer.report.load import (
     FAILED,
-    Run,
     Study,
     arrange,
     build_studies,
@@ -56,7 +55,7 @@ METHODS = (
     "the best row with its best rival alone.",
     "Intervals cover the spread over seeds, not over other test sets. For translations, ± over sentences is half the "
     "95 % confidence interval of sacreBLEU's bootstrap for one run.",
-    "Baselines are exact and have no seed. Perplexities are per token; a word outside the vocabulary counts as <unk>. "
+    "Baselines are exact and have no seed. Perplexities are per token; words outside the vocabulary count as <unk>. "
     "Known words leaves these tokens out, and unknown words is their share.",
     "Under protocol=paper, test sentences that also appear in the training set stay there; not in train is then the "
     "column to trust.",
@@ -151,7 +150,9 @@ def rename(table: Table, name: str) -> Table:
     return table
 
 
-def search_sections(folders: Sequence[Path], output: OutputFolder, formats: Sequence[str] | None) -> Iterator[Section]:
+def search_sections(
+    folders: Sequence[Path], output: OutputFolder, formats: Sequence[str] | None
+) -> Iterator[Section]:
     """Yield a section for each search and tuned sweep below some folders; without figures if `formats` is None."""
     for place, (folder, search) in enumerate(texts.searches(folders)):
         if (table := texts.search_table(folder, search)) is None:
@@ -406,10 +407,8 @@ def report(
         UserError: there is no result, or an option asks for what the results do not have.
     """
     runs, remarks = read_runs(folders)
-    runs: list[Run] = with_baselines(runs, baselines)
-    studies, repeated = build_studies(runs)
+    studies, repeated = build_studies(with_baselines(runs, baselines))
     arrange(studies, **arrangement)
-    figures = FIGURES if draw else []
-    remarks = remarks + repeated
-    write_report(studies, output, title=title, remarks=remarks, searched=folders, figures=figures, formats=formats)
+    shown: dict[str, Any] = {"remarks": remarks + repeated, "searched": folders, "figures": FIGURES if draw else []}
+    write_report(studies, output, title=title, formats=formats, **shown)
     return studies

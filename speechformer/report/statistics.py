@@ -28,7 +28,8 @@ class Summary:
     """The values of one metric over n >= 1 seeds, or their paired differences.
 
     Attributes: `n`, `mean`, `sd` (sample standard deviation), `extremes` (lowest, highest), `confidence_interval` and
-    `prediction_interval` (95 %; none of values in two groups), `p` (of a mean of zero). What n or the values do not determine is NaN.
+    `prediction_interval` (95 %; none of values in two groups), `p` (of a mean of zero). What n or the values do not
+    determine is NaN.
     """
 
     def __init__(self, values: Iterable[float]) -> None:

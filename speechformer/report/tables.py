@@ -75,7 +75,9 @@ def heading(metric: str) -> str:
 def with_arrow(study: Study, metric: str) -> str:
     """Return the name of a metric with the direction in which it is better."""
     higher = study.higher_is_better if metric == study.metric else is_better_higher(metric)
-    has_direction = metric == study.metric or any(word in metric for word in ("accuracy", "perplexity", "bleu", "chrf"))
+    has_direction = metric == study.metric or any(
+        word in metric for word in ("accuracy", "perplexity", "bleu", "chrf")
+    )
     return heading(metric) + (f" {'↑' if higher else '↓'}" if has_direction and "interval" not in metric else "")
 
 
@@ -236,10 +238,13 @@ def results(study: Study) -> Iterator[Table]:
             incomplete = f" (of {summary.n})" if summary.n < len(finished) else ""
             interval = format_interval(name, summary.confidence_interval, like=summary.mean)
             cells.append(
-                f"{mean_and_sd(name, summary)}{incomplete} {own}".rstrip() + (f"\n{interval}" if summary.n > 1 else "")
+                f"{mean_and_sd(name, summary)}{incomplete} {own}".rstrip()
+                + (f"\n{interval}" if summary.n > 1 else "")
             )
         sizes = sorted({int(n) for n in finished["parameters"].dropna()})
-        parameters = (" to " if len(sizes) > 2 else " or ").join(f"{n:,}" for n in dict.fromkeys(sizes[:1] + sizes[-1:]))
+        parameters = (" to " if len(sizes) > 2 else " or ").join(
+            f"{n:,}" for n in dict.fromkeys(sizes[:1] + sizes[-1:])
+        )
         seconds = finished["seconds"].mean()
         rows.append(
             [label, state(study, label), *cells, parameters or NONE, NONE if pd.isna(seconds) else f"{seconds:.0f}"]
@@ -286,7 +291,10 @@ def differences(study: Study) -> list[Difference]:
         if variant.label != study.reference and (effect := compare(study, metric, variant.label, study.reference))
     ]
     corrected = holm([effect.p for *_, effect in effects])
-    return [Difference(label, study.reference, *rest, p) for (label, *rest), p in zip(effects, corrected)]
+    return [
+        Difference(label, study.reference, metric, effect, p)
+        for (label, metric, effect), p in zip(effects, corrected)
+    ]
 
 
 def compare(study: Study, metric: str, first: str, second: str) -> Effect | None:
@@ -304,7 +312,16 @@ def differences_table(study: Study) -> Iterator[Table]:
         shown = [what, with_arrow(study, metric), seeds_of(effect), estimate(metric, effect), test_name(effect)]
         detectable = number(metric, effect.detectable, like=precision(effect))
         rows.append([*shown, detectable, p_value(difference.p), significant])
-    columns = ["", "metric", "seeds", f"difference, {INTERVAL}", "test", "detectable", "p, Holm", "significant at 5 %"]
+    columns = [
+        "",
+        "metric",
+        "seeds",
+        f"difference, {INTERVAL}",
+        "test",
+        "detectable",
+        "p, Holm",
+        "significant at 5 %",
+    ]
     frame = pd.DataFrame(rows, columns=columns)
     note = f"p-values are after Holm's correction over the {len(rows)} differences of this table."
     latex = [name for name in columns if name not in ("test", "detectable")]
@@ -409,7 +426,7 @@ def headline(study: Study) -> str:
 
 
 def beside_baseline(study: Study, label: str, variants: int) -> Iterator[str]:
-    """Yield what the best of some variants has more than the best baseline, if there is one, and whether it is better.
+    """Yield what the best of some variants has more than the best baseline, and whether it is better.
 
     The interval is over sentences too, where all predictions are kept. The verdict is after Bonferroni's correction
     for the number of variants.
@@ -455,7 +472,9 @@ def search_table(folder: Path, study: Any) -> Table | None:
     names = {"value": "score", "duration": "seconds"}
     frame = texts.rename(columns=lambda name: names.get(name, name.removeprefix("params_"))).reset_index(drop=True)
     counts = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
-    return Table("search", f"Search {folder.name}", frame, f"{len(states)} trials: {counts}. Scores on held-out data.")
+    return Table(
+        "search", f"Search {folder.name}", frame, f"{len(states)} trials: {counts}. Scores on held-out data."
+    )
 
 
 def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:

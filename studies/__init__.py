@@ -1,0 +1,1 @@
+"""The paper: what was measured with the laboratory, as claims, tables and pages. See `render.py`."""
