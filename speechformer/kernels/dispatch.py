@@ -107,10 +107,8 @@ class AttentionBias:
     @functools.cached_property
     def dense(self) -> Tensor:
         """The tensor itself, [1 or B, 1 or N, T, S]."""
-        if self.j is not None:
-            return self.of_rows(torch.arange(self.S - self.T, self.S, device=self.device)[:, None], self.j[None, :])
-        mask = reference.attention_mask(self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device)
-        return reference.attention_bias(self.positions, mask)
+        i, j = query_and_key_indices(self.T, self.S, self.device)
+        return self.of_rows(i, j if self.j is None else self.j[None, :])
 
     def of_pairs(self, mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the bias of queries i and keys j, of which the mask allows some, [1 or B, 1 or N, ...]."""
@@ -255,9 +253,9 @@ def partial_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows:
     i = (starts[:, None] + torch.arange(tile)).clamp(max=T - 1)
     j = torch.arange(count * tile)
     partial = 0.0
-    for own in i:  # one row of tiles at a time: no tensor of all pairs
-        mask = pattern(own[:, None], j.clamp(max=T - 1)[None, :]) & (j < T)
-        tiles = (mask & (j <= own[:, None]) if causal else mask).view(tile, count, tile)
+    for row in i[:, :, None]:  # one row of tiles at a time: no tensor of all pairs
+        mask = pattern(row, j.clamp(max=T - 1)[None, :]) & (j < T)
+        tiles = (mask & (j <= row) if causal else mask).view(tile, count, tile)
         partial += float((tiles.any(dim=2).any(dim=0) & ~tiles.all(dim=2).all(dim=0)).float().mean())
     return partial / len(i)
 
@@ -343,7 +341,7 @@ class StackKernels(nn.Module):
     embedding: nn.Embedding
     positions: Positions
     patterns: list[Pattern]  # of each layer
-    kinds: list[int]  # for each layer, the first one with the same encoding and pattern
+    bias_groups: list[int]  # for each layer, the first one with the same encoding and pattern
     causal: bool
     embedding_dropout: FastDropout
     dropout_rate: float  # of the blocks
@@ -375,26 +373,26 @@ class StackKernels(nn.Module):
         is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
             token_mask_BS = None
-        own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
+        pairs = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.bias_groups)}
         compiled, H = self.is_compiled, x_BTD.shape[-1] // self.blocks[0].attention.heads
         built = {
             k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled, head_width=H, B=B)
-            for k, pair in own.items()
+            for k, pair in pairs.items()
         }
         if cache is not None:
             for k, bias in built.items():
                 cached = reference.cached_positions(cache[k], self.patterns[k], device)
                 if cached is not None:
                     bias.j = torch.cat((cached, torch.arange(S - T, S, device=device)))
-        biases: list[Bias] = [built[k] for k in self.kinds]
-        if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
+        biases: list[Bias] = [built[k] for k in self.bias_groups]
+        if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in pairs.values()):
             # autograd cannot save tensors made in inference mode
             is_large = B * T**2 >= FLEX_MIN_PAIRS
             key = (is_large, T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
-        for k in own if compiled else ():
+        for k in pairs if compiled else ():
             biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
 

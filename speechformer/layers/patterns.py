@@ -164,13 +164,12 @@ def with_first_token(pattern: Pattern) -> Pattern:
         return pattern
     if all(stride == 1 for _, stride in parts(pattern)):
         return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
-    others = tuple((functools.partial(without_first_token, own), stride) for own, stride in parts(pattern))
+
+    def without_first_token(part: Pattern) -> Pattern:
+        return lambda i, j: part(i, j) & (i > 0) & (j > 0)
+
+    others = ((without_first_token(part), stride) for part, stride in parts(pattern))
     return Structured((((lambda i, j: (i == 0) | (j == 0)), 1), *others))
-
-
-def without_first_token(pattern: Pattern, i: Tensor, j: Tensor) -> Tensor:
-    """Allow what a pattern allows of pairs without position 0."""
-    return pattern(i, j) & (i > 0) & (j > 0)
 
 
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:
@@ -200,8 +199,13 @@ def build_pattern(spec: dict) -> Pattern:
     return build(PATTERNS, spec, "pattern")
 
 
-def build_patterns(spec: dict, layers: int) -> list[Pattern]:
+def build_patterns(spec: dict, layers: int, first_token: bool = False) -> list[Pattern]:
     """Build the pattern of each layer; layers with equal entries share it. See `layers.by_layer`."""
-    specs = entries(spec, "pattern", layers)
-    built = [build_pattern(own) if specs.index(own) == k else None for k, own in enumerate(specs)]
-    return [built[specs.index(own)] for own in specs]  # type: ignore[misc]
+    specs, patterns = entries(spec, "pattern", layers), list[Pattern]()
+    for k, layer_spec in enumerate(specs):
+        if (first := specs.index(layer_spec)) < k:
+            patterns.append(patterns[first])
+        else:
+            pattern = build_pattern(layer_spec)
+            patterns.append(with_first_token(pattern) if first_token else pattern)
+    return patterns

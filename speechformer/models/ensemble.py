@@ -165,8 +165,8 @@ class EnsembleStack(Stack):
             N = max(bias.shape[1] for bias in biases)
             return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
 
-        built = {k: of_layer(self.member_patterns[k]) for k in set(self.kinds)}
-        return [built[k] for k in self.kinds]
+        built = {k: of_layer(self.member_patterns[k]) for k in set(self.bias_groups)}
+        return [built[k] for k in self.bias_groups]
 
 
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -228,5 +228,5 @@ def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn
         members = members[:1]  # all have the same bias
     ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
     ensemble.member_patterns = list(zip(*(member.patterns for member in members)))
-    ensemble.kinds = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
+    ensemble.bias_groups = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
     ensemble.__class__ = EnsembleStack  # keeps everything else of the copied stack
