@@ -24,8 +24,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | fast path                                | taken when                                                             |
 |------------------------------------------|------------------------------------------------------------------------|
 | `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU, not compiled                                         |
-| `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
-|                                          | padding it spares autograd the views around every linear layer         |
+| `padding.Unpadder`: tokens alone         | training on a CPU with padding, plain pass, not compiled, no ensemble  |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -310,10 +309,10 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
                 bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
-            unpadder = unpadder or without_padding(B, T)
-            tensor = dense(bias) if unpadder.is_whole else compact(bias)  # whose rows of padding alone are dropped
-            output = DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder)
-            return self.output(output), None
+            tensor = dense(bias) if unpadder is None else compact(bias)  # whose rows of padding alone are dropped
+            return self.output(
+                DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder or without_padding(B, T))
+            ), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
@@ -326,13 +325,6 @@ class FastBlock(Block):
     dropout_class = FastDropout
     compiled = False  # by `compile_blocks`
     dropout: FastDropout
-
-    def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
-        dropped = self.dropout(branch_BTD)
-        # Without dropout it is the branch, which hooks may keep; with autocast the types differ.
-        if self.dropout.active and dropped.dtype == x_BTD.dtype:
-            return dropped.add_(x_BTD)
-        return x_BTD + dropped
 
 
 class StackKernels(nn.Module):

@@ -128,8 +128,9 @@ class Stack(StackKernels):
         offset = cached_tokens(cache[0]) if cache else 0
         S = offset + x_BTD.shape[1]
         self.positions.prepare(S, x_BTD.device)
-        (B, T, _), plain = x_BTD.shape, memory is None and cache is None
-        unpadder = unpadder_for(B, T, token_mask_BT) if plain and self.can_unpad else None
+        unpadder = None
+        if token_mask_BT is not None and memory is None and cache is None and self.can_unpad:
+            unpadder = unpadder_for(token_mask_BT)
         biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
         x_BTD = self.embedding_dropout(self.positions.embed(x_BTD, offset))
         x_BTD = x_BTD if unpadder is None else unpadder.unpad(x_BTD)
