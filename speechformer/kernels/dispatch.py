@@ -189,14 +189,9 @@ class AttentionBias:
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
         """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
-        if kernel == "query blocks" or (kernel == "sparse blocks" and self.positions.overrides("gate")):
-            return
-        if kernel == "sparse blocks":
-            _ = self.of_blocks
-        elif self.positions.overrides("gate"):  # which is added to it
-            _ = self.dense
-        elif kernel != "SDPA without mask":
-            _ = self.block_mask if kernel == "FlexAttention" else self.compact if kernel == "SDPA" else self.dense
+        forms = {"FlexAttention": "block_mask", "SDPA": "compact", "reference": "dense"}
+        if form := "dense" if self.positions.overrides("gate") else forms.get(kernel):  # gates are added to it
+            getattr(self, form)
 
 
 Bias = AttentionBias | Tensor
@@ -267,7 +262,7 @@ class FastAttention(reference.MultiHeadAttention):
     def attention(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Bias, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        rate = self.dropout.rate if self.dropout.active else 0.0
+        rate = self.dropout.active_rate
         kernel = choose_kernel(bias, q_BNTH.device, rate, with_weights)
         if kernel == "reference":
             return reference.attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), self.dropout)
@@ -296,11 +291,10 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         self, x_BTD: Tensor, positions: Positions, bias: Bias, with_weights: bool = False, cache: KVCache = None
     ) -> tuple[Tensor, Tensor | None]:
         unpadder = bias.unpadder if isinstance(bias, AttentionBias) else None
-        rate = self.dropout.rate if self.dropout.active else 0.0
         qkv = self.qkv(x_BTD)
         B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
         fusable = cache is None and not positions.overrides("rotate")
-        kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
+        kernel = choose_kernel(bias, x_BTD.device, self.dropout.active_rate, with_weights, fusable)
         if self.gate is not None:
             z_BSN = self.gates(x_BTD if unpadder is None else unpadder.pad(x_BTD), cache)
             if kernel in ("sparse blocks", "query blocks"):

@@ -88,4 +88,5 @@ def without_padding(B: int, T: int) -> Unpadder:
 def unpadder_for(token_mask_BT: Tensor) -> Unpadder | None:
     """Return the places of the tokens of a batch on the CPU; None without padding, or if nothing else is there."""
     index_R = token_mask_BT.flatten().nonzero().flatten()
-    return Unpadder(*token_mask_BT.shape, index_R) if 0 < len(index_R) < token_mask_BT.numel() else None
+    B, T = token_mask_BT.shape
+    return Unpadder(B, T, index_R) if 0 < len(index_R) < B * T else None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speechformer.errors import UserError, build
+from speechformer.errors import build, require
 from speechformer.layers.by_layer import entries
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
@@ -55,8 +55,7 @@ def parts(pattern: Pattern) -> tuple[tuple[Pattern, int], ...]:
 def at_least(least: int, **sizes: int) -> None:
     """Raise a `UserError` unless all sizes are integers of at least `least`."""
     for name, value in sizes.items():
-        if type(value) is not int or value < least:
-            raise UserError(f"pattern.{name} must be an integer of at least {least}, not {value}.")
+        require(type(value) is int and value >= least, f"pattern.{name}", f"an integer of at least {least}", value)
 
 
 def all_pairs(i: Tensor, j: Tensor) -> Tensor:

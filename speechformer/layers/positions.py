@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, is_choice, pick
+from speechformer.errors import UserError, build, is_choice, pick, require
 from speechformer.layers.by_layer import entries
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -289,10 +289,8 @@ class RoPE(Positions):
         factor: float = 4.0,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
-        if base <= 0:
-            raise UserError(f"model.base must be above 0, not {base}.")
-        if factor <= 1:
-            raise UserError(f"model.factor must be above 1, not {factor}.")
+        require(base > 0, "model.base", "above 0", base)
+        require(factor > 1, "model.factor", "above 1", factor)
         pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
         share = fraction * width / heads
         rotated = round(share)
@@ -584,10 +582,8 @@ class Randomised(Positions):
         spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
         if spec["name"] in ("nope", "randomised", "forgetting"):
             raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
-        if max_positions < length:
-            raise UserError(
-                f"model.max_positions must be at least the {length} positions of training, not {max_positions}."
-            )
+        rule = f"at least the {length} positions of training"
+        require(max_positions >= length, "model.max_positions", rule, max_positions)
         self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
         self.max_length, self.can_cache, self.is_redrawn = max_positions, False, True
 

@@ -33,7 +33,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
 from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
-from speechformer.errors import UserError, fail, one_sentence
+from speechformer.errors import UserError, fail, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
 from speechformer.sweeps.folder import COMMAND, CURVES, JOBS, SWEEP, names, write_jobs
@@ -132,8 +132,8 @@ class EnsembleLauncher(Launcher):
         self.basic.setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        if type(self.members) is not int or self.members < 1:
-            raise UserError(f"hydra.launcher.members must be a whole number of at least 1, not {self.members}.")
+        valid = type(self.members) is int and self.members >= 1
+        require(valid, "hydra.launcher.members", "a whole number of at least 1", self.members)
         jobs = [self.compose_job(overrides, initial_job_idx + k) for k, overrides in enumerate(job_overrides)]
         # a run that was interrupted resumes alone
         groups, alone = group_jobs(job for job in jobs if runs.state(job[1]).status == "left")

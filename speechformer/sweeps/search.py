@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from speechformer import console
-from speechformer.errors import UserError, one_sentence
+from speechformer.errors import UserError, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs.search import JOURNAL, SEARCH, STUDY, import_optuna, journal
 from speechformer.sweeps import folder as sweeps
@@ -45,8 +45,8 @@ class OptunaSweeper(HeldOutSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         for name, value in (("trials", self.trials), ("at_once", self.at_once)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"hydra.sweeper.{name} must be a whole number of at least 1, not {value}.")
+            valid = value is None or (type(value) is int and value >= 1)
+            require(valid, f"hydra.sweeper.{name}", "a whole number of at least 1", value)
         self.fixed, self.space, self.seeds = split_overrides(self.parse(arguments))
         _, mode = self.task_and_mode(self.fixed)
         self.study = open_study(self.folder, self.classes, "maximize" if mode == "max" else "minimize")
