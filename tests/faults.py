@@ -26,7 +26,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("layers/positions.py", "-by_head(self.slopes()", "by_head(self.slopes()", "positions"),
     ("layers/positions.py", "between[0::2][: heads", "between[1::2][: heads", "positions"),
     ("layers/positions.py", "math.log(max_distance / exact)", "math.log(max_distance)", "positions"),
-    ("layers/positions.py", "start=offset).to(self.table_TD)", "start=0).to(self.table_TD)", "positions"),
+    ("layers/positions.py", "return slice(offset, offset + T)", "return slice(0, T)", "positions sampling"),
     ("layers/positions.py", "return q * scale_TH, k / scale_TH", "return q * scale_TH, k * scale_TH", "positions"),
     ("layers/attention.py", "mask_TS & (j <= i)", "mask_TS & (j <= i + 1)", "attention patterns models"),
     ("layers/attention.py", "/ math.sqrt(q_BNTH.shape[-1]) + bias", "+ bias", "attention models"),

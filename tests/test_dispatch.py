@@ -28,7 +28,13 @@ from speechformer.kernels.dispatch import (
 )
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.loss import next_token_loss
-from speechformer.layers.attention import SelfAttention, attention_bias, attention_mask, attention_reference
+from speechformer.layers.attention import (
+    SelfAttention,
+    attention_bias,
+    attention_mask,
+    attention_reference,
+    query_and_key_indices,
+)
 from speechformer.layers.block import Block
 from speechformer.layers.patterns import all_pairs, build_pattern, with_first_token
 from speechformer.layers.positions import Positions, build_positions
@@ -50,6 +56,15 @@ def bias_of(
     if padded:
         token_mask = torch.arange(length, device=device) < torch.tensor([[length], [length // 2 + 3]], device=device)
     return AttentionBias(positions, build_pattern(own), length, length, causal, token_mask, device)
+
+
+def reference_bias(bias: AttentionBias) -> torch.Tensor:
+    """Return the bias of all pairs as the layers compute it."""
+    mask = attention_mask(bias.pattern, bias.T, bias.S, bias.causal, bias.token_mask_BS, bias.device)
+    of_pairs = attention_bias(bias.positions, mask)
+    if bias.z_BSN is None:
+        return of_pairs
+    return of_pairs + bias.positions.gate(bias.z_BSN, *query_and_key_indices(bias.T, bias.S, bias.device))
 
 
 # device, tokens, model, pattern, what else -> kernel; "many": the limits are low enough for blocks on a GPU
@@ -115,7 +130,7 @@ def test_each_row_of_the_table(row: str, causal: bool, monkeypatch: pytest.Monke
     reference = SelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True, gated=gated).to(device)
     fast = FastSelfAttention(32, 2, FastDropout(rate), qkv_bias=True, bias=True, gated=gated).to(device)
     fast.load_state_dict(reference.state_dict())
-    for attention, own_bias in ((reference, bias.dense), (fast, bias)):
+    for attention, own_bias in ((reference, reference_bias(bias)), (fast, bias)):
         torch.manual_seed(1)
         x = torch.randn(2, length, 32, device=device, requires_grad=True)
         bias.positions.zero_grad()
@@ -153,7 +168,9 @@ def test_flex_attention_is_a_part_of_a_compiled_block() -> None:
 
     with torch.no_grad():
         run = torch.compile(attend, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(run(q, k, v), attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            run(q, k, v), attention_reference(q, k, v, reference_bias(bias))[0], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_flex_attention_stays_compiled_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +185,9 @@ def test_flex_attention_stays_compiled_at_any_length(monkeypatch: pytest.MonkeyP
         q, k, v = torch.randn(3, 2, 2, length, 16)
         with torch.no_grad():
             output = run(q, k, v, score_mod=bias.positions.score_mod(), block_mask=bias.block_mask)
-            torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                output, attention_reference(q, k, v, reference_bias(bias))[0], atol=1e-5, rtol=1e-5
+            )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
@@ -324,7 +343,7 @@ def test_a_model_of_reference_layers_is_the_model_of_fast_layers(
 ) -> None:
     """Oracle: the stack written out with `layers` alone, equal weights and equal dropout, in double precision.
 
-    The fast layers run on rows of tokens without padding.
+    If there is padding, the fast layers run on rows of tokens without it.
     """
     norm, rate = ("post", 0.0) if (model, padded) == ("rope", False) else ("pre", 0.3)
     fast = classifier(
@@ -365,7 +384,7 @@ def test_a_model_of_reference_layers_is_the_model_of_fast_layers(
         trained = [*fast.embedding.parameters(), *fast.positions.parameters()]
         trained += [parameter for block in layers for parameter in block.parameters()]
         results.append([states, torch.get_rng_state(), *(parameter.grad.clone() for parameter in trained)])
-    assert rows == [(int(token_mask.sum()), 16)]
+    assert rows == [(int(token_mask.sum()), 16) if padded else (*token_mask.shape, 16)]
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
 
@@ -387,9 +406,11 @@ def test_flex_attention_is_the_reference(model: str, pattern: str) -> None:
         q, k, v = torch.randn(3, 2, 2, 150, 16)
         with torch.no_grad():
             output = flex_attention(q, k, v, bias.positions.score_mod(), bias.block_mask)
-            torch.testing.assert_close(output, attention_reference(q, k, v, bias.dense)[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                output, attention_reference(q, k, v, reference_bias(bias))[0], atol=1e-5, rtol=1e-5
+            )
     across = documents[:, :, None] != documents[:, None, :]
-    assert not (bias.dense[:, 0].isfinite() & across).any()
+    assert not (reference_bias(bias)[:, 0].isfinite() & across).any()
 
 
 @pytest.mark.parametrize("model", ["learned", "alibi", "relative", "forgetting"])
@@ -507,7 +528,7 @@ def test_one_row_of_the_mask_stands_for_all_queries_if_padding_alone_hides_keys(
         assert (bias.compact is not bias.dense) == (plain and (pattern, causal) == ("full", False))
     bias = bias_of(model, "full", False, padded=True)
     q, k, v = torch.randn(3, 2, 2, 12, 16)
-    rows, whole = (F.scaled_dot_product_attention(q, k, v, mask) for mask in (bias.compact, bias.dense))
+    rows, whole = (F.scaled_dot_product_attention(q, k, v, mask) for mask in (bias.compact, reference_bias(bias)))
     tokens = bias.token_mask_BS[:, None, :, None].expand_as(rows)
     torch.testing.assert_close(rows[tokens], whole[tokens])
     documents = dataclasses.replace(bias, token_mask_BS=bias.token_mask_BS.long())

@@ -21,7 +21,7 @@ from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.probes import ProbeBatches, ProbeData
 from speechformer.errors import UserError
-from speechformer.probes.base import PARTS, Probe
+from speechformer.probes.base import SPLITS, Probe
 from speechformer.probes.registry import PROBES, load_probe
 from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training.run import execute
@@ -84,7 +84,7 @@ def solve(name: str, read: list[str], base: int = 10) -> str:
     return string[::-1][place] if name == "reverse" else string[place]
 
 
-@pytest.mark.parametrize("split", PARTS)
+@pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_solver_that_reads_only_what_is_before_an_answer_finds_it(kind: str, split: str) -> None:
     """So a causal model can solve the probe. All rows of a length reach `symbols_of`, which sets block_size."""
@@ -130,7 +130,7 @@ def small(kind: str) -> Probe:
 def test_the_splits_have_no_row_in_common_whatever_the_seed_and_epoch(kind: str) -> None:
     """Oracle: the sets of all rows of spaces so small that each row comes up many times."""
     own, sets = small(kind), {}
-    for split in PARTS:
+    for split in SPLITS:
         drawn = [own.rows(np.arange(500), seed, split, epoch) for seed in range(2) for epoch in range(2)]
         if split == "test":
             drawn += [own.rows(np.arange(200), 0, split, length=length) for length in own.test_lengths]
@@ -165,7 +165,7 @@ def test_rows_are_those_that_were_recorded(kind: str) -> None:
     Rows are part of the identity of every run. A row is a function of seed, split, epoch and index alone.
     """
     digest = hashlib.sha256()
-    for split in PARTS:
+    for split in SPLITS:
         rows, few = (probe(kind).rows(np.array(index), (0, 1), split, epoch=2) for index in (range(200), [63, 2]))
         assert (rows.symbols[[63, 2]] == few.symbols).all()
         for content in (rows.symbols, rows.choices, rows.groups):

@@ -34,8 +34,8 @@ def test_every_encoding_takes_the_positions_that_are_drawn(name: str, training: 
     """Oracle: the encoding of all 50 positions, of which the sample is taken."""
     positions = randomised(name).train(training)
     plain = copy.deepcopy(positions.encoding)
-    positions.begin(12, torch.device("cpu"))
-    drawn = positions.encoding.drawn
+    positions.prepare(12, torch.device("cpu"))
+    drawn = positions.encoding.position_ids
     assert drawn.tolist() == sorted({*drawn.tolist()}) and len(drawn) == 12 and drawn[0] >= 0 and drawn[-1] < 50
     assert all(positions.overrides(place) == plain.overrides(place) for place in ("embed", "rotate", "bias"))
     x, q = torch.randn(1, 50, 16), torch.randn(1, 2, 50, 8)
@@ -51,8 +51,8 @@ def test_each_position_is_as_likely_as_the_others() -> None:
     """Oracle: the binomial distribution; five standard deviations."""
     positions, counts, n = randomised("rope", 20), torch.zeros(20), 2000
     for _ in range(n):
-        positions.begin(12, torch.device("cpu"))
-        counts[positions.encoding.drawn] += 1
+        positions.prepare(12, torch.device("cpu"))
+        counts[positions.encoding.position_ids] += 1
     assert ((counts - n * 0.6).abs() < 5 * (n * 0.6 * 0.4) ** 0.5).all()
 
 

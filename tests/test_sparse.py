@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
-from test_dispatch import CPU, bias_of
+from test_dispatch import CPU, bias_of, reference_bias
 from test_models import classifier, every_model_and_pattern, groups, sentences
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speechformer.kernels import dispatch, sparse
 from speechformer.kernels.attention import attention_in_query_blocks
 from speechformer.kernels.dispatch import AttentionBias, choose_kernel
-from speechformer.kernels.sparse import Part, layout_of, pairs_computed, sparse_attention
-from speechformer.layers.attention import attention_mask, attention_reference, query_and_key_indices
+from speechformer.kernels.sparse import Part, layout_of, sparse_attention
+from speechformer.layers.attention import attention_mask, attention_reference
 from speechformer.layers.patterns import build_pattern, with_first_token
 from speechformer.layers.positions import build_positions
 
@@ -41,11 +41,6 @@ def blocks_of(bias: AttentionBias) -> list[Part]:
     bias.layout = layout_of(bias.pattern, bias.T, bias.causal, bias.device)
     assert bias.layout is not None
     return bias.layout
-
-
-def dense(bias: AttentionBias) -> Tensor:
-    pairs = query_and_key_indices(T, T)
-    return bias.dense if bias.z_BSN is None else bias.dense + bias.positions.gate(bias.z_BSN, *pairs)
 
 
 def pairs_of(layout: list[Part], length: int) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
@@ -74,7 +69,7 @@ def check(output: Tensor, bias: AttentionBias, trained: list[Tensor], mask: Tens
     def dropout(weights: Tensor) -> Tensor:
         return weights * mask
 
-    reference = attention_reference(*trained[:3], dense(bias), dropout)[0]  # type: ignore[arg-type]
+    reference = attention_reference(*trained[:3], reference_bias(bias), dropout)[0]  # type: ignore[arg-type]
     grad = torch.randn_like(reference)
     options: Any = {"allow_unused": True, "retain_graph": True}
     ours, theirs = (torch.autograd.grad(x, trained, grad, **options) for x in (output, reference))
@@ -183,7 +178,7 @@ def test_half_precision_is_computed_in_single_precision(dtype: torch.dtype) -> N
     exact = [x.detach().double().requires_grad_() for x in inputs]
     with torch.autocast("cpu", torch.bfloat16):
         output = sparse_attention(*inputs, blocks_of(bias), bias.of_blocks)  # type: ignore[arg-type]
-    reference = attention_reference(*exact, bias.dense)[0]  # type: ignore[arg-type]
+    reference = attention_reference(*exact, reference_bias(bias))[0]  # type: ignore[arg-type]
     grad = torch.randn_like(output)
     ours = output, *torch.autograd.grad(output, inputs, grad)
     theirs = reference, *torch.autograd.grad(reference, exact, grad.double())
@@ -228,7 +223,8 @@ def test_random_positions_are_not_computed_again() -> None:
 def test_the_share_of_pairs_that_blocks_compute() -> None:
     """A window of 64 in 4,096 tokens: 1.6 % of the pairs are allowed, and blocks of 32 queries have 96 keys."""
     pattern = build_pattern({"name": "window", "window": 64})
-    assert pairs_computed(layout_of(pattern, 4096, True, CPU) or []) == 4096 * 96
+    groups = [blocks for part in layout_of(pattern, 4096, True, CPU) or [] for blocks in part.groups]
+    assert sum(blocks.mask.numel() for blocks in groups) == 4096 * 96
     cost = 96 / 4096 * 32.5 / 32 * 56 / 32  # a run of 32 keys costs half a key more, a block of 32 queries 24 more
     assert layout_of(pattern, 4096, True, CPU, 1.001 * cost) is not None
     assert layout_of(pattern, 4096, True, CPU, 0.999 * cost) is None

@@ -21,7 +21,7 @@ from speechformer.layers.attention import attention_reference
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ScoreMod
 
-KINDS = 256  # most combinations of pattern, position, precision and the like that a process compiles
+RECOMPILE_LIMIT = 256  # most combinations of pattern, position, precision and the like that a process compiles
 
 
 class DroppedAttention(torch.autograd.Function):
@@ -145,7 +145,7 @@ def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
     run = torch.compile(function)
 
     def call(*arguments: Any, **options: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=KINDS):
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
             return run(*arguments, **options)
 
     return call

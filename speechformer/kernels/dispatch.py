@@ -24,8 +24,7 @@ The rest of a pass, where "plain" means without cross-attention and cache:
 | fast path                                | taken when                                                             |
 |------------------------------------------|------------------------------------------------------------------------|
 | `dropout.dropout_mask`: 4 from one draw  | dropout on a CPU, not compiled                                         |
-| `padding.Unpadder`: tokens alone         | training on a CPU, plain pass, not compiled, no ensemble; without      |
-|                                          | padding it spares autograd the views around every linear layer         |
+| `padding.Unpadder`: tokens alone         | training on a CPU with padding, plain pass, not compiled, no ensemble  |
 | biases of the last pass reused           | same length, no padding, no cached keys, no trained bias               |
 | one row of the mask for all queries      | "SDPA" and "fused dropout", if padding alone hides keys                |
 | token mask of a batch without padding    | evaluation on a CPU, not compiled, no ensemble                         |
@@ -107,10 +106,8 @@ class AttentionBias:
     @functools.cached_property
     def dense(self) -> Tensor:
         """The tensor itself, [1 or B, 1 or N, T, S]."""
-        if self.j is not None:
-            return self.of_rows(torch.arange(self.S - self.T, self.S, device=self.device)[:, None], self.j[None, :])
-        mask = reference.attention_mask(self.pattern, self.T, self.S, self.causal, self.token_mask_BS, self.device)
-        return reference.attention_bias(self.positions, mask)
+        i, j = query_and_key_indices(self.T, self.S, self.device)
+        return self.of_rows(i, j if self.j is None else self.j[None, :])
 
     def of_pairs(self, mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the bias of queries i and keys j, of which the mask allows some, [1 or B, 1 or N, ...]."""
@@ -192,14 +189,9 @@ class AttentionBias:
     def prepare(self, dropout_rate: float, with_weights: bool) -> None:
         """Build the form that this pass needs, before compiled blocks do: a CUDA graph would overwrite it later."""
         kernel = choose_kernel(self, self.device, dropout_rate, with_weights)
-        if kernel == "query blocks" or (kernel == "sparse blocks" and self.positions.overrides("gate")):
-            return
-        if kernel == "sparse blocks":
-            _ = self.of_blocks
-        elif self.positions.overrides("gate"):  # which is added to it
-            _ = self.dense
-        elif kernel != "SDPA without mask":
-            _ = self.block_mask if kernel == "FlexAttention" else self.compact if kernel == "SDPA" else self.dense
+        forms = {"FlexAttention": "block_mask", "SDPA": "compact", "reference": "dense"}
+        if form := "dense" if self.positions.overrides("gate") else forms.get(kernel):  # gates are added to it
+            getattr(self, form)
 
 
 Bias = AttentionBias | Tensor
@@ -255,9 +247,9 @@ def partial_tiles(pattern: Pattern, T: int, causal: bool, tile: int = 128, rows:
     i = (starts[:, None] + torch.arange(tile)).clamp(max=T - 1)
     j = torch.arange(count * tile)
     partial = 0.0
-    for own in i:  # one row of tiles at a time: no tensor of all pairs
-        mask = pattern(own[:, None], j.clamp(max=T - 1)[None, :]) & (j < T)
-        tiles = (mask & (j <= own[:, None]) if causal else mask).view(tile, count, tile)
+    for row in i[:, :, None]:  # one row of tiles at a time: no tensor of all pairs
+        mask = pattern(row, j.clamp(max=T - 1)[None, :]) & (j < T)
+        tiles = (mask & (j <= row) if causal else mask).view(tile, count, tile)
         partial += float((tiles.any(dim=2).any(dim=0) & ~tiles.all(dim=2).all(dim=0)).float().mean())
     return partial / len(i)
 
@@ -270,7 +262,7 @@ class FastAttention(reference.MultiHeadAttention):
     def attention(
         self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Bias, with_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        rate = self.dropout.rate if self.dropout.active else 0.0
+        rate = self.dropout.active_rate
         kernel = choose_kernel(bias, q_BNTH.device, rate, with_weights)
         if kernel == "reference":
             return reference.attention_reference(q_BNTH, k_BNSH, v_BNSH, dense(bias), self.dropout)
@@ -299,11 +291,10 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
         self, x_BTD: Tensor, positions: Positions, bias: Bias, with_weights: bool = False, cache: KVCache = None
     ) -> tuple[Tensor, Tensor | None]:
         unpadder = bias.unpadder if isinstance(bias, AttentionBias) else None
-        rate = self.dropout.rate if self.dropout.active else 0.0
         qkv = self.qkv(x_BTD)
         B, T = x_BTD.shape[:2] if unpadder is None else (unpadder.B, unpadder.T)
         fusable = cache is None and not positions.overrides("rotate")
-        kernel = choose_kernel(bias, x_BTD.device, rate, with_weights, fusable)
+        kernel = choose_kernel(bias, x_BTD.device, self.dropout.active_rate, with_weights, fusable)
         if self.gate is not None:
             z_BSN = self.gates(x_BTD if unpadder is None else unpadder.pad(x_BTD), cache)
             if kernel in ("sparse blocks", "query blocks"):
@@ -312,10 +303,10 @@ class FastSelfAttention(FastAttention, reference.SelfAttention):
                 bias = dense(bias) + positions.gate(z_BSN, *query_and_key_indices(T, z_BSN.shape[1], z_BSN.device))
         if kernel == "fused dropout":
             mask_BNTT = self.dropout.mask((B, self.heads, T, T), x_BTD.dtype)
-            unpadder = unpadder or without_padding(B, T)
-            tensor = dense(bias) if unpadder.is_whole else compact(bias)  # whose rows of padding alone are dropped
-            output = DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder)
-            return self.output(output), None
+            tensor = dense(bias) if unpadder is None else compact(bias)  # whose rows of padding alone are dropped
+            return self.output(
+                DroppedAttention.apply(qkv, tensor, mask_BNTT, unpadder or without_padding(B, T))
+            ), None
         qkv_BTE = qkv if unpadder is None else unpadder.pad(qkv)
         output_BTD, weights = self.attention_of_projections(qkv_BTE, positions, bias, with_weights, cache)  # type: ignore[arg-type]
         return self.output(output_BTD if unpadder is None else unpadder.unpad(output_BTD)), weights
@@ -329,13 +320,6 @@ class FastBlock(Block):
     compiled = False  # by `compile_blocks`
     dropout: FastDropout
 
-    def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
-        dropped = self.dropout(branch_BTD)
-        # Without dropout it is the branch, which hooks may keep; with autocast the types differ.
-        if self.dropout.active and dropped.dtype == x_BTD.dtype:
-            return dropped.add_(x_BTD)
-        return x_BTD + dropped
-
 
 class StackKernels(nn.Module):
     """The fast paths of a whole pass through the blocks of a `models.stack.Stack`."""
@@ -343,7 +327,7 @@ class StackKernels(nn.Module):
     embedding: nn.Embedding
     positions: Positions
     patterns: list[Pattern]  # of each layer
-    kinds: list[int]  # for each layer, the first one with the same encoding and pattern
+    bias_groups: list[int]  # for each layer, the first one with the same encoding and pattern
     causal: bool
     embedding_dropout: FastDropout
     dropout_rate: float  # of the blocks
@@ -375,26 +359,26 @@ class StackKernels(nn.Module):
         is_padding = token_mask_BS is not None and token_mask_BS.dtype == torch.bool  # not documents
         if is_padding and eager and not self.training and token_mask_BS.all():  # type: ignore[union-attr]
             token_mask_BS = None
-        own = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.kinds)}
+        pairs = {k: (self.positions.at_layer(k), self.patterns[k]) for k in set(self.bias_groups)}
         compiled, H = self.is_compiled, x_BTD.shape[-1] // self.blocks[0].attention.heads
         built = {
             k: AttentionBias(*pair, T, S, self.causal, token_mask_BS, device, unpadder, compiled, head_width=H, B=B)
-            for k, pair in own.items()
+            for k, pair in pairs.items()
         }
         if cache is not None:
             for k, bias in built.items():
                 cached = reference.cached_positions(cache[k], self.patterns[k], device)
                 if cached is not None:
                     bias.j = torch.cat((cached, torch.arange(S - T, S, device=device)))
-        biases: list[Bias] = [built[k] for k in self.kinds]
-        if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in own.values()):
+        biases: list[Bias] = [built[k] for k in self.bias_groups]
+        if token_mask_BS is None and T == S and all(positions.has_fixed_bias for positions, _ in pairs.values()):
             # autograd cannot save tensors made in inference mode
             is_large = B * T**2 >= FLEX_MIN_PAIRS
             key = (is_large, T, device, x_BTD.dtype, torch.is_inference_mode_enabled(), compiled, unpadder)
             if self.last_bias is None or self.last_bias[0] != key:
                 self.last_bias = (key, biases)
             biases = self.last_bias[1]
-        for k in own if compiled else ():
+        for k in pairs if compiled else ():
             biases[k].prepare(self.dropout_rate if self.training else 0.0, with_weights)  # type: ignore[union-attr]
         return biases
 

@@ -40,7 +40,7 @@ class FastDropout(Dropout):
     unpadder: Unpadder | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x) if self.active else x
+        return self.drop(x) if self.active_rate else x
 
     def drop(self, x: Tensor) -> Tensor:
         """Drop elements, in evaluation too: a checkpoint may compute its block again after training mode ended."""

@@ -5,33 +5,18 @@ Shapes: R hidden states of width D, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPU_ROWS, CPU_PART = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
+CPU_ROWS, CACHED_ROWS = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
 
 
 def rows_at_once(width: int) -> int:
     """Return the rows of logits in a product; with more, a wide gradient of the weights is added to less often."""
     return max(CPU_ROWS, width)
-
-
-def exponentiate(logits: Tensor, bias_V: Tensor | None, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Replace logits z by e = exp(z + b - max) in place, and yield e, log e of the targets, and sum e of some rows.
-
-    These are `CPU_PART` rows for each thread.
-    """
-    rows = CPU_PART * torch.get_num_threads()
-    for z, y in zip(logits.split(rows), targets.split(rows)):
-        if bias_V is not None:
-            z.add_(bias_V)
-        z.sub_(z.amax(dim=1, keepdim=True))
-        of_target = z.gather(1, y[:, None])[:, 0]
-        yield z.exp_(), of_target, z.sum(dim=1)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -46,24 +31,27 @@ class ChunkedLoss(torch.autograd.Function):
         (R, D), V = hidden_RD.shape, len(weight_VD)
         loss, share_R = hidden_RD.new_zeros(()), hidden_RD.new_full((R,), -1.0 / max(R, 1))
         grad_hidden = weight_VD.index_select(0, targets_R).mul_(share_R[:, None])
-        grad_weight, earlier = torch.empty_like(weight_VD), 0
+        grad_weight = torch.zeros_like(weight_VD)
         grad_bias = None if bias_V is None else torch.zeros_like(bias_V)
-        buffer = hidden_RD.new_empty(min(R, rows_at_once(D)), V)
-        chunks = (tensor.split(rows_at_once(D)) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
+        rows, cached_rows = rows_at_once(D), CACHED_ROWS * torch.get_num_threads()
+        buffer = hidden_RD.new_empty(min(R, rows), V)
+        chunks = (tensor.split(rows) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
         for hidden, grad, targets, share in zip(*chunks):
             logits = torch.mm(hidden, weight_VD.t(), out=buffer[: len(hidden)])
-            of_targets, sums = [], []
-            for z, of_target, total in exponentiate(logits, bias_V, targets):
-                of_targets.append(of_target)
-                sums.append(total)
-                z.mul_((share[:1] / total)[:, None])
-            loss.add_(share.dot(torch.cat(of_targets))).sub_(share.dot(torch.cat(sums).log_()))
+            target_logits, sums = [], []
+            for z, y in zip(logits.split(cached_rows), targets.split(cached_rows)):
+                if bias_V is not None:
+                    z.add_(bias_V)
+                z.sub_(z.amax(dim=1, keepdim=True))
+                target_logits.append(z.gather(1, y[:, None])[:, 0])
+                sums.append(z.exp_().sum(dim=1))
+                z.mul_((share[:1] / sums[-1])[:, None])
+            loss.add_(share.dot(torch.cat(target_logits))).sub_(share.dot(torch.cat(sums).log_()))
             if grad_bias is not None:
                 grad_bias.sub_(logits.sum(dim=0)).index_add_(0, targets, share)
             grad.addmm_(logits, weight_VD, alpha=-1)
-            grad_weight.addmm_(logits.t(), hidden, beta=earlier, alpha=-1)  # the first chunk begins the sum
+            grad_weight.addmm_(logits.t(), hidden, alpha=-1)
             grad_weight.index_add_(0, targets, hidden * share[:, None])
-            earlier = 1
         ctx.gradients = [grad_hidden, grad_weight, grad_bias]
         return loss
 
@@ -72,7 +60,7 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None  # so that autograd need not copy them
         if grad != 1:
-            gradients = [None if own is None else own.mul_(grad) for own in gradients]
+            gradients = [None if gradient is None else gradient.mul_(grad) for gradient in gradients]
         return *gradients, None
 
 

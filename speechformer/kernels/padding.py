@@ -2,8 +2,7 @@
 
 Linear layers, norms, residuals and activations treat every token alone, so they run on [R, D] instead of [B, T, D].
 Only attention needs the sequences; there the tokens go back to their places. About a third of a training batch of
-sentences is padding. Without any, rows and sequences are views of each other; layers then still run on rows, since
-autograd would keep a view before and after each linear layer. Zhai et al. 2023, "ByteTransformer", section III.
+sentences is padding. Zhai et al. 2023, "ByteTransformer", section III.
 
 Shapes: B sequences of T places, R tokens, D width, N heads, H width of a head.
 """
@@ -47,19 +46,16 @@ class Unpadder:
 
     def __init__(self, B: int, T: int, index_R: Tensor) -> None:
         self.B, self.T, self.index_R = B, T, index_R
-        self.is_whole = len(index_R) == B * T  # whether there is no padding
         self.rows: dict[int, HeadRows] = {}  # all layers of a pass share them
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """Return the tokens alone, [R, D]."""
-        rows = x_BTD.flatten(0, 1)
-        return rows if self.is_whole else rows.index_select(0, self.index_R)
+        return x_BTD.flatten(0, 1).index_select(0, self.index_R)
 
     def pad(self, x_RD: Tensor) -> Tensor:
         """Return the tokens at their places, [B, T, D], with 0 on padding."""
-        D = x_RD.shape[1]
-        x = x_RD if self.is_whole else x_RD.new_zeros(self.B * self.T, D).index_copy(0, self.index_R, x_RD)
-        return x.view(self.B, self.T, D)
+        padded = x_RD.new_zeros(self.B * self.T, x_RD.shape[1]).index_copy(0, self.index_R, x_RD)
+        return padded.view(self.B, self.T, -1)
 
     def head_rows(self, N: int) -> HeadRows:
         """Return the row indices of N heads."""
@@ -70,7 +66,7 @@ class Unpadder:
             places_R3N = head_places(B, T, N).index_select(0, self.index_R)
             to_tokens, output = places_R3N.flatten(), places_R3N[:, :N].flatten()
             to_heads = to_tokens.new_zeros(3 * B * N * T).index_copy_(0, to_tokens, torch.arange(R * 3 * N))
-            inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if self.is_whole else None
+            inverse = torch.arange(R * N).view(B, T, N).transpose(1, 2).flatten() if R == B * T else None
             self.rows[N] = HeadRows(to_tokens, to_heads, output, inverse, B * N * T)
         return self.rows[N]
 
@@ -89,9 +85,8 @@ def without_padding(B: int, T: int) -> Unpadder:
     return Unpadder(B, T, torch.arange(B * T))
 
 
-def unpadder_for(B: int, T: int, token_mask_BT: Tensor | None) -> Unpadder:
-    """Return the places of the tokens of a batch on the CPU; all places if nothing else is there."""
-    if token_mask_BT is None:
-        return without_padding(B, T)
+def unpadder_for(token_mask_BT: Tensor) -> Unpadder | None:
+    """Return the places of the tokens of a batch on the CPU; None without padding, or if nothing else is there."""
     index_R = token_mask_BT.flatten().nonzero().flatten()
-    return Unpadder(B, T, index_R) if 0 < len(index_R) < B * T else without_padding(B, T)
+    B, T = token_mask_BT.shape
+    return Unpadder(B, T, index_R) if 0 < len(index_R) < B * T else None

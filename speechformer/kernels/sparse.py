@@ -202,11 +202,6 @@ def layout_of(
     return layout if device.type == "cpu" else [part.to(device) for part in layout]
 
 
-def pairs_computed(layout: list[Part]) -> int:
-    """Return the number of pairs of query and key in all blocks."""
-    return sum(group.mask.numel() for part in layout for group in part.groups)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Which blocks a part will have.
@@ -235,7 +230,7 @@ class Plan:
     @property
     def gathered(self) -> int:
         """The number of runs that are gathered in all groups, the repeated ones included."""
-        return sum(len(own) * max(len(self.runs[k]) for k in own) for own in self.groups)
+        return sum(len(blocks) * max(len(self.runs[k]) for k in blocks) for blocks in self.groups)
 
     @property
     def cost(self) -> float:
@@ -248,10 +243,10 @@ class Plan:
 
     def group(self, blocks: list[int]) -> Group:
         """Build a group of blocks; blocks with fewer runs repeat their first one, hidden by the mask."""
-        rows = [self.runs[k] for k in blocks]
-        most = max(map(len, rows))
-        keys = torch.stack([torch.cat((own, own[:1].expand(most - len(own)))) for own in rows])
-        is_first = torch.arange(most) < torch.tensor([len(own) for own in rows])[:, None]
+        visible = [self.runs[k] for k in blocks]
+        most = max(map(len, visible))
+        keys = torch.stack([torch.cat((runs, runs[:1].expand(most - len(runs)))) for runs in visible])
+        is_first = torch.arange(most) < torch.tensor([*map(len, visible)])[:, None]
         queries = torch.tensor(blocks)
         i = self.place.view(-1, self.block)[queries][:, :, None]
         j = self.place.view(-1, self.run)[keys].flatten(1)[:, None, :]
@@ -269,7 +264,7 @@ def best_plan(pattern: Pattern, stride: int, T: int, causal: bool) -> Plan:
     for block in BLOCKS:
         joined = [keys[k : k + block // BLOCKS[0]] for k in range(0, len(keys), block // BLOCKS[0])]
         for run in RUNS:
-            runs = [torch.unique(torch.cat(own) // run) for own in joined]
+            runs = [torch.unique(torch.cat(visible) // run) for visible in joined]
             candidates.append(Plan(place, block, run, runs, stride == 1, pattern, T, causal))
     return min(candidates, key=lambda plan: plan.cost)
 
@@ -303,7 +298,7 @@ def grouped(sizes: list[int]) -> list[list[int]]:
             groups[-1].append(k)
         else:
             groups.append([k])
-    return [sorted(own) for own in groups]
+    return [*map(sorted, groups)]
 
 
 class BlockAttention(torch.autograd.Function):
@@ -364,9 +359,9 @@ class BlockAttention(torch.autograd.Function):
                     keep = ctx.keeps[number]
                     weights = next(weights_of_chunks) if keep else weights_of(q, k, bias, chunk, ctx.merged)[0]
                     dropped = weights if mask is None else weights * chunk.pairs(mask)
-                    own = chunk.take_queries(grad)
-                    chunk.add_keys(dv, torch.bmm(dropped.flatten(0, 1).transpose(1, 2), own))
-                    grad_weights = torch.bmm(own, chunk.take_keys(v).transpose(1, 2)).view_as(weights)
+                    grad_output = chunk.take_queries(grad)
+                    chunk.add_keys(dv, torch.bmm(dropped.flatten(0, 1).transpose(1, 2), grad_output))
+                    grad_weights = torch.bmm(grad_output, chunk.take_keys(v).transpose(1, 2)).view_as(weights)
                     if mask is not None:
                         grad_weights.mul_(chunk.pairs(mask))
                     grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
@@ -429,9 +424,9 @@ def sparse_attention(
     with torch.autocast(q_BNTH.device.type, enabled=False):
         qkv = [x.to(single) for x in (q_BNTH, k_BNTH, v_BNTH)]
         one = torch.ones((), dtype=single, device=q_BNTH.device)
-        for part, own in zip(layout, biases):
+        for part, biases_of_part in zip(layout, biases):
             placed = [part.to_places(x) for x in qkv]
-            pairs = [bias.to(single) for bias in own]
+            pairs = [bias.to(single) for bias in biases_of_part]
             if dropout is not None:
                 pairs += [dropout(one.expand(B, N, *group.mask.shape)) for group in part.groups]
             output, sums = BlockAttention.apply(*placed, part, len(layout) > 1, *pairs)
@@ -440,5 +435,5 @@ def sparse_attention(
         if len(layout) == 1:
             return outputs[0].to(q_BNTH.dtype)
         total = torch.stack(log_sums).logsumexp(dim=0)
-        merged = [(own - total).exp() * output for own, output in zip(log_sums, outputs)]
+        merged = [(log_sum - total).exp() * output for log_sum, output in zip(log_sums, outputs)]
         return functools.reduce(torch.add, merged).to(q_BNTH.dtype)

@@ -71,12 +71,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Add a function of x to x, with the norm before or after; pass the function's attention weights on."""
         branch_BTD, weights = function(norm(x_BTD) if self.pre_norm else x_BTD)
-        x_BTD = self.add(x_BTD, branch_BTD)
+        x_BTD = x_BTD + self.dropout(branch_BTD)
         return x_BTD if self.pre_norm else norm(x_BTD), weights
-
-    def add(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
-        """Return x + dropout(branch). `speechformer.kernels` overrides this method."""
-        return x_BTD + self.dropout(branch_BTD)
 
     def forward(
         self,

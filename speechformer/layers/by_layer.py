@@ -36,10 +36,11 @@ def entries(spec: Mapping[str, Any], group: str, layers: int | None = None) -> l
     listed = spec.get("layers")
     if not isinstance(listed, list | tuple) or not listed or not all(map(is_choice, listed)):
         raise UserError(f"{group}.layers must be a list of choices, such as {EXAMPLES[group]}, not {listed}.")
-    own = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in listed]
-    if layers is not None and layers % len(own):
+    specs = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in listed]
+    repeats, rest = divmod(layers or len(specs), len(specs))
+    if rest:
         raise UserError(
-            f"{group}.layers has {len(own)} entries, which repeat over the layers, so layers must be a multiple of "
-            f"{len(own)}, not {layers}."
+            f"{group}.layers has {len(specs)} entries, which repeat over the layers, so layers must be a multiple of "
+            f"{len(specs)}, not {layers}."
         )
-    return own if layers is None else own * (layers // len(own))
+    return specs * repeats

@@ -23,12 +23,12 @@ class Dropout(nn.Module):
         self.rate = rate
 
     @property
-    def active(self) -> bool:
-        """Whether the module changes its input."""
-        return self.training and self.rate > 0
+    def active_rate(self) -> float:
+        """The rate in training mode, else 0."""
+        return self.rate if self.training else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with some elements zeroed and the others scaled up, same shape."""
-        if not self.active:
+        if not self.active_rate:
             return x
         return x * (torch.rand_like(x) >= self.rate) / (1 - self.rate)

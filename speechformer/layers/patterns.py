@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speechformer.errors import UserError, build
+from speechformer.errors import build, require
 from speechformer.layers.by_layer import entries
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
@@ -55,8 +55,7 @@ def parts(pattern: Pattern) -> tuple[tuple[Pattern, int], ...]:
 def at_least(least: int, **sizes: int) -> None:
     """Raise a `UserError` unless all sizes are integers of at least `least`."""
     for name, value in sizes.items():
-        if type(value) is not int or value < least:
-            raise UserError(f"pattern.{name} must be an integer of at least {least}, not {value}.")
+        require(type(value) is int and value >= least, f"pattern.{name}", f"an integer of at least {least}", value)
 
 
 def all_pairs(i: Tensor, j: Tensor) -> Tensor:
@@ -164,13 +163,12 @@ def with_first_token(pattern: Pattern) -> Pattern:
         return pattern
     if all(stride == 1 for _, stride in parts(pattern)):
         return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
-    others = tuple((functools.partial(without_first_token, own), stride) for own, stride in parts(pattern))
+
+    def without_first_token(part: Pattern) -> Pattern:
+        return lambda i, j: part(i, j) & (i > 0) & (j > 0)
+
+    others = ((without_first_token(part), stride) for part, stride in parts(pattern))
     return Structured((((lambda i, j: (i == 0) | (j == 0)), 1), *others))
-
-
-def without_first_token(pattern: Pattern, i: Tensor, j: Tensor) -> Tensor:
-    """Allow what a pattern allows of pairs without position 0."""
-    return pattern(i, j) & (i > 0) & (j > 0)
 
 
 def hashed(index: Tensor, seed: int, link: int) -> Tensor:
@@ -200,8 +198,13 @@ def build_pattern(spec: dict) -> Pattern:
     return build(PATTERNS, spec, "pattern")
 
 
-def build_patterns(spec: dict, layers: int) -> list[Pattern]:
+def build_patterns(spec: dict, layers: int, first_token: bool = False) -> list[Pattern]:
     """Build the pattern of each layer; layers with equal entries share it. See `layers.by_layer`."""
-    specs = entries(spec, "pattern", layers)
-    built = [build_pattern(own) if specs.index(own) == k else None for k, own in enumerate(specs)]
-    return [built[specs.index(own)] for own in specs]  # type: ignore[misc]
+    specs, patterns = entries(spec, "pattern", layers), list[Pattern]()
+    for k, layer_spec in enumerate(specs):
+        if (first := specs.index(layer_spec)) < k:
+            patterns.append(patterns[first])
+        else:
+            pattern = build_pattern(layer_spec)
+            patterns.append(with_first_token(pattern) if first_token else pattern)
+    return patterns

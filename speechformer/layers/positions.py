@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, is_choice, pick
+from speechformer.errors import UserError, build, is_choice, pick, require
 from speechformer.layers.by_layer import entries
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -54,8 +54,8 @@ class Positions(nn.Module):
     """
 
     max_length: int | None = None  # largest number of positions; None for no limit
-    drawn: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
-    is_redrawn = False  # whether `begin` changes the bias of passes before it
+    position_ids: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
+    is_redrawn = False  # whether `prepare` changes the bias of passes before it
     can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
@@ -74,16 +74,16 @@ class Positions(nn.Module):
         """Return the encoding of layer k, which rotates and biases there."""
         return self
 
-    def begin(self, T: int, device: torch.device) -> None:
+    def prepare(self, T: int, device: torch.device) -> None:
         """Prepare a pass over T tokens, cached ones included."""
 
     def rows(self, offset: int, T: int) -> slice | Tensor:
         """Return the positions of the T tokens from `offset` on, as an index of a table."""
-        return slice(offset, offset + T) if self.drawn is None else self.drawn
+        return slice(offset, offset + T) if self.position_ids is None else self.position_ids
 
     def positions_of(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of tokens i and j."""
-        return (i, j) if self.drawn is None else (self.drawn[i], self.drawn[j])
+        return (i, j) if self.position_ids is None else (self.position_ids[i], self.position_ids[j])
 
     def extend_to(self, length: int) -> None:
         """Grow precomputed tables to `length` positions. `embed` and `rotate` do so by themselves."""
@@ -128,24 +128,20 @@ class Sinusoidal(Positions):
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         self.register_buffer("table_TD", sinusoid(length, width), persistent=False)
 
+    @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
     def extend_to(self, length: int) -> None:
         if length > self.table_TD.shape[0]:
             self.table_TD = sinusoid(length, self.table_TD.shape[1]).to(self.table_TD)
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        end = offset + x_BTD.shape[1]
-        if offset >= self.table_TD.shape[0]:  # a step of generation, which must not take longer with each token
-            return x_BTD + sinusoid(x_BTD.shape[1], x_BTD.shape[2], start=offset).to(self.table_TD)
-        self.extend_to(end)
+        if offset + x_BTD.shape[1] > self.table_TD.shape[0]:
+            self.extend_to(2 * (offset + x_BTD.shape[1]))  # not with each token that is generated
         return x_BTD + self.table_TD[self.rows(offset, x_BTD.shape[1])]
 
 
-def sinusoid(length: int, width: int, base: float = 10000.0, start: int = 0) -> Tensor:
-    """Return sine and cosine of i * base^(-2d/width) for positions i from `start` on, [length, width].
-
-    They are interleaved; see `Sinusoidal`.
-    """
-    return sines_and_cosines(length, width, wavelengths(width, base), start)
+def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
+    """Return sine and cosine of i * base^(-2d/width), interleaved as in `Sinusoidal`, [length, width]."""
+    return sines_and_cosines(length, width, wavelengths(width, base))
 
 
 def wavelengths(width: int, base: float) -> Tensor:
@@ -153,10 +149,10 @@ def wavelengths(width: int, base: float) -> Tensor:
     return base ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
-def sines_and_cosines(length: int, width: int, wavelengths: Tensor, start: int = 0) -> Tensor:
-    """Return sine and cosine of i / wavelength for each pair and position from `start` on, [length, width]."""
+def sines_and_cosines(length: int, width: int, wavelengths: Tensor) -> Tensor:
+    """Return sine and cosine of i / wavelength for each pair and position, [length, width]."""
     # float32 angles would be off by 1e-4 after a few hundred positions
-    angle = torch.arange(start, start + length, dtype=torch.float64)[:, None] / wavelengths
+    angle = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths
     table = torch.empty(length, width, dtype=torch.float64)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
@@ -293,10 +289,8 @@ class RoPE(Positions):
         factor: float = 4.0,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
-        if base <= 0:
-            raise UserError(f"model.base must be above 0, not {base}.")
-        if factor <= 1:
-            raise UserError(f"model.factor must be above 1, not {factor}.")
+        require(base > 0, "model.base", "above 0", base)
+        require(factor > 1, "model.factor", "above 1", factor)
         pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
         share = fraction * width / heads
         rotated = round(share)
@@ -313,6 +307,7 @@ class RoPE(Positions):
         self.register_buffer("table_TR", sinusoid(length, rotated, base), persistent=False)
         self.register_buffer("scaled_table_TR", None, persistent=False)  # until a text is longer
 
+    @torch.inference_mode(False)
     def extend_to(self, length: int) -> None:
         if length > self.table_TR.shape[0]:
             self.table_TR = sinusoid(length, self.table_TR.shape[1], self.base).to(self.table_TR)
@@ -322,25 +317,23 @@ class RoPE(Positions):
     def scaled_table(self, length: int) -> Tensor:
         """Return the table of longer texts, [length, R]; see `scaling`."""
         R = self.table_TR.shape[1]
-        own = wavelengths(R, self.base)
+        unscaled = wavelengths(R, self.base)
         if self.scaling == "linear":
-            return sines_and_cosines(length, R, own * self.factor)
+            return sines_and_cosines(length, R, unscaled * self.factor)
         if self.scaling == "ntk":
             return sinusoid(length, R, self.base * self.factor ** (R / (R - 2)))
-        turns = self.length / (2 * math.pi * own)
-        unscaled = ((turns - 1) / (32 - 1)).clamp(0, 1)
-        mixed = 1 / ((1 - unscaled) / (own * self.factor) + unscaled / own)
+        turns = self.length / (2 * math.pi * unscaled)
+        kept = ((turns - 1) / (32 - 1)).clamp(0, 1)
+        mixed = 1 / ((1 - kept) / (unscaled * self.factor) + kept / unscaled)
         return sines_and_cosines(length, R, mixed) * (0.1 * math.log(self.factor) + 1)
 
     def table(self, offset: int, T: int) -> Tensor:
         """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
         end = offset + T
-        if self.scaling == "none" and offset >= self.table_TR.shape[0]:  # as in `Sinusoidal`
-            return sinusoid(T, self.table_TR.shape[1], self.base, offset).to(self.table_TR)
         is_scaled = self.scaling != "none" and not self.training and end > self.length
         name = "scaled_table_TR" if is_scaled else "table_TR"
         if getattr(self, name) is None or end > getattr(self, name).shape[0]:
-            self.extend_to(end)
+            self.extend_to(2 * end)  # as in `Sinusoidal`
         return getattr(self, name)[self.rows(offset, T)]
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -387,7 +380,11 @@ class XPos(RoPE):
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
         q, k = super().rotate(q_BNTH, k_BNTH, offset)
-        i = torch.arange(offset, offset + q.shape[2], device=q.device) if self.drawn is None else self.drawn
+        i = (
+            torch.arange(offset, offset + q.shape[2], device=q.device)
+            if self.position_ids is None
+            else self.position_ids
+        )
         scale_TH = (i[:, None] * self.log_decay_H).exp()
         return q * scale_TH, k / scale_TH
 
@@ -534,23 +531,22 @@ class ByLayer(Positions):
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         specs = entries({"name": "by_layer", "layers": list(layers)}, "model")
-        distinct = [own for k, own in enumerate(specs) if specs.index(own) == k]
-        self.order = [distinct.index(own) for own in specs]
-        sizes = {"width": width, "heads": heads, "length": length, "causal": causal}
-        self.members = nn.ModuleList(build_positions(own, **sizes) for own in distinct)  # type: ignore[arg-type]
-        for member, own in zip(self.members, distinct):
-            if member.overrides("embed"):  # type: ignore[operator]
+        distinct = [spec for k, spec in enumerate(specs) if specs.index(spec) == k]
+        self.order = [distinct.index(spec) for spec in specs]
+        members = [build_positions(spec, width=width, heads=heads, length=length, causal=causal) for spec in distinct]
+        for member, spec in zip(members, distinct):
+            if member.overrides("embed"):
                 raise UserError(
-                    f"model.layers: {own['name']} acts on the embeddings, before the first layer, so it cannot be "
+                    f"model.layers: {spec['name']} acts on the embeddings, before the first layer, so it cannot be "
                     "the encoding of a layer."
                 )
-        self.can_cache = all(member.can_cache for member in self.members)
-        lengths = [own.max_length for own in self.members if own.max_length is not None]
-        self.max_length = min(lengths, default=None)  # type: ignore[assignment, type-var]
+        self.members = nn.ModuleList(members)
+        self.can_cache = all(member.can_cache for member in members)
+        self.max_length = min((x.max_length for x in members if x.max_length is not None), default=None)
 
-    def begin(self, T: int, device: torch.device) -> None:
+    def prepare(self, T: int, device: torch.device) -> None:
         for member in self.members:
-            member.begin(T, device)  # type: ignore[operator]
+            member.prepare(T, device)  # type: ignore[operator]
 
     def at_layer(self, k: int) -> Positions:
         return self.members[self.order[k % len(self.order)]]  # type: ignore[return-value]
@@ -586,10 +582,8 @@ class Randomised(Positions):
         spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
         if spec["name"] in ("nope", "randomised", "forgetting"):
             raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
-        if max_positions < length:
-            raise UserError(
-                f"model.max_positions must be at least the {length} positions of training, not {max_positions}."
-            )
+        rule = f"at least the {length} positions of training"
+        require(max_positions >= length, "model.max_positions", rule, max_positions)
         self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
         self.max_length, self.can_cache, self.is_redrawn = max_positions, False, True
 
@@ -600,12 +594,12 @@ class Randomised(Positions):
     def has_fixed_bias(self) -> bool:
         return not self.overrides("bias")
 
-    def begin(self, T: int, device: torch.device) -> None:
+    def prepare(self, T: int, device: torch.device) -> None:
         if self.max_length < T:  # type: ignore[operator]
             raise UserError(f"model.max_positions={self.max_length} is less than the {T} tokens of a text.")
         generator = None if self.training else torch.Generator().manual_seed(T)
-        drawn = torch.randperm(self.max_length, generator=generator)[:T]  # type: ignore[arg-type]
-        self.encoding.drawn = drawn.sort().values.to(device)
+        sample = torch.randperm(self.max_length, generator=generator)[:T]  # type: ignore[arg-type]
+        self.encoding.position_ids = sample.sort().values.to(device)
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
         return self.encoding.embed(x_BTD, offset)
@@ -619,5 +613,5 @@ class Randomised(Positions):
 
 def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
     """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
-    kinds = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
-    return build(kinds, spec, "model", width=width, heads=heads, length=length, causal=causal)
+    every = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
+    return build(every, spec, "model", width=width, heads=heads, length=length, causal=causal)

@@ -108,8 +108,8 @@ class EnsemblePositions(Positions):
         nn.Module.__init__(self)
         self.max_length = members[0].max_length
         self.members = nn.ModuleList(copy.deepcopy(member) for member in members)
-        own = OrderedDict((name.replace(".", "_"), parameter) for name, parameter in stacked.items())
-        self.stacked = nn.ParameterDict(own)  # which would sort a dict, unlike the order of the parameters
+        named = OrderedDict((name.replace(".", "_"), parameter) for name, parameter in stacked.items())
+        self.stacked = nn.ParameterDict(named)  # which would sort a dict, unlike the order of the parameters
         self.paths = [name.rpartition(".") for name in stacked]
         for member in self.members:
             for owner, _, name in self.paths:
@@ -118,8 +118,8 @@ class EnsemblePositions(Positions):
     def unstack(self) -> list[Positions]:
         """Return the positions of each member, with its slices of the parameters."""
         for (owner, _, name), parameter in zip(self.paths, self.stacked.values()):
-            for member, own in zip(self.members, parameter.unbind()):
-                setattr(member.get_submodule(owner), name, own)
+            for member, member_parameter in zip(self.members, parameter.unbind()):
+                setattr(member.get_submodule(owner), name, member_parameter)
         return list(self.members)  # type: ignore[arg-type]
 
     def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
@@ -165,8 +165,8 @@ class EnsembleStack(Stack):
             N = max(bias.shape[1] for bias in biases)
             return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
 
-        built = {k: of_layer(self.member_patterns[k]) for k in set(self.kinds)}
-        return [built[k] for k in self.kinds]
+        built = {k: of_layer(self.member_patterns[k]) for k in set(self.bias_groups)}
+        return [built[k] for k in self.bias_groups]
 
 
 def stacked_parameters(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -205,16 +205,16 @@ def stacked_leaf(
     name: str, leaf: nn.Module, stacked: dict[int, nn.Parameter], generators: DropoutGenerators
 ) -> nn.Module | None:
     """Return the version of a module that knows K; None for a module that needs none."""
-    own: Any = [None if parameter is None else stacked[id(parameter)] for parameter in leaf._parameters.values()]
+    parameters: Any = [p if p is None else stacked[id(p)] for p in leaf._parameters.values()]
     if isinstance(leaf, nn.Linear):
-        return EnsembleLinear(*own)
+        return EnsembleLinear(*parameters)
     if isinstance(leaf, nn.LayerNorm):
-        return EnsembleLayerNorm(own[0], own[1], leaf.eps)
+        return EnsembleLayerNorm(parameters[0], parameters[1], leaf.eps)
     if isinstance(leaf, nn.Embedding):
-        return EnsembleEmbedding(*own)
+        return EnsembleEmbedding(*parameters)
     if isinstance(leaf, Dropout):
         return EnsembleDropout(leaf.rate, generators)
-    if own:
+    if parameters:
         raise ValueError(f"{name}: a {type(leaf).__name__} cannot be stacked into an ensemble")
     return None
 
@@ -228,5 +228,5 @@ def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn
         members = members[:1]  # all have the same bias
     ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
     ensemble.member_patterns = list(zip(*(member.patterns for member in members)))
-    ensemble.kinds = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
+    ensemble.bias_groups = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
     ensemble.__class__ = EnsembleStack  # keeps everything else of the copied stack

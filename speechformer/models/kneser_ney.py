@@ -63,8 +63,8 @@ class KneserNey:
             if total == 0:
                 break  # neither this history nor a longer one occurs in train
             discount = self.discounts[k]
-            own = max(self.counts[k][(*history, word)] - discount, 0) / total
-            p = own + discount * self.followers[k][history] / total * p
+            counted = max(self.counts[k][(*history, word)] - discount, 0) / total
+            p = counted + discount * self.followers[k][history] / total * p
         return p
 
     @cached_property
@@ -108,10 +108,11 @@ class KneserNey:
             rest = 1.0
             for k in range(self.matched(context), 0, -1):
                 history = tuple(context[len(context) - k :])
-                places, ids, own = self.tables[k - 1]
-                rows.append(torch.full_like(ids[places[history]], row))
-                words.append(ids[places[history]])
-                values.append(own[places[history]] * rest)
+                places, followers, shares = self.tables[k - 1]
+                place = places[history]
+                rows.append(torch.full_like(followers[place], row))
+                words.append(followers[place])
+                values.append(shares[place] * rest)
                 rest *= self.discounts[k] * self.followers[k][history] / self.totals[k][history]
             rests.append(rest)
         p_RV = torch.tensor(rests)[:, None] * self.single_words

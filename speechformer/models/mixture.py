@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from speechformer.models.kneser_ney import KneserNey
 
-STEPS = 500  # of expectation maximisation; the likelihood of two fixed components has one maximum
+EM_ITERATIONS = 500  # the likelihood of two fixed components has one maximum
 
 
 class Counted(NamedTuple):
@@ -112,7 +112,7 @@ class CountsMixture(nn.Module):
         model_R, counts_R = logs_R.cpu().double().exp(), counted.logs_R.exp()
         sizes = groups_R.bincount(minlength=self.order)
         weights = torch.full((self.order,), 0.5, dtype=torch.float64)
-        for _ in range(STEPS):
+        for _ in range(EM_ITERATIONS):
             weights_R = weights[groups_R]
             share_R = weights_R * model_R / (weights_R * model_R + (1 - weights_R) * counts_R)
             sums = torch.zeros_like(weights).index_add(0, groups_R, share_R)
@@ -123,7 +123,8 @@ class CountsMixture(nn.Module):
     @cached_property
     def histories(self) -> list[Histories]:
         """What `add` looks up."""
-        return [own for own in histories_of(self.kneser_ney, self.vocabulary + 1) if len(own.grams_G)]
+        tables = histories_of(self.kneser_ney, self.vocabulary + 1)
+        return [histories for histories in tables if len(histories.grams_G)]
 
     def add(self, ids_BT: Tensor, logits_BTV: Tensor) -> Tensor:
         """Return the logits of the mixture after each token of some texts, [B, T, V], by tensor operations alone.
@@ -133,13 +134,14 @@ class CountsMixture(nn.Module):
         ids, base, T = ids_BT.cpu().long(), self.vocabulary + 1, ids_BT.shape[1]
         number, matched, is_known = torch.zeros_like(ids), torch.zeros_like(ids), torch.ones_like(ids) == 1
         p_BTV = self.kneser_ney.single_words.expand(*ids.shape, base)
-        for k, own in enumerate(self.histories, start=1):
+        for k, histories in enumerate(self.histories, start=1):
             first = nn.functional.pad(ids, (k - 1, 0))[:, :T]  # the padding, id 0, is in no history
-            places, has_history = find(own.keys_H, number * base + first)
+            places, has_history = find(histories.keys_H, number * base + first)
             is_known = is_known & has_history
             number, matched = torch.where(is_known, places, 0), matched + is_known
-            places, has_gram = find(own.grams_G, number[..., None] * base + torch.arange(base))
-            longer = torch.where(has_gram, own.values_G[places], 0) + own.backoff_H[number][..., None] * p_BTV
+            places, has_gram = find(histories.grams_G, number[..., None] * base + torch.arange(base))
+            counted = torch.where(has_gram, histories.values_G[places], 0)
+            longer = counted + histories.backoff_H[number][..., None] * p_BTV
             p_BTV = torch.where(is_known[..., None], longer, p_BTV)
         weights = self.weights.cpu().double()[matched][..., None]
         model_BTV = logits_BTV.cpu().double().softmax(dim=-1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
+from speechformer.models.mixture import find
 
 SMOOTHING = 0.1
 
@@ -82,7 +83,6 @@ class NaiveBayes(nn.Module):
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the log-probabilities of classes, [B, C], in double precision on the CPU."""
-        (features_F, logs_FC), own = self.table, self.features(ids_BT.cpu())
-        place = torch.searchsorted(features_F, own).clamp(max=len(features_F) - 1)
-        counted = (own > 0) & (features_F[place] == own)
-        return (logs_FC[place] * counted[:, :, None]).sum(dim=1).log_softmax(dim=1)
+        (features_F, logs_FC), features = self.table, self.features(ids_BT.cpu())
+        places, is_counted = find(features_F, features)  # the 0 beside features is none
+        return (logs_FC[places] * is_counted[:, :, None]).sum(dim=1).log_softmax(dim=1)

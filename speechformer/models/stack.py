@@ -19,7 +19,7 @@ from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import cached_tokens, forget_hidden_keys
 from speechformer.layers.by_layer import entries
-from speechformer.layers.patterns import build_patterns, with_first_token
+from speechformer.layers.patterns import build_patterns
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
 
@@ -77,11 +77,9 @@ class Stack(StackKernels):
         entries(model, "model", layers)  # which they must divide
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.max_length = self.positions.max_length  # tokens; None for no limit
-        patterns = build_patterns(pattern, layers)
-        with_cls = {own: with_first_token(own) if first_token else own for own in patterns}
-        self.patterns = [with_cls[own] for own in patterns]
-        pairs = [(self.positions.at_layer(k), own) for k, own in enumerate(self.patterns)]
-        self.kinds = [pairs.index(pair) for pair in pairs]
+        self.patterns = build_patterns(pattern, layers, first_token)
+        pairs = [(self.positions.at_layer(k), layer_pattern) for k, layer_pattern in enumerate(self.patterns)]
+        self.bias_groups = [pairs.index(pair) for pair in pairs]
         self.dropout_rate = dropout
         self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
@@ -124,14 +122,15 @@ class Stack(StackKernels):
             T, ids_BT = ids_BT.shape[1], torch.cat([*cache[0].values(), ids_BT], dim=1)
             cache[0]["ids"] = ids_BT
             x_BTD, *weights_of = self.forward(ids_BT, None, with_weights, memory)
-            own, cross = ([weights[:, :, -T:] for weights in layers] for layers in weights_of)
-            return x_BTD[:, -T:], own, cross
+            weights, cross_weights = ([layer[:, :, -T:] for layer in layers] for layers in weights_of)
+            return x_BTD[:, -T:], weights, cross_weights
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
         offset = cached_tokens(cache[0]) if cache else 0
         S = offset + x_BTD.shape[1]
-        self.positions.begin(S, x_BTD.device)
-        (B, T, _), plain = x_BTD.shape, memory is None and cache is None
-        unpadder = unpadder_for(B, T, token_mask_BT) if plain and self.can_unpad else None
+        self.positions.prepare(S, x_BTD.device)
+        unpadder = None
+        if token_mask_BT is not None and memory is None and cache is None and self.can_unpad:
+            unpadder = unpadder_for(token_mask_BT)
         biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
         x_BTD = self.embedding_dropout(self.positions.embed(x_BTD, offset))
         x_BTD = x_BTD if unpadder is None else unpadder.unpad(x_BTD)
@@ -140,10 +139,10 @@ class Stack(StackKernels):
             block.dropout.unpadder = unpadder
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
             past, positions = None if cache is None else cache[k], self.positions.at_layer(k)
-            x_BTD, own, cross = run(x_BTD, positions, biases[k], with_weights, memory and memory[k], past)
+            x_BTD, *of_layer = run(x_BTD, positions, biases[k], with_weights, memory and memory[k], past)
             forget_hidden_keys(past, self.patterns[k], S)
-            weights += [] if own is None else [own]
-            cross_weights += [] if cross is None else [cross]
+            for layers, layer in zip((weights, cross_weights), of_layer):
+                layers += [] if layer is None else [layer]
         x_BTD = self.final_norm(x_BTD)
         return x_BTD if unpadder is None else unpadder.pad(x_BTD), weights, cross_weights
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
+from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, letters, pairs
 
 PLUS, EQUALS = "+", "="
 
@@ -39,25 +39,20 @@ class Addition(Probe):
         self.base, self.hints = base, hints
         self.vocabulary = [*map(str, range(base)), BEGIN, PLUS, EQUALS, *letters(hints)]
 
-    def symbols_of(self, length: int) -> int:
-        digits = 3 * length + 1
-        return digits + 3 + (digits if self.hints else 0)
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, digits = len(length), int(length.max())
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        digits = int(length.max())
         first, second = draws.integers(self.base, digits), draws.integers(self.base, digits)
-        total, carry = np.zeros_like(first), np.zeros(B, np.int64)
+        total, carry = np.zeros_like(first), np.zeros(len(length), np.int64)
         for k in range(digits):
             total[:, k] = carry + first[:, k] + second[:, k]
             carry = np.where(k < length, total[:, k] // self.base, carry)  # that of the last place remains
         place, size = np.arange(digits + 1), length[:, None]
         total = np.where(place == size, carry[:, None], np.hstack([total % self.base, carry[:, None]]))
         none, choices = np.zeros(digits, np.int64), np.where(place < size, self.base, 2)
-        parts = ((first, length, none), (second, length, none), (total, length + 1, choices))
+        unnamed = ((first, length, none), (second, length, none), (total, length + 1, choices))
         if self.hints:
             hints = self.base + 3 + draws.integers(self.hints - size, 1) + place
-            numbers = [pairs(hints[:, : own.shape[1]], own, end, choices) for own, end, choices in parts]
+            numbers = [pairs(hints[:, : values.shape[1]], values, *others) for values, *others in unnamed]
         else:
-            numbers = [Piece(own, end, choices) for own, end, choices in parts]
-        begin, plus, equals = (self.piece(word, B) for word in (BEGIN, PLUS, EQUALS))
-        return join(length, begin, numbers[0], plus, numbers[1], equals, numbers[2])
+            numbers = [Piece(*number) for number in unnamed]
+        return [numbers[0], PLUS, numbers[1], EQUALS, numbers[2]]

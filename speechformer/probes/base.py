@@ -1,8 +1,8 @@
 """What a probe is: rows of symbols, each with places whose next symbol a model must predict.
 
-A row is a function of (seed, part, epoch, index) alone, so nothing is stored. The parts "train", "validation" and
-"test" have no row in common, whatever the seed: a hash of a row's symbols says which part may have it, and rows of
-another part are drawn again. Rows are redrawn with their length, so a length of which the training part has no row
+A row is a function of (seed, split, epoch, index) alone, so nothing is stored. The splits "train", "validation" and
+"test" have no row in common, whatever the seed: a hash of a row's symbols says which split may have it, and rows of
+another split are drawn again. Rows are redrawn with their length, so a length of which the training split has no row
 is left out. Long rows practically never repeat in training; short ones must, because there are few of them.
 
 Shapes: B rows, T symbols of the longest row.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from speechformer.errors import UserError, require
 
 Ints = NDArray[np.int64]
-PARTS = {"validation": (0, 1), "test": (1, 2), "train": (2, 8)}  # which eighths of all rows
+SPLITS = {"validation": (0, 1), "test": (1, 2), "train": (2, 8)}  # which eighths of all rows
 MOST_DRAWS = 256  # of a row; an eighth of many rows is missed so often with a probability of 10^-15
 AT_ONCE = {"validation": 16, "test": 16, "train": 2}  # draws of a row
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -76,7 +76,7 @@ class Draws:
 
     Args:
         index: of each row, [B].
-        stream: what tells these rows from others: seed, part, epoch.
+        stream: what tells these rows from others: seed, split, epoch.
     """
 
     def __init__(self, index: Ints, *stream: object) -> None:
@@ -99,33 +99,20 @@ class Draws:
         return np.where(np.arange(columns) < size, self.uniform(columns), 2).argsort(axis=1, kind="stable")
 
 
-def join(length: Ints, *pieces: Piece) -> Rows:
-    """Return rows that consist of these pieces, one after another."""
-    widths = [piece.symbols.shape[1] for piece in pieces]
-    ends = [np.full(len(length), W) if piece.length is None else piece.length for piece, W in zip(pieces, widths)]
-    rows = empty_rows(len(length), int(np.sum(ends, axis=0).max()))
-    start = np.zeros(len(length), np.int64)
-    for piece, end, W in zip(pieces, ends, widths):
-        row, column = np.nonzero(np.arange(W) < end[:, None])
-        for name in CONTENT:
-            part = np.broadcast_to(getattr(piece, name), piece.symbols.shape)
-            getattr(rows, name)[row, start[row] + column] = part[row, column]
-        start = start + end
-    return rows
-
-
 def pairs(first: Ints, second: Ints, length: Ints | None = None, choices: Ints | int = 0, groups: Any = 0) -> Piece:
     """Return a piece of pairs, [B, N] each; `choices` and `groups` are those of the second of each pair."""
 
-    def joined(first: Any, second: Any) -> Ints:
-        return np.stack([np.broadcast_to(own, shape) for own in (first, second)], axis=2).reshape(shape[0], -1)
+    def alternate(first: Any, second: Any) -> Ints:
+        both = np.broadcast_arrays(first, second, symbols)[:2]
+        return np.stack(both, axis=2).reshape(len(symbols), -1)
 
-    shape = second.shape
-    return Piece(joined(first, second), None if length is None else 2 * length, joined(0, choices), joined(0, groups))
+    symbols = second
+    ends = None if length is None else 2 * length
+    return Piece(alternate(first, second), ends, alternate(0, choices), alternate(0, groups))
 
 
 class Probe:
-    """A probe. A subclass sets `vocabulary` and defines `symbols_of` and `draw`; its options have no defaults.
+    """A probe. A subclass sets `vocabulary` and defines `pieces`; its options have no defaults.
 
     Args:
         min_length, max_length: the lengths of training rows, uniformly distributed.
@@ -149,49 +136,63 @@ class Probe:
         self.shortest, self.longest = min([min_length, *test_lengths]), max([max_length, *test_lengths])
 
     def symbols_of(self, length: int) -> int:
-        """Return the number of symbols of the longest row of a length."""
+        """Return the number of symbols of a row of a length, which is the same for all of them."""
+        return self.draw(Draws(np.zeros(1, np.int64)), np.array([length])).symbols.shape[1]
+
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        """Return what follows `BEGIN` in a random row of each length, [B]; a word stands for one symbol."""
         raise NotImplementedError
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
-        """Return a random row of each length, [B]."""
-        raise NotImplementedError
+        """Return a random row of each length, [B]: its pieces, one after another."""
+        B, ends = len(length), []
+        pieces = [
+            Piece(np.full((B, 1), self.vocabulary.index(piece))) if isinstance(piece, str) else piece
+            for piece in (BEGIN, *self.pieces(draws, length))
+        ]
+        for piece in pieces:
+            ends.append(np.full(B, piece.symbols.shape[1]) if piece.length is None else piece.length)
+        rows, start = empty_rows(B, int(np.sum(ends, axis=0).max())), np.zeros(B, np.int64)
+        for piece, end in zip(pieces, ends):
+            row, column = np.nonzero(np.arange(piece.symbols.shape[1]) < end[:, None])
+            for name in CONTENT:
+                values = np.broadcast_to(getattr(piece, name), piece.symbols.shape)
+                getattr(rows, name)[row, start[row] + column] = values[row, column]
+            start = start + end
+        return rows
 
-    def piece(self, word: str, rows: int) -> Piece:
-        """Return one symbol as a piece of every row."""
-        return Piece(np.full((rows, 1), self.vocabulary.index(word)))
-
-    def rows(self, index: Ints, seed: object, part: str, epoch: int = 0, length: int | None = None) -> Rows:
-        """Return the rows of a part of the data with these indices.
+    def rows(self, index: Ints, seed: object, split: str, epoch: int = 0, length: int | None = None) -> Rows:
+        """Return the rows of a split of the data with these indices.
 
         Args:
             seed, epoch: those of the run.
-            part: "train", "validation" or "test", which have no row in common.
+            split: "train", "validation" or "test", which have no row in common.
             length: of all rows; None for random lengths as in training.
 
         Raises:
             UserError: there is no such row.
         """
         symbols = self.symbols_of(self.max_length if length is None else length)
-        chosen, (first, end) = empty_rows(len(index), symbols), PARTS[part]
-        open_rows = np.arange(len(index))
-        for attempt in range(0, MOST_DRAWS, AT_ONCE[part]):
-            attempts = np.arange(attempt, attempt + AT_ONCE[part])
-            draws = Draws((index[open_rows, None] * MOST_DRAWS + attempts).ravel(), seed, part, epoch, length)
+        chosen, (first, end) = empty_rows(len(index), symbols), SPLITS[split]
+        open_rows, at_once = np.arange(len(index)), AT_ONCE[split]
+        for attempt in range(0, MOST_DRAWS, at_once):
+            attempts = np.arange(attempt, attempt + at_once)
+            draws = Draws((index[open_rows, None] * MOST_DRAWS + attempts).ravel(), seed, split, epoch, length)
             lengths = np.full(len(draws.keys), length)
             if length is None:
                 lengths = self.min_length + draws.integers(self.max_length - self.min_length + 1, 1)[:, 0]
             rows = self.draw(draws, lengths)
-            share = (content_hash(rows.symbols) >> np.uint64(61)).reshape(-1, AT_ONCE[part])
-            own = (share >= first) & (share < end)
-            taken, width = own.any(axis=1), rows.symbols.shape[1]
-            source = (np.arange(len(own)) * AT_ONCE[part] + own.argmax(axis=1))[taken]
+            share = (content_hash(rows.symbols) >> np.uint64(61)).reshape(-1, at_once)
+            is_ours = (share >= first) & (share < end)
+            taken, width = is_ours.any(axis=1), rows.symbols.shape[1]
+            source = (np.arange(len(share)) * at_once + is_ours.argmax(axis=1))[taken]
             for name in CONTENT:
                 getattr(chosen, name)[open_rows[taken], :width] = getattr(rows, name)[source]
             open_rows = open_rows[~taken]
             if not len(open_rows):
                 return chosen
         key = f"test_lengths={length}" if length is not None else f"max_length={self.max_length}"
-        raise UserError(f"probe.{key}: too few different rows exist, and none is left for {part}; use longer ones.")
+        raise UserError(f"probe.{key}: too few different rows exist, and none is left for {split}; use longer ones.")
 
 
 def content_hash(symbols: Ints) -> NDArray[np.uint64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters
 
 
 class Copy(Probe):
@@ -25,14 +25,10 @@ class Copy(Probe):
         super().__init__(**lengths)
         self.symbols, self.vocabulary = symbols, [BEGIN, ASK, *letters(symbols)]
 
-    def symbols_of(self, length: int) -> int:
-        return 2 * length + 2
-
     def answer(self, string: Ints, length: Ints) -> Ints:
         """Return the answer to strings, [B, T], of these lengths, [B]."""
         return string
 
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        string, B = 2 + draws.integers(self.symbols, int(length.max())), len(length)
-        answer = Piece(self.answer(string, length), length, self.symbols)
-        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), answer)
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        string = 2 + draws.integers(self.symbols, int(length.max()))
+        return [Piece(string, length), ASK, Piece(self.answer(string, length), length, self.symbols)]

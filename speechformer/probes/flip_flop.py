@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import BEGIN, Draws, Ints, Probe, Rows, doubling, doubling_group, join, pairs
+from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, doubling, doubling_group, pairs
 
 WRITE, IGNORE, READ = 2, 3, 4
 
@@ -34,16 +34,12 @@ class FlipFlop(Probe):
         require(self.shortest >= 2, "probe.min_length and probe.test_lengths", "at least 2", self.shortest)
         self.ignore, self.vocabulary = ignore, ["0", "1", "w", "i", "r", BEGIN]
 
-    def symbols_of(self, length: int) -> int:
-        return 2 * length + 1
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         B, N = len(length), int(length.max())
         number, place = draws.uniform(N), np.arange(N)
-        kinds = np.where(number < self.ignore, IGNORE, np.where(number < (1 + self.ignore) / 2, WRITE, READ))
-        kinds[:, 0], kinds[np.arange(B), length - 1] = WRITE, READ
-        written = np.maximum.accumulate(np.where(kinds == WRITE, place, 0), axis=1)
-        bits, reads = draws.integers(2, N), kinds == READ
+        instructions = np.where(number < self.ignore, IGNORE, np.where(number < (1 + self.ignore) / 2, WRITE, READ))
+        instructions[:, 0], instructions[np.arange(B), length - 1] = WRITE, READ
+        written = np.maximum.accumulate(np.where(instructions == WRITE, place, 0), axis=1)
+        bits, reads = draws.integers(2, N), instructions == READ
         bits = np.where(reads, np.take_along_axis(bits, written, axis=1), bits)
-        instructions = pairs(kinds, bits, length, 2 * reads, doubling_group(place - written))
-        return join(length, self.piece(BEGIN, B), instructions)
+        return [pairs(instructions, bits, length, 2 * reads, doubling_group(place - written))]

@@ -14,10 +14,8 @@ from speechformer.probes.base import (
     Ints,
     Piece,
     Probe,
-    Rows,
     doubling,
     doubling_group,
-    join,
     letters,
     pairs,
 )
@@ -54,11 +52,8 @@ class Indirect(Probe):
         self.by, self.symbols, self.queries = by, symbols, queries
         self.vocabulary = [BEGIN, ASK, *letters(symbols), *map(str, range(1, self.max_length + 1))]
 
-    def symbols_of(self, length: int) -> int:
-        return length + 2 * self.queries + 2
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, N = len(length), int(length.max())
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        N = int(length.max())
         string = 2 + draws.orders(self.symbols, self.symbols)[:, :N]
         places = draws.orders(length[:, None], N)[:, : self.queries]
         names, symbols = 2 + self.symbols + places, np.take_along_axis(string, places, axis=1)
@@ -66,4 +61,4 @@ class Indirect(Probe):
             queries = pairs(names, symbols, None, self.symbols, doubling_group(places + 1))
         else:
             queries = pairs(symbols, names, None, length[:, None], doubling_group(places + 1))
-        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)
+        return [Piece(string, length), ASK, queries]

@@ -14,10 +14,8 @@ from speechformer.probes.base import (
     Ints,
     Piece,
     Probe,
-    Rows,
     doubling,
     doubling_group,
-    join,
     letters,
 )
 
@@ -49,14 +47,11 @@ class Induction(Probe):
         require(answers < self.shortest, "probe.answers", rule, answers)
         self.symbols, self.answers, self.vocabulary = symbols, answers, [BEGIN, ASK, *letters(symbols)]
 
-    def symbols_of(self, length: int) -> int:
-        return length + self.answers + 3
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, size = len(length), length[:, None]
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        size = length[:, None]
         string = 2 + draws.orders(self.symbols, self.symbols)[:, : int(length.max())]
         start = draws.integers(size - self.answers, 1)
         again = np.take_along_axis(string, start + np.arange(self.answers + 1), axis=1)
         choices = np.array([0, *[self.symbols] * self.answers])
         answer = Piece(again, None, choices, doubling_group(size + 1 - start))
-        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), answer)
+        return [Piece(string, length), ASK, answer]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe
 
 
 class Majority(Probe):
@@ -33,12 +33,9 @@ class Majority(Probe):
         require(all(length % 2 for length in self.test_lengths), "probe.test_lengths", "odd", self.test_lengths)
         self.vocabulary = ["a", "b", BEGIN, ASK]
 
-    def symbols_of(self, length: int) -> int:
-        return (length | 1) + 3
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, odd = len(length), length | 1
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        odd = length | 1
         string = draws.integers(2, int(odd.max()))
         count = (string * (np.arange(string.shape[1]) < odd[:, None])).sum(axis=1)
         answer = Piece((2 * count > odd).astype(np.int64)[:, None], choices=2)
-        return join(length, self.piece(BEGIN, B), Piece(string, odd), self.piece(ASK, B), answer)
+        return [Piece(string, odd), ASK, answer]

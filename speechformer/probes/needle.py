@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters, pairs
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters, pairs
 
 
 class Needle(Probe):
@@ -35,16 +35,13 @@ class Needle(Probe):
         self.symbols, self.needles = symbols, needles
         self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"M{k}" for k in range(needles))]
 
-    def symbols_of(self, length: int) -> int:
-        return length + 2 * self.needles + 2
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, K, size = len(length), self.needles, length[:, None]
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        K, size = self.needles, length[:, None]
         string, marks = 2 + draws.integers(self.symbols, int(length.max())), draws.orders(K, K)
         places = np.sort(draws.orders(size - K, int(length.max()) - K)[:, :K], axis=1) + np.arange(K)
         np.put_along_axis(string, places, 2 + self.symbols + marks, axis=1)
         asked = draws.orders(K, K)
-        marks, places = (np.take_along_axis(own, asked, axis=1) for own in (marks, places))
+        marks, places = (np.take_along_axis(x, asked, axis=1) for x in (marks, places))
         answers = np.take_along_axis(string, places + 1, axis=1)
         queries = pairs(2 + self.symbols + marks, answers, None, self.symbols, 4 * places // size)
-        return join(length, self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B), queries)
+        return [Piece(string, length), ASK, queries]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Probe, Rows, doubling, doubling_group, join, pairs
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, doubling, doubling_group, pairs
 
 
 class Recall(Probe):
@@ -35,15 +35,12 @@ class Recall(Probe):
         self.keys, self.values, self.queries = keys, values, queries
         self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(keys)), *(f"v{k}" for k in range(values))]
 
-    def symbols_of(self, length: int) -> int:
-        return 2 * length + 2 * min(length, self.queries) + 2
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
-        B, N, size = len(length), int(length.max()), length[:, None]
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        N, size = int(length.max()), length[:, None]
         keys = 2 + draws.orders(self.keys, self.keys)[:, :N]
         values = 2 + self.keys + draws.integers(self.values, N)
         asked = draws.orders(size, N)[:, : self.queries]
         gaps = 2 * size + 1 + 2 * np.arange(asked.shape[1]) - 2 * asked
-        asked_keys, answers = (np.take_along_axis(own, asked, axis=1) for own in (keys, values))
+        asked_keys, answers = (np.take_along_axis(x, asked, axis=1) for x in (keys, values))
         queries = pairs(asked_keys, answers, length.clip(max=self.queries), self.values, doubling_group(gaps))
-        return join(length, self.piece(BEGIN, B), pairs(keys, values, length), self.piece(ASK, B), queries)
+        return [pairs(keys, values, length), ASK, queries]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from speechformer.errors import require
-from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, Rows, join, letters
+from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters
 
 BLANK = "_"
 
@@ -34,13 +34,9 @@ class SelectiveCopy(Probe):
         require(tokens <= self.shortest, "probe.tokens", rule, tokens)
         self.symbols, self.tokens, self.vocabulary = symbols, tokens, [BEGIN, ASK, BLANK, *letters(symbols)]
 
-    def symbols_of(self, length: int) -> int:
-        return length + self.tokens + 2
-
-    def draw(self, draws: Draws, length: Ints) -> Rows:
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         B, N = len(length), int(length.max())
         places = np.sort(draws.orders(length[:, None], N)[:, : self.tokens], axis=1)
         answer, string = 3 + draws.integers(self.symbols, self.tokens), np.full((B, N), 2)
         np.put_along_axis(string, places, answer, axis=1)
-        context = (self.piece(BEGIN, B), Piece(string, length), self.piece(ASK, B))
-        return join(length, *context, Piece(answer, None, self.symbols))
+        return [Piece(string, length), ASK, Piece(answer, None, self.symbols)]

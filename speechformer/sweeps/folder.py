@@ -67,10 +67,10 @@ def write_jobs(folder: Path, command: Sequence[str], jobs: list[list[str]] | Non
     with FileLock(folder / SWEEP_LOCK):
         before = plan(folder)
         COMMAND.before = before if COMMAND.before is None else COMMAND.before
-        earlier = before.get("jobs")
-        words = [{word for word in of if not word.startswith(PLACE)} for of in (before.get("command", []), command)]
-        if before and (earlier is None or jobs is None) and words[0] != words[1]:
-            raise UserError(f"{folder} holds another sweep: {' '.join(before.get('command', []))}. {CHOOSE}")
+        earlier, earlier_command = before.get("jobs"), before.get("command", [])
+        about_jobs = [{word for word in words if not word.startswith(PLACE)} for words in (earlier_command, command)]
+        if before and (earlier is None or jobs is None) and about_jobs[0] != about_jobs[1]:
+            raise UserError(f"{folder} holds another sweep: {' '.join(earlier_command)}. {CHOOSE}")
         content = {"command": list(command), "launcher": launcher, "begun": COMMAND.started}
         if jobs is not None:
             merged = [list(job) for job in dict.fromkeys(map(tuple, [*(earlier or []), *jobs]))]
@@ -98,6 +98,12 @@ def take_back(folder: Path) -> None:
 def plan(folder: Path) -> dict[str, Any]:
     """Return the content of `sweep.json`; empty without one. Raise a `DamagedError` if it is damaged."""
     return runs.read_json(folder / SWEEP, "sweep") or {}
+
+
+def has_begun(directory: Path, since: float) -> bool:
+    """Return whether a run began since a time and took a step, so that `force=true` has replaced the one before."""
+    owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
+    return owner.get("since", 0) >= since and not (directory / runs.REPLACED).exists()
 
 
 def names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -166,37 +172,33 @@ def jobs_of(folder: Path, ended: Mapping[int, Job] | None = None) -> list[Job]:
     Args:
         ended: jobs by number whose files are not read again.
     """
-    ended = ended or {}
-    files = {int(path.stem): path for path in (folder / JOBS).glob("*.json") if path.stem.isdecimal()}
     planned = plan(folder).get("jobs")
-    pointers, errors = dict[int, dict[str, Any]](), dict[int, str]()
-    for number, path in sorted(files.items()):
-        if number in ended:
-            pointers[number] = {"overrides": ended[number].overrides}
-            continue
-        try:
-            pointers[number] = runs.read_json(path, "job") or {}
-        except runs.DamagedError as error:
-            errors[number] = str(error)
     if planned is None:
-        overrides_of = {number: pointers.get(number, {}).get("overrides", []) for number in sorted(files)}
+        numbers = sorted(int(path.stem) for path in (folder / JOBS).glob("*.json") if path.stem.isdecimal())
     else:
-        overrides_of = dict(enumerate(planned))
-    jobs = []
-    for (number, overrides), name in zip(overrides_of.items(), names([*overrides_of.values()])):
-        if number in ended:
-            jobs.append(dataclasses.replace(ended[number], name=one_line(name, 500)))
-            continue
-        directory, state = None, runs.State("left", None, {})
-        if (pointer := pointers.get(number)) and not is_inside(folder, pointer["folder"]):
-            state = runs.State("damaged", {"error": f"{files[number]} names a folder outside the sweep's"}, {})
-        elif pointer:
+        numbers = [*range(len(planned))]
+    read = [(ended or {}).get(number) or read_job(folder, number) for number in numbers]
+    overrides = [job.overrides for job in read] if planned is None else planned
+    return [
+        dataclasses.replace(job, name=one_line(name, 500), overrides=words)
+        for job, name, words in zip(read, names(overrides), overrides)
+    ]
+
+
+def read_job(folder: Path, number: int) -> Job:
+    """Return what the file of a job says, without the job's name; it has not begun if there is no file."""
+    path = folder / JOBS / f"{number}.json"
+    overrides, directory, state = list[str](), None, runs.State("left", None, {})
+    try:
+        if pointer := runs.read_json(path, "job"):
+            overrides = pointer["overrides"]
+            if not is_inside(folder, pointer["folder"]):
+                raise runs.DamagedError(f"{path} names a folder outside the sweep's")
             directory = folder / pointer["folder"]
             state = runs.State("failed", pointer, {}) if pointer["error"] else runs.state(directory)
-        elif number in errors:
-            state = runs.State("damaged", {"error": errors[number]}, {})
-        jobs.append(Job(number, one_line(name, 500), overrides, directory, state))
-    return jobs
+    except runs.DamagedError as error:
+        state = runs.State("damaged", {"error": str(error)}, {})
+    return Job(number, "", overrides, directory, state)
 
 
 def own_jobs(folder: Path, ended: Mapping[int, Job] | None = None) -> list[Job]:

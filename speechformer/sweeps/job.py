@@ -32,10 +32,13 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     """
     sweep = Path(hydra_config.runtime.cwd) / hydra_config.sweep.dir
     launcher, plan = hydra_config.runtime.choices["hydra/launcher"], sweeps.plan(sweep)
-    number, name, count = place(plan.get("jobs") or [], list(overrides), hydra_config.job.num)
+    number, name, planned = hydra_config.job.num, " ".join(overrides), plan.get("jobs") or []
+    if planned:  # its number is not Hydra's if the folder holds the jobs of other commands, too
+        number = planned.index(list(overrides))
+        name = sweeps.names(planned)[number]
     console.LINE.shown = launcher not in progress.IN_PROCESS
-    if launcher == "basic" and count > 1:
-        console.say(f"Run {number + 1} of {count}: {name}")
+    if launcher == "basic" and len(planned) > 1:
+        console.say(f"Run {number + 1} of {len(planned)}: {name}")
     if number in plan.get("given_up", []):
         console.say(f"Given up: {name}")
         return NO_VALUE
@@ -43,7 +46,8 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         share = os.environ.get("OMP_NUM_THREADS") or hydra_config.launcher.cpus_per_task or 1
         os.environ["OMP_NUM_THREADS"] = str(share)
     started = time.time()
-    force_once(cfg, directory, plan)
+    if cfg.get("force") and sweeps.has_begun(directory, plan.get("begun", 0)):  # and its worker was killed
+        cfg.force = False
     try:
         sweeps.register(sweep, number, overrides, directory)
         sweeps.link_curves(sweep, name, directory)
@@ -57,46 +61,24 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Left to another process: {name}: {error}")
         return NO_VALUE
     except search.PrunedError as error:
-        record_pruning(cfg, directory, overrides, error)
+        identity = (runs.read_or_none(directory / runs.OWNER, "owner") or {}).get("identity")
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
+        runs.write_result(directory, runs.failure_result(config, overrides, identity, error) | {"status": "pruned"})
         console.say(f"Pruned: {name}: {error}")
         return NO_VALUE
     except Exception as error:
         console.warn(f"Failed: {name}: {one_sentence(error)}")
         record_failure(cfg, sweep, number, directory, overrides, error)
-        release_memory()
+        gc.collect()  # perhaps it failed for lack of memory
+        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return NO_VALUE
     if line := outcome(result, directory, started, plan.get("begun", started), launcher):
-        console.say(f"{line}: {name}" + (f": {own}" if (own := progress.describe_score(result)) else ""))
-    elif count > 1:
+        console.say(": ".join(filter(None, (line, name, progress.describe_score(result)))))
+    elif len(planned) > 1:
         console.say(progress.describe(sweeps.own_jobs(sweep), at_once=1) + "\n")
     value = result["best"]["value"]
     return NO_VALUE if value is None else value
-
-
-def place(planned: list[list[str]], overrides: list[str], number: int) -> tuple[int, str, int]:
-    """Return the number of a job in its sweep, its name, and how many jobs there are; 0 if nobody has planned them.
-
-    The number is not always Hydra's: the folder may hold the jobs of other commands, too.
-    """
-    if not planned:
-        return number, " ".join(overrides), 0
-    number = planned.index(overrides)
-    return number, sweeps.names(planned)[number], len(planned)
-
-
-def force_once(cfg: DictConfig, directory: Path, plan: dict[str, Any]) -> None:
-    """Unset `force` if this command has replaced the earlier run already, before a worker was killed."""
-    owner = runs.read_or_none(directory / runs.OWNER, "owner") or {}
-    has_begun = owner.get("since", 0) >= plan.get("begun", 0) and not (directory / runs.REPLACED).exists()
-    if cfg.get("force") and has_begun:
-        cfg.force = False
-
-
-def release_memory() -> None:
-    """Free what a failed run has left: perhaps it failed for lack of memory."""
-    gc.collect()
-    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def outcome(result: dict[str, Any], directory: Path, started: float, sweep_started: float, launcher: str) -> str:
@@ -107,13 +89,6 @@ def outcome(result: dict[str, Any], directory: Path, started: float, sweep_start
     if not runs.worked_here(directory, started):
         return f"{status} in an ensemble of {result['machine']['ensemble_size']} runs"
     return f"{status} in {result['seconds']:.0f} s" if launcher != "basic" else ""
-
-
-def record_pruning(cfg: DictConfig, directory: Path, overrides: Sequence[str], error: Exception) -> None:
-    """Write the result of a run that a search has ended."""
-    identity = (runs.read_or_none(directory / runs.OWNER, "owner") or {}).get("identity")
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    runs.write_result(directory, runs.failure_result(config, overrides, identity, error) | {"status": "pruned"})
 
 
 def record_failure(
@@ -130,7 +105,7 @@ def record_failure(
             raise error
         if result is not None and not isinstance(error, UserError):
             return  # the run has
-        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
         directory.mkdir(parents=True, exist_ok=True)
         runs.write_result(directory, runs.failure_result(config, overrides, None, error))
     except Exception:

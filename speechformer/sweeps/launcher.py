@@ -25,7 +25,6 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
@@ -34,14 +33,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
 from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
-from speechformer.errors import UserError, fail, one_sentence
+from speechformer.errors import UserError, fail, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
 from speechformer.sweeps.folder import COMMAND, CURVES, JOBS, SWEEP, names, write_jobs
 from speechformer.sweeps.progress import IN_PROCESS, LIVE
+from speechformer.sweeps.sweeper import register_plugin
 from speechformer.training import runtime
 from speechformer.workers import end_with_parent
 
+DRAWN_FOR_EACH_RUN = ("unknown_rate", "noise", "ngram_targets", "masked_lm", "pretraining_epochs")
 Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
 
@@ -65,7 +66,7 @@ class SweepCallback(Callback):
     """Hydra callback that checks the config and records the jobs at the start of a multirun."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
+        folder, launcher = Path(config.hydra.sweep.dir), config.hydra.runtime.choices["hydra/launcher"]
         if not config.hydra.sweep.dir.strip():
             fail("hydra.sweep.dir is empty; name a folder, or omit it.")
         check_subdir(config.hydra.sweep)
@@ -73,15 +74,15 @@ class SweepCallback(Callback):
             check_sweep({"trainer": OmegaConf.to_container(config.trainer, resolve=True)})
             jobs = expand(config)
             folder.mkdir(parents=True, exist_ok=True)
-            write_jobs(folder, sys.argv[1:], jobs, config.hydra.runtime.choices["hydra/launcher"])
+            write_jobs(folder, sys.argv[1:], jobs, launcher)
         except UserError as error:  # Hydra would turn errors into warnings
             fail(str(error))
         except OSError as error:
             fail(f"{error.filename or folder}: {error.strerror}.")
         COMMAND.folder = folder
-        if config.hydra.runtime.choices["hydra/launcher"] not in IN_PROCESS:
+        if launcher not in IN_PROCESS:
             LIVE.start(folder)
-        if config.hydra.runtime.choices["hydra/launcher"] == "joblib":
+        if launcher == "joblib":
             tie_workers()
 
 
@@ -107,16 +108,15 @@ def check_subdir(sweep: DictConfig) -> None:
 
 def expand(config: DictConfig) -> list[list[str]] | None:
     """Return the overrides of each job, in order; None for a sweeper that chooses them one by one."""
-    if str(config.hydra.sweeper._target_).endswith((".OptunaSweeper", ".TunedSweeper")):
-        return []  # it adds them
-    if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
-        return None
+    sweeper = config.hydra.sweeper._target_.rpartition(".")[2]
+    if sweeper != "BasicSweeper":
+        return [] if sweeper in ("OptunaSweeper", "TunedSweeper") else None  # ours add theirs
     swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     overrides = parser.parse_overrides([*swept, *config.hydra.overrides.task])
-    for own in overrides:
-        if own.is_sweep_override() and not list(own.sweep_string_iterator()):
-            raise UserError(f"{own.input_line} has no values, so the sweep has no runs.")
+    for override in overrides:
+        if override.is_sweep_override() and not list(override.sweep_string_iterator()):
+            raise UserError(f"{override.input_line} has no values, so the sweep has no runs.")
     return [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
 
 
@@ -132,8 +132,8 @@ class EnsembleLauncher(Launcher):
         self.basic.setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        if type(self.members) is not int or self.members < 1:
-            raise UserError(f"hydra.launcher.members must be a whole number of at least 1, not {self.members}.")
+        valid = type(self.members) is int and self.members >= 1
+        require(valid, "hydra.launcher.members", "a whole number of at least 1", self.members)
         jobs = [self.compose_job(overrides, initial_job_idx + k) for k, overrides in enumerate(job_overrides)]
         # a run that was interrupted resumes alone
         groups, alone = group_jobs(job for job in jobs if runs.state(job[1]).status == "left")
@@ -153,9 +153,9 @@ class EnsembleLauncher(Launcher):
         HydraConfig.instance().set_config(cfg)
         try:
             directory = Path(cfg.hydra.sweep.dir) / str(cfg.hydra.sweep.subdir)
-            own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-            OmegaConf.resolve(own)
-            return own, directory, list(cfg.hydra.overrides.task)
+            run_cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+            OmegaConf.resolve(run_cfg)
+            return run_cfg, directory, list(cfg.hydra.overrides.task)
         finally:
             HydraConfig.instance().cfg = before
 
@@ -200,27 +200,23 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
     check_overrides(overrides)
     config = as_plain(cfg)
     check_sweep(config)
-    if reason := TASKS[config["task"]["name"]].no_ensemble:
+    task, model = config["task"], config["model"]["name"]
+    if reason := TASKS[task["name"]].no_ensemble:
         raise UserError(reason)
-    if config["model"]["name"].startswith("rnn"):
-        raise UserError("recurrent layers cannot be stacked")
-    if config["model"]["name"] in ("by_layer", "randomised"):
-        raise UserError("positions that differ by layer, or are random, cannot be stacked")
-    drawn = ("unknown_rate", "noise", "ngram_targets", "masked_lm", "pretraining_epochs")
-    if own := [key for key in drawn if config["task"].get(key)]:
-        raise UserError(f"task.{own[0]} draws or counts words for each run")
-    if config["task"].get("ngram_mixture", "none") != "none":
-        raise UserError("task.ngram_mixture counts words for each run")
-    if config["task"].get("naive_bayes"):
-        raise UserError("task.naive_bayes counts words for each run")
-    if config["protocol"]["fold"] == "seed":
-        raise UserError("protocol.fold=seed gives each seed data of its own")
-    if config["recipe"]["optimizer"] == "muon":
-        raise UserError("torch's Muon takes matrices, not stacks of them")
-    if count_devices(config["trainer"]["devices"]) != 1:
-        raise UserError("they use several devices")
-    if config["force"]:
-        raise UserError("force=true discards each run by itself")
+    obstacles = {
+        "recurrent layers cannot be stacked": model.startswith("rnn"),
+        "positions that differ by layer, or are random, cannot be stacked": model in ("by_layer", "randomised"),
+        **{f"task.{key} draws or counts words for each run": task.get(key) for key in DRAWN_FOR_EACH_RUN},
+        "task.ngram_mixture counts words for each run": task.get("ngram_mixture", "none") != "none",
+        "task.naive_bayes counts words for each run": task.get("naive_bayes"),
+        "protocol.fold=seed gives each seed data of its own": config["protocol"]["fold"] == "seed",
+        "torch's Muon takes matrices, not stacks of them": config["recipe"]["optimizer"] == "muon",
+        "they use several devices": count_devices(config["trainer"]["devices"]) != 1,
+        "force=true discards each run by itself": config["force"],
+    }
+    for reason, applies in obstacles.items():
+        if applies:
+            raise UserError(reason)
     recipe = {name: value for name, value in config["recipe"].items() if name != "lr"}
     common = {key: value for key, value in config.items() if key not in ("seed", "pattern", *identity.NOT_IDENTITY)}
     sizes = {"width": config["width"], "heads": config["heads"], "length": config["block_size"]}
@@ -230,7 +226,5 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
 
 
 def register() -> None:
-    """Register the launcher with Hydra, which takes plugins only from the package `hydra_plugins`."""
-    EnsembleLauncher.__module__ = "hydra_plugins.speechformer"
-    sys.modules[EnsembleLauncher.__module__] = sys.modules[__name__]
-    Plugins.instance().register(EnsembleLauncher)
+    """Register the launcher with Hydra."""
+    register_plugin(EnsembleLauncher, "speechformer")

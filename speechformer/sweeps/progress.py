@@ -28,17 +28,20 @@ def score(result: dict[str, Any]) -> tuple[str, float] | None:
 
 def describe_score(result: dict[str, Any]) -> str:
     """Return the score in words, "validation accuracy 61.3 %"; empty without one."""
-    own = score(result)
-    return "" if own is None else f"{own[0].replace('_', ' ')} {console.format_metric(*own)}"
+    if (scored := score(result)) is None:
+        return ""
+    metric, value = scored
+    return f"{metric.replace('_', ' ')} {console.format_metric(metric, value)}"
 
 
 def best_job(jobs: Sequence[Job]) -> Job | None:
     """Return the finished job with the best score; None without one, or if the scores are of different metrics."""
-    scored = [(own, job) for job in jobs if job.state.status == "finished" and (own := score(job.state.result or {}))]
-    if len({name for (name, _), _ in scored}) != 1:
+    results = [(job, job.state.result or {}) for job in jobs if job.state.status == "finished"]
+    scored = [(job, result, *pair) for job, result in results if (pair := score(result))]
+    if len({metric for _, _, metric, _ in scored}) != 1:
         return None
-    sign = 1 if ((scored[0][1].state.result or {}).get("report") or {}).get("higher_is_better", True) else -1
-    return max(scored, key=lambda pair: sign * pair[0][1])[1]
+    sign = 1 if (scored[0][1].get("report") or {}).get("higher_is_better", True) else -1
+    return max(scored, key=lambda entry: sign * entry[3])[0]
 
 
 def seconds_left(jobs: Sequence[Job], at_once: int = 0) -> float | None:
@@ -48,17 +51,17 @@ def seconds_left(jobs: Sequence[Job], at_once: int = 0) -> float | None:
         at_once: how many jobs run at once, if more than the files say.
     """
     owners = [job.state.owner for job in jobs if job.state.status == "running"]
-    parts = [(owner.get("step") or 0) / owner["steps"] if owner.get("steps") else 0.5 for owner in owners]
+    shares = [(owner.get("step") or 0) / owner["steps"] if owner.get("steps") else 0.5 for owner in owners]
     known = [value for job in jobs if (value := (job.state.result or {}).get("seconds")) is not None]
     if not known:
         now = time.time()
-        begun = [(owner, part) for owner, part in zip(owners, parts) if {"since", "steps"} <= owner.keys()]
-        known = [(now - owner["since"]) / part for owner, part in begun if part > 0.02]
+        begun = [(owner, share) for owner, share in zip(owners, shares) if {"since", "steps"} <= owner.keys()]
+        known = [(now - owner["since"]) / share for owner, share in begun if share > 0.02]
     running = max(len(owners), at_once)
     if not known or not running:
         return None
     waiting = sum(job.state.status in OPEN for job in jobs)
-    return sum(known) / len(known) * (waiting + len(parts) - sum(parts)) / running
+    return sum(known) / len(known) * (waiting + len(shares) - sum(shares)) / running
 
 
 def duration(seconds: float) -> str:

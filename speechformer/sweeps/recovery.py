@@ -31,6 +31,7 @@ from speechformer.sweeps.folder import (
     OPEN,
     Job,
     count_states,
+    has_begun,
     jobs_of,
     link_all_curves,
     own_jobs,
@@ -118,8 +119,8 @@ def run_alone(job: Job, command: Sequence[str]) -> None:
     """Run a job whose worker was killed once more, alone: another job may have been the cause."""
     assert job.folder is not None
     console.say(f"Running alone: {job.name}")
-    has_begun = job.state.owner.get("since", 0) >= COMMAND.started and not (job.folder / runs.REPLACED).exists()
-    overrides = [word for word in job.overrides if not (has_begun and word.partition("=")[0] == "force")]
+    replaced = has_begun(job.folder, COMMAND.started)
+    overrides = [word for word in job.overrides if not (replaced and word.partition("=")[0] == "force")]
     log = job.folder / runs.LOG
     with open(log, "a", encoding="utf-8") as file:
         words = [*command, *overrides, f"hydra.run.dir={quoted(job.folder)}"]
@@ -165,12 +166,11 @@ def wait_for_queue(folder: Path) -> None:
     """Wait until no job of a sweep under submitit is queued or running."""
     import submitit
 
-    def queued() -> list[Any]:
-        submitted = (folder / ".submitit").glob("*/*_submitted.pkl")
-        own = (path for path in submitted if path.stat().st_mtime >= COMMAND.started)
-        return [submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name) for path in own]
-
-    jobs = queued() if plan(folder).get("launcher") == "submitit_slurm" else []
+    jobs: list[Any] = []
+    if plan(folder).get("launcher") == "submitit_slurm":
+        for path in (folder / ".submitit").glob("*/*_submitted.pkl"):
+            if path.stat().st_mtime >= COMMAND.started:
+                jobs.append(submitit.SlurmJob(folder=folder / ".submitit" / "%j", job_id=path.parent.name))
     while any(job.state.status == "running" for job in own_jobs(folder)) or not all(
         job.done(force_check=True) for job in jobs
     ):
@@ -179,21 +179,16 @@ def wait_for_queue(folder: Path) -> None:
 
 def conclude(folder: Path) -> int:
     """Report on a sweep that has ended; return the command's exit code, 0 if every run has finished."""
-    from speechformer.report.__main__ import print_table, write_report
-    from speechformer.report.labels import Options
+    from speechformer.report.page import report, say
 
     jobs = own_jobs(folder)
     link_all_curves(folder, jobs_of(folder))
     unfinished = [job for job in jobs if job.state.status in ("failed", "killed", "diverged", "damaged", *OPEN)]
     console.say(f"Sweep of {len(jobs)} runs: {count_states(jobs)}.")
     try:
-        options = Options(baselines=Path("outputs/baselines"))
-        for table in write_report([folder], folder / "report", options=options):
-            print_table(table)
-        pages = {"Report": folder / "report" / "report.html", "Map": folder / "report" / "index.html"}
-        for name, page in pages.items():
-            if page.exists():
-                console.say(f"{name}: {page}")
+        for study in report([folder], folder / "report", baselines=Path("outputs/baselines")):
+            say(study)
+        console.say(f"Report: {folder / 'report' / 'report.html'}")
         if (folder / CURVES).is_dir() and len(unfinished) < len(jobs):
             console.say(f"Curves: tensorboard --logdir {folder / CURVES}")
     except (UserError, OSError) as error:  # no run came to its end, or the disk is full

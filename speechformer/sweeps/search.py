@@ -13,71 +13,42 @@ import math
 import os
 import secrets
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 
 from speechformer import console
-from speechformer.errors import UserError, one_sentence
+from speechformer.errors import UserError, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs.search import JOURNAL, SEARCH, STUDY, import_optuna, journal
 from speechformer.sweeps import folder as sweeps
 from speechformer.sweeps import progress
+from speechformer.sweeps.sweeper import HeldOutSweeper, register_plugin
 
 COMMANDS = "commands"
 FIRST_PRUNING = 3  # evaluation after which a run may be pruned: the first ones say little
-
-
-def check_held_out(config: DictConfig, loader: Any, overrides: Sequence[str]) -> tuple[str, str]:
-    """Return a job's task and the direction of its metric, "max" or "min"; a `UserError` if nothing is held out."""
-    from speechformer.tasks.registry import TASKS
-
-    cfg = loader.load_sweep_config(config, list(overrides))
-    if cfg.task.data != "pairs" and not cfg.protocol.validation:
-        chosen = config.hydra.runtime.choices["hydra/sweeper"]
-        raise UserError(
-            f"hydra/sweeper={chosen} chooses by the score on held-out data, and protocol={cfg.protocol.name} "
-            "holds none out: it would choose on test. Add protocol=clean."
-        )
-    return cfg.task.name, TASKS[cfg.task.name].mode
 
 
 class PrunedError(Exception):
     """A run whose curve is so far below that of other trials that it is not continued."""
 
 
-class OptunaSweeper(Sweeper):
+class OptunaSweeper(HeldOutSweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/optuna.yaml`."""
 
     def __init__(self, trials: int, at_once: int | None = None, params: Any = None, **classes: Any) -> None:
-        self.trials, self.at_once, self.params = trials, at_once, params or {}
-        self.classes = classes
+        self.trials, self.at_once, self.params, self.classes = trials, at_once, params, classes
         self.token = secrets.token_hex(4)
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.cfg, self.loader = config, hydra_context.config_loader
-        arguments: Any = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
-        self.launch = Plugins.instance().instantiate_launcher(**arguments).launch
 
     def sweep(self, arguments: list[str]) -> Any:
         for name, value in (("trials", self.trials), ("at_once", self.at_once)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"hydra.sweeper.{name} must be a whole number of at least 1, not {value}.")
-        self.folder = Path(self.cfg.hydra.sweep.dir)
-        self.choices = self.cfg.hydra.runtime.choices
-        words = [f"{key}={value}" for key, value in self.params.items()]
-        parser = OverridesParser.create(config_loader=self.loader)
-        self.fixed, self.space, self.seeds = split_overrides(parser.parse_overrides([*words, *arguments]))
-        _, mode = check_held_out(self.cfg, self.loader, self.fixed)
+            valid = value is None or (type(value) is int and value >= 1)
+            require(valid, f"hydra.sweeper.{name}", "a whole number of at least 1", value)
+        self.fixed, self.space, self.seeds = split_overrides(self.parse(arguments))
+        _, mode = self.task_and_mode(self.fixed)
         self.study = open_study(self.folder, self.classes, "maximize" if mode == "max" else "minimize")
         self.check_space()
         (self.folder / COMMANDS).mkdir(exist_ok=True)
@@ -92,11 +63,11 @@ class OptunaSweeper(Sweeper):
     def check_space(self) -> None:
         """Raise a `UserError` if the study is of another search."""
         space = {key: repr(value) for key, value in self.space.items()}
-        own: dict[str, Any] = {"space": space, "fixed": sorted(self.fixed), "seeds": self.seeds}
+        search: dict[str, Any] = {"space": space, "fixed": sorted(self.fixed), "seeds": self.seeds}
         before = self.study.user_attrs.get("search")
         if before is None:
-            self.study.set_user_attr("search", own)
-        elif before != own:
+            self.study.set_user_attr("search", search)
+        elif before != search:
             raise UserError(
                 f"{self.folder / JOURNAL} holds the search over {before['space']} with "
                 f"{' '.join(before['fixed']) or 'the defaults'}, and seeds {before['seeds']}. {sweeps.CHOOSE}"
@@ -143,39 +114,31 @@ class OptunaSweeper(Sweeper):
 
     def run(self, batch: Sequence[Any]) -> Any:
         """Run the jobs of some trials, and tell their scores."""
-        jobs = [self.words_of(trial, seed) for trial in batch for seed in self.seeds]
+        from optuna.trial import TrialState
+
+        seeds = [[] if seed is None else [f"seed={seed}"] for seed in self.seeds]
+        jobs = [[*self.fixed, *chosen(trial), *seed] for trial in batch for seed in seeds]
         for job in jobs:
-            check_held_out(self.cfg, self.loader, job)
-        sweeps.write_jobs(self.folder, sys.argv[1:], jobs, self.choices["hydra/launcher"])
+            self.task_and_mode(job)
+        self.plan_jobs(jobs)
         planned = sweeps.plan(self.folder)["jobs"]
         numbers = [planned.index(job) for job in jobs]
-        owners = [trial.number for trial in batch for _ in self.seeds]
+        trial_numbers = [trial.number for trial in batch for _ in self.seeds]
         with FileLock(self.folder / sweeps.SWEEP_LOCK):  # another machine may have the same search
             before = (runs.read_json(self.folder / SEARCH) or {}).get("jobs", {})
-            jobs_of_trials = before | {str(number): owner for number, owner in zip(numbers, owners)}
-            runs.write_json(self.folder / SEARCH, {"seeds": len(self.seeds), "jobs": jobs_of_trials})
+            trial_of_job = before | dict(zip(map(str, numbers), trial_numbers))
+            runs.write_json(self.folder / SEARCH, {"seeds": len(self.seeds), "jobs": trial_of_job})
         returned = self.launch(jobs, initial_job_idx=0)
         states = {job.number: job.state.status for job in sweeps.jobs_of(self.folder)}
         for k, trial in enumerate(batch):
-            own = slice(k * len(self.seeds), (k + 1) * len(self.seeds))
-            scores = [job.return_value for job in returned[own]]
-            tell(self.study, trial, scores, {states[number] for number in numbers[own]})
+            its_jobs = slice(k * len(self.seeds), (k + 1) * len(self.seeds))
+            scores = [job.return_value for job in returned[its_jobs]]
+            ended = {states[number] for number in numbers[its_jobs]}
+            if ended == {"finished"} and all(map(math.isfinite, scores)):
+                self.study.tell(trial, statistics.mean(scores))
+            else:
+                self.study.tell(trial, state=TrialState.PRUNED if ended == {"pruned"} else TrialState.FAIL)
         return returned
-
-    def words_of(self, trial: Any, seed: str | None) -> list[str]:
-        """Return the overrides of a job."""
-        words = [*self.fixed, *chosen(trial)]
-        return words if seed is None else [*words, f"seed={seed}"]
-
-
-def tell(study: Any, trial: Any, scores: Sequence[float], states: set[str]) -> None:
-    """Tell a study how a trial has ended."""
-    from optuna.trial import TrialState
-
-    if states == {"finished"} and all(map(math.isfinite, scores)):
-        study.tell(trial, statistics.mean(scores))
-    else:
-        study.tell(trial, state=TrialState.PRUNED if states == {"pruned"} else TrialState.FAIL)
 
 
 def chosen(trial: Any) -> list[str]:
@@ -189,7 +152,7 @@ def say_best(study: Any, jobs: Sequence[sweeps.Job], seeds: int) -> None:
     from optuna.trial import TrialState
 
     scores = (progress.score(job.state.result or {}) for job in jobs if job.state.status == "finished")
-    metric = next((own[0] for own in scores if own), "")
+    metric = next((name for name, _ in filter(None, scores)), "")
     if complete := study.get_trials(states=[TrialState.COMPLETE]):
         over = f", the mean of {seeds} seeds" if seeds > 1 else ""
         score = f"{metric.replace('_', ' ')} {console.format_metric(metric, study.best_value)}"
@@ -224,8 +187,8 @@ def distribution(override: Override) -> Any:
     try:
         if isinstance(value, IntervalSweep):
             whole = isinstance(value.start, int) and isinstance(value.end, int)
-            kind = optuna.distributions.IntDistribution if whole else optuna.distributions.FloatDistribution
-            return kind(value.start, value.end, log=log)
+            numeric = optuna.distributions.IntDistribution if whole else optuna.distributions.FloatDistribution
+            return numeric(value.start, value.end, log=log)
         if isinstance(value, RangeSweep) and all(isinstance(x, int) for x in (value.start, value.stop, value.step)):
             values: Any = value.range()
             return optuna.distributions.IntDistribution(min(values), max(values), step=abs(values.step))
@@ -275,11 +238,9 @@ def reporter(folder: Path, number: int, classes: Any) -> Callable[[int, dict[str
     content = runs.read_json(folder / SEARCH) or {}
     if str(number) not in content.get("jobs", {}) or content["seeds"] > 1:  # the first seed alone would decide
         return None
-    optuna = import_optuna()
     study = open_study(folder, classes)
-    number_of_trial = content["jobs"][str(number)]
-    trial = optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number_of_trial]._trial_id)
-
+    frozen_trial = study.get_trials(deepcopy=False)[content["jobs"][str(number)]]
+    trial = import_optuna().trial.Trial(study, frozen_trial._trial_id)
     evaluations = itertools.count(1)
 
     def report(step: int, metrics: dict[str, float], metric: str) -> None:
@@ -292,7 +253,5 @@ def reporter(folder: Path, number: int, classes: Any) -> Callable[[int, dict[str
 
 
 def register() -> None:
-    """Register the sweeper with Hydra, which takes plugins only from the package `hydra_plugins`."""
-    OptunaSweeper.__module__ = "hydra_plugins.speechformer_search"
-    sys.modules[OptunaSweeper.__module__] = sys.modules[__name__]
-    Plugins.instance().register(OptunaSweeper)
+    """Register the sweeper with Hydra."""
+    register_plugin(OptunaSweeper, "speechformer_search")

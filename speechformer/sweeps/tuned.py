@@ -17,48 +17,34 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
-from speechformer.sweeps.search import check_held_out
+from speechformer.sweeps.sweeper import HeldOutSweeper, register_plugin
 
 TUNED = "tuned.json"  # in the sweep's folder: grid, seeds, and the choice of each row
 Row = tuple[str, ...]  # overrides
 Key = tuple[Row, Row]  # a row and a point of the grid
 
 
-class TunedSweeper(Sweeper):
+class TunedSweeper(HeldOutSweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/tuned.yaml`."""
 
     def __init__(self, tuning_seeds: Sequence[int], untuned_seeds: int | None = None, params: Any = None) -> None:
-        self.tuning_seeds, self.untuned_seeds = list(tuning_seeds or []), untuned_seeds
-        self.params = params or {}
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.cfg, self.loader = config, hydra_context.config_loader
-        arguments: Any = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
-        self.launch = Plugins.instance().instantiate_launcher(**arguments).launch
+        self.tuning_seeds, self.untuned_seeds, self.params = list(tuning_seeds or []), untuned_seeds, params
 
     def sweep(self, arguments: list[str]) -> Any:
-        words = [f"{key}={value}" for key, value in self.params.items()]
-        parser = OverridesParser.create(config_loader=self.loader)
-        last = {own.get_key_element(): own for own in parser.parse_overrides([*words, *arguments])}
-        swept_seed = last.pop("seed", None)
+        overrides = {override.get_key_element(): override for override in self.parse(arguments)}
+        swept_seed = overrides.pop("seed", None)
         seeds = [()] if swept_seed is None else expand([swept_seed])
-        grid = {key: own for key, own in last.items() if "tune" in getattr(own.value(), "tags", ())}
+        grid = {key: word for key, word in overrides.items() if "tune" in getattr(word.value(), "tags", ())}
         if (n := self.untuned_seeds) is not None and (type(n) is not int or n < 0):
             raise UserError(f"hydra.sweeper.untuned_seeds={n}: expected a number of seeds, or null.")
         if not grid or not self.tuning_seeds:
@@ -66,12 +52,12 @@ class TunedSweeper(Sweeper):
             raise UserError(
                 f"hydra/sweeper=tuned needs something to tune, such as {example}, and hydra.sweeper.tuning_seeds."
             )
-        rows = [*dict.fromkeys(expand([own for key, own in last.items() if key not in grid]))]
+        rows = [*dict.fromkeys(expand([word for key, word in overrides.items() if key not in grid]))]
         points = [*dict.fromkeys(expand([*grid.values()]))]
         mode = self.check(rows, points, seeds)
         tuning = [(f"study={self.cfg.study or self.cfg.task.name}_tuning", f"seed={k}") for k in self.tuning_seeds]
-        jobs = {(row, point): [(*row, *point, *own) for own in tuning] for row in rows for point in points}
-        returned = self.run([job for own in jobs.values() for job in own])
+        jobs = {(row, point): [(*row, *point, *words) for words in tuning] for row in rows for point in points}
+        returned = self.run([*itertools.chain(*jobs.values())])
         scores = self.read_scores(jobs)
         ordered = {row: self.default_first(row, points) for row in rows}
         choices = {row: choose({point: scores[row, point] for point in ordered[row]}, mode) for row in rows}
@@ -87,15 +73,14 @@ class TunedSweeper(Sweeper):
         Raises:
             UserError: a run has neither finished nor diverged. A choice without it would have another budget.
         """
-        folder = Path(self.cfg.hydra.sweep.dir)
-        ended = {tuple(job.overrides): job for job in sweeps.jobs_of(folder)}
-        states = [ended[job].state.status for own in jobs.values() for job in own]
+        ended = {tuple(job.overrides): job for job in sweeps.jobs_of(self.folder)}
+        states = [ended[job].state.status for job in itertools.chain(*jobs.values())]
         if missing := [state for state in states if state not in ("finished", "diverged")]:
             raise UserError(
-                f"{len(missing)} of {len(states)} tuning runs in {folder} have no score "
+                f"{len(missing)} of {len(states)} tuning runs in {self.folder} have no score "
                 f"({', '.join(sorted({*missing}))}), so nothing is chosen. Run the same command again."
             )
-        return {key: statistics.mean(score_of(ended[job].state) for job in own) for key, own in jobs.items()}
+        return {key: statistics.mean(score_of(ended[job].state) for job in seeds) for key, seeds in jobs.items()}
 
     def check(self, rows: Sequence[Row], points: Sequence[Row], seeds: Sequence[Row]) -> str:
         """Return the direction of the task's metric, "max" or "min".
@@ -110,7 +95,7 @@ class TunedSweeper(Sweeper):
             )
         if any(word.startswith("++seed=") for row in rows for word in row):
             raise UserError("hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=.")
-        modes = {check_held_out(self.cfg, self.loader, (*row, *point)) for row in rows for point in points}
+        modes = {self.task_and_mode((*row, *point)) for row in rows for point in points}
         if len(modes) > 1:
             raise UserError("hydra/sweeper=tuned tunes one task at a time.")
         return modes.pop()[1]
@@ -118,20 +103,19 @@ class TunedSweeper(Sweeper):
     def default_first(self, row: Row, points: Sequence[Row]) -> list[Row]:
         """Return the points, that of the config without tuning first."""
         config = self.loader.load_sweep_config(self.cfg, list(row))
-        settings = [OmegaConf.from_dotlist(list(point)) for point in points]
         keys = [word.partition("=")[0] for word in points[0]]
-        differs = [
-            any(OmegaConf.select(own, key) != OmegaConf.select(config, key) for key in keys) for own in settings
-        ]
-        return [point for _, point in sorted(zip(differs, points), key=lambda pair: pair[0])]
+
+        def differs(point: Row) -> bool:
+            settings = OmegaConf.from_dotlist(list(point))
+            return any(OmegaConf.select(settings, key) != OmegaConf.select(config, key) for key in keys)
+
+        return sorted(points, key=differs)
 
     def run(self, jobs: Sequence[Row]) -> Sequence[Any]:
         """Run some jobs and return what Hydra's launcher returns."""
-        own = [list(job) for job in jobs]
-        sweeps.write_jobs(
-            Path(self.cfg.hydra.sweep.dir), sys.argv[1:], own, self.cfg.hydra.runtime.choices["hydra/launcher"]
-        )
-        return self.launch(own, initial_job_idx=0)
+        overrides = [list(job) for job in jobs]
+        self.plan_jobs(overrides)
+        return self.launch(overrides, initial_job_idx=0)
 
     def write(self, points: Sequence[Row], choices: Mapping[Row, Row | None], scores: Mapping[Key, float]) -> None:
         """Write `tuned.json`; rows are named by what differs between them."""
@@ -145,7 +129,7 @@ class TunedSweeper(Sweeper):
             for name, (row, choice) in zip(names, choices.items())
         ]
         content = {"points": [list(point) for point in points], "tuning_seeds": self.tuning_seeds, "rows": rows}
-        runs.write_json(Path(self.cfg.hydra.sweep.dir) / TUNED, content)
+        runs.write_json(self.folder / TUNED, content)
 
 
 def expand(overrides: Sequence[Override]) -> list[Row]:
@@ -170,7 +154,5 @@ def choose(scores: Mapping[Row, float], mode: str) -> Row | None:
 
 
 def register() -> None:
-    """Register the sweeper with Hydra, which takes plugins only from the package `hydra_plugins`."""
-    TunedSweeper.__module__ = "hydra_plugins.speechformer_tuned"
-    sys.modules[TunedSweeper.__module__] = sys.modules[__name__]
-    Plugins.instance().register(TunedSweeper)
+    """Register the sweeper with Hydra."""
+    register_plugin(TunedSweeper, "speechformer_tuned")
