@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speechformer.analysis.play_page import SCRIPTS
 from speechformer.config import CONF
 
 PROJECT = CONF.parent
@@ -31,8 +30,8 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for path in CONF.rglob("*.yaml"):
         assert f"speechformer/conf/{path.relative_to(CONF).as_posix()}" in names
-    others = {"report/published.yaml", "runs/schema.json", "analysis/attention.html", "py.typed"}
-    others |= {f"analysis/play/{name}" for name in (*SCRIPTS, "page.html", "page.css")}
+    others = {"report/labels.yaml", "report/page.md", "runs/schema.json", "analysis/attention.html", "py.typed"}
+    others |= {f"analysis/play/{path.name}" for path in (PROJECT / "speechformer" / "analysis" / "play").glob("*.*")}
     assert {f"speechformer/{name}" for name in others} <= names
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert {name.split("/")[0] for name in names} == {"speechformer", f"speechformer-{version}.dist-info"}

@@ -191,5 +191,6 @@ def test_python_works_as_shown(block, a_classifier: Path, tmp_path: Path, monkey
     train = speechformer.fit
     monkeypatch.setattr(speechformer, "fit", fit)
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(a_classifier, tmp_path / "outputs" / "runs" / "...")
+    for name in ("runs/...", "sweeps/run"):
+        shutil.copytree(a_classifier, tmp_path / "outputs" / name)
     exec(compile(block.content, name_of(block.page), "exec"), {})

@@ -330,7 +330,7 @@ def as_html(table: Table) -> Markup:
     def cell(text: str, is_bold: bool) -> str:
         first, *rest = (str(escape(one_line(line, 4000))) for line in text.split("\n"))
         text = "<br>".join([f"<strong>{first}</strong>" if is_bold else first, *rest])
-        return re.sub(r" ± |(?<=\d), (?=[+−\d])", lambda match: match[0].replace(" ", "&nbsp;"), text)
+        return re.sub(r" ± |(?<=\d), (?=[+−\d])| (?=[†‡§¶])", lambda match: match[0].replace(" ", "&nbsp;"), text)
 
     heads = "".join(f"<th>{escape(one_line(name, 200))}</th>" for name in table.frame)
     lines = []

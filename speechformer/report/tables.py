@@ -72,13 +72,20 @@ def heading(metric: str) -> str:
     return name or metric.replace("_perplexity_", ", ").replace("_", ", ").removesuffix(", perplexity")
 
 
+def direction(study: Study, metric: str) -> int:
+    """Return 1 if a higher value of a metric is better, -1 if a lower one is, 0 if neither is known."""
+    if metric == study.metric:
+        return 1 if study.higher_is_better else -1
+    if "interval" in metric or not any(
+        word in metric for word in ("accuracy", "exact", "perplexity", "bleu", "chrf")
+    ):
+        return 0
+    return 1 if is_better_higher(metric) else -1
+
+
 def with_arrow(study: Study, metric: str) -> str:
     """Return the name of a metric with the direction in which it is better."""
-    higher = study.higher_is_better if metric == study.metric else is_better_higher(metric)
-    has_direction = metric == study.metric or any(
-        word in metric for word in ("accuracy", "perplexity", "bleu", "chrf")
-    )
-    return heading(metric) + (f" {'↑' if higher else '↓'}" if has_direction and "interval" not in metric else "")
+    return heading(metric) + {1: " ↑", -1: " ↓", 0: ""}[direction(study, metric)]
 
 
 def scale(metric: str) -> float:
@@ -262,12 +269,10 @@ def results(study: Study) -> Iterator[Table]:
 
 
 def best(study: Study, metric: str) -> int | None:
-    """Return the place of the best variant by a metric; None if there is no other to be better than."""
-    higher = study.higher_is_better if metric == study.metric else is_better_higher(metric)
+    """Return the place of the best variant by a metric; None if there is no other, or no direction."""
     means = [(s.mean, k) for k, v in enumerate(study.variants) if (s := study.summary(v.label, metric)) is not None]
-    if len(means) < 2:
-        return None
-    return (max if higher else min)(means)[1]
+    sign = direction(study, metric)
+    return max((sign * mean, place) for mean, place in means)[1] if sign and len(means) > 1 else None
 
 
 @dataclass(frozen=True)
