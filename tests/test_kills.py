@@ -90,7 +90,7 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *own, "seed=0,1", "hydra.sweep.dir=sweep"])
     monkeypatch.setattr(sweeps, "COMMAND", recovery.COMMAND)
-    monkeypatch.setattr("speechformer.report.__main__.write_report", lambda *_: [])
+    monkeypatch.setattr("speechformer.report.page.report", lambda *_, **__: [])
     points = count_points(train.main, folder, without="sweep/lm_")
     expected = names(folder)
     assert points > 10
