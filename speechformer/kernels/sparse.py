@@ -198,7 +198,7 @@ def layout_of(
         plans = [best_plan(part, stride, T, causal) for part, stride in parts(pattern)]
         if sum(plan.cost for plan in plans) * len(plans) > cost * T**2:
             return None
-        layout = [plan.build() for plan in plans]
+        layout = [Part(plan.place, plan.block, [*map(plan.group, plan.groups)], plan.in_order) for plan in plans]
     return layout if device.type == "cpu" else [part.to(device) for part in layout]
 
 
@@ -228,18 +228,10 @@ class Plan:
         return grouped([*map(len, self.runs)])
 
     @property
-    def gathered(self) -> int:
-        """The number of runs that are gathered in all groups, the repeated ones included."""
-        return sum(len(blocks) * max(len(self.runs[k]) for k in blocks) for blocks in self.groups)
-
-    @property
     def cost(self) -> float:
         """The time of a pass, in that of a pair without what gathering and blocks add to it."""
-        return self.gathered * (self.run + GATHER) * (self.block + BLOCK_COST)
-
-    def build(self) -> Part:
-        """Build the part."""
-        return Part(self.place, self.block, [self.group(blocks) for blocks in self.groups], self.in_order)
+        gathered_runs = sum(len(blocks) * max(len(self.runs[k]) for k in blocks) for blocks in self.groups)
+        return gathered_runs * (self.run + GATHER) * (self.block + BLOCK_COST)
 
     def group(self, blocks: list[int]) -> Group:
         """Build a group of blocks; blocks with fewer runs repeat their first one, hidden by the mask."""

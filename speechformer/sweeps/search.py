@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import secrets
 import statistics
 from collections.abc import Callable, Sequence
@@ -108,8 +107,9 @@ class OptunaSweeper(HeldOutSweeper):
         if launcher == "basic":
             runs_at_once = 1
         elif launcher == "joblib":
-            n_jobs = self.cfg.hydra.launcher.n_jobs
-            runs_at_once = n_jobs if n_jobs > 0 else len(os.sched_getaffinity(0)) + 1 + n_jobs
+            from joblib import effective_n_jobs
+
+            runs_at_once = effective_n_jobs(self.cfg.hydra.launcher.n_jobs)
         return self.at_once or max(1, runs_at_once // len(self.seeds))
 
     def run(self, batch: Sequence[Any]) -> Any:
