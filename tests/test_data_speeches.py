@@ -128,7 +128,7 @@ def test_a_large_train_is_evaluated_on_a_sample(task: str, corpus: Corpus) -> No
     count = sum(int((batch["ids"] != 0).sum()) for batch in data.val_dataloader() if batch["part"][0] == "train")
     assert 2900 < count <= 3000 and data.counts["evaluated_tokens"] == {"train": count}
     assert "evaluated_tokens" not in whole.counts
-    assert data.train_tokens == whole.train_tokens and len(data.train["ids"]) == len(whole.train["ids"])
+    assert data.train_tokens == whole.train_tokens and len(data.drawn["ids"]) == len(whole.drawn["ids"])
     assert torch.equal(data.monitored["validation", ""]["ids"], whole.monitored["validation", ""]["ids"])
 
 

@@ -151,30 +151,26 @@ class WindowBatches(SeededBatches):
         return {"ids": self.stream[chosen[:, None] + self.column]}
 
 
+def sorted_batches(rows: Rows) -> list[Rows]:
+    """Return all rows in batches, sorted by length to save padding."""
+    lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
+    return [take(rows, chosen, lengths_N) for chosen in lengths_N.argsort(stable=True).split(size)]
+
+
 class EvaluationBatches:
-    """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part.
-
-    Those of `StreamRows` are read when it is their turn.
-    """
-
-    streamed: Mapping[Part, StreamRows] = {}
+    """All rows of all parts once; `batch["part"]` names the part. `StreamRows` are read when it is their turn."""
 
     def __init__(self, parts: Mapping[Part, Rows | StreamRows]) -> None:
-        self.batches: list[Batch] = []
-        self.streamed = {part: rows for part, rows in parts.items() if isinstance(rows, StreamRows)}
-        for part, rows in parts.items():
-            if not isinstance(rows, StreamRows):
-                lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
-                batches = lengths_N.argsort(stable=True).split(size)
-                self.batches += [{"part": part, **take(rows, chosen, lengths_N)} for chosen in batches]
+        self.batches: dict[Any, list[Batch] | StreamRows] = {
+            part: rows if isinstance(rows, StreamRows) else sorted_batches(rows) for part, rows in parts.items()
+        }
 
     def __len__(self) -> int:
-        return len(self.batches) + sum(map(len, self.streamed.values()))
+        return sum(map(len, self.batches.values()))
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from self.batches
-        for part, rows in self.streamed.items():
-            for batch in rows.batches():
+        for part, batches in self.batches.items():
+            for batch in batches:
                 yield {"part": part, **batch}
 
 
@@ -228,7 +224,7 @@ class Windows:
 
 
 class StreamRows:
-    """Windows over a stream that is too long to have all of them in memory."""
+    """Batches of windows, sorted by length, over a stream that is too long to have all of them in memory."""
 
     def __init__(self, stream: Stream, windows: Windows) -> None:
         self.stream, self.windows = stream, windows
@@ -237,8 +233,7 @@ class StreamRows:
     def __len__(self) -> int:
         return -(-len(self.windows.start) // self.size)
 
-    def batches(self) -> Iterator[Rows]:
-        """Yield the windows sorted by length."""
+    def __iter__(self) -> Iterator[Rows]:
         for chosen in self.windows.size.argsort(stable=True).split(self.size):
             yield self.windows.rows(self.stream, chosen)
 

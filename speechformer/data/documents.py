@@ -16,7 +16,7 @@ from torch import Tensor
 
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.subwords import Subwords
-from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_blocks
+from speechformer.data.batches import Example, Part, StreamRows, WindowBatches, Windows, sample_blocks
 from speechformer.data.speeches import StreamData, TextSize, check_length
 from speechformer.data.token_cache import TokenCache
 from speechformer.data.token_file import TokenFile
@@ -49,12 +49,18 @@ class DocumentData(StreamData):
         parts = ["train", *(["validation"] if "validation" in opened else [])]
         self.files = {(part, ""): opened[part] for part in parts}
         self.files |= {("test", name): opened[f"test_{name}"] for name in self.corpus.tests}
-        self.check_split()
+        counts = {split: file.counts["documents"] for (split, _), file in self.files.items()}
+        if self.cache.share and not (counts["train"] and counts["validation"]):
+            raise UserError(
+                f"{self.corpus.where}: {counts['train']} documents are left to train and {counts['validation']} are "
+                "held out, and both need some. Name the text between documents with corpus.separator, add "
+                "validation_LM.txt, or choose the checkpoint on test with protocol.validation=0."
+            )
         for (split, name), file in self.files.items():
             least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
             check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
         self.stream = self.files["train", ""]
-        self.monitored, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
+        self.monitored, self.tested, self.text_sizes = {}, {}, {}
         for (split, name), file in self.files.items():
             if split != "test":
                 blocks = sample_blocks(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
@@ -63,18 +69,8 @@ class DocumentData(StreamData):
             self.tested["test", name] = self.cover(file, self.block_size, self.block_size)
             self.tested["test_sliding", name] = self.cover(file, self.block_size, stride)
             for length in self.task["lengths"]:
-                self.longer_contexts[f"test_length_{length}", name] = self.cover(file, length, length)
+                self.extra_tests[f"test_length_{length}", name] = self.cover(file, length, length)
             self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
-
-    def check_split(self) -> None:
-        """Require documents on both sides, if some are held out."""
-        counts = {split: file.counts["documents"] for (split, _), file in self.files.items()}
-        if self.cache.share and not (counts["train"] and counts["validation"]):
-            raise UserError(
-                f"{self.corpus.where}: {counts['train']} documents are left to train and {counts['validation']} are "
-                "held out, and both need some. Name the text between documents with corpus.separator, add "
-                "validation_LM.txt, or choose the checkpoint on test with protocol.validation=0."
-            )
 
     def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
@@ -92,22 +88,22 @@ class DocumentData(StreamData):
         return "validation" if ("validation", "") in self.files else "test"
 
     def count(self) -> dict[str, Any]:
-        tests = {}
-        for name in self.corpus.tests:
-            own = self.files["test", name].counts
-            tests[name] = {"rows": own["documents"], "tokens": own["tokens"], "unknown_tokens": own["unknown"]}
-        held = self.files.get(("validation", ""))
-        evaluated = {split: rows.windows.tokens for (split, _), rows in self.monitored.items()}
-        train = self.files["train", ""].counts
+        counts = {part: file.counts for part, file in self.files.items()}
+        train, validation = counts["train", ""], counts.get(("validation", ""), {})
+        tests = {
+            name: {"rows": test["documents"], "tokens": test["tokens"], "unknown_tokens": test["unknown"]}
+            for (split, name), test in counts.items()
+            if split == "test"
+        }
         return {
             "train": train["documents"],
-            "validation": held.counts["documents"] if held else 0,
+            "validation": validation.get("documents", 0),
             "removed_from_train": train["removed"],
             "test": sum(test["rows"] for test in tests.values()),
             "test_in_train": train["leaked"],
             "tests": tests,
-            "train_tokens": len(self.files["train", ""]) - 1,
-            "evaluated_tokens": evaluated,
+            "train_tokens": len(self.stream) - 1,
+            "evaluated_tokens": {split: rows.windows.tokens for (split, _), rows in self.monitored.items()},
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": 0,
         }
@@ -115,18 +111,11 @@ class DocumentData(StreamData):
     def examples(self) -> list[Example]:
         """Return the beginning of the first text of the part that selects the checkpoint."""
         first = next(file for (split, _), file in self.files.items() if split == self.chosen_on)
-        ids = first[torch.arange(1, min(17, len(first)))]
-        return [Example([ids], [self.tokenizer.tokens(ids.tolist())])]
+        return [self.example(first[torch.arange(1, min(17, len(first)))])]
 
-    def reference_metrics(self) -> dict[str, float | None]:
-        """Return the fraction of unknown tokens in the validation text and in each test."""
-        rates: dict[str, float] = {}
-        for (split, name), file in self.files.items():
-            if split != "train":
-                rate = file.counts["unknown"] / (len(file) - 1)
-                rates["_".join(filter(None, (split, "unknown_rate", name)))] = rate
-        tests = [rates[f"test_unknown_rate_{name}"] for name in self.corpus.tests]
-        return {**rates, "test_unknown_rate_mean": sum(tests) / len(tests)}
+    def unknown_rates(self) -> dict[Part, float]:
+        texts = {part: file for part, file in self.files.items() if part[0] != "train"}
+        return {part: file.counts["unknown"] / (len(file) - 1) for part, file in texts.items()}
 
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts

@@ -22,7 +22,6 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import (
     LONG_STREAM,
-    EvaluationBatches,
     Example,
     Part,
     Rows,
@@ -48,17 +47,16 @@ class SpeechData(TaskData):
 
     Attributes:
         splits: the rows of text.
-        train: the rows to train on.
-        monitored: parts that are evaluated during training: train and, if there is one, the held-out part.
-        tested: parts that are evaluated at the end, and during training if nothing is held out.
+        drawn: the rows of training batches.
+        train_tokens: the number of tokens of train.
+        monitored: train and, if there is one, the held-out part.
     """
 
     has_folds = True
     labelled: ClassVar[bool]  # whether the task reads the labelled sentences or the running text
     splits: Splits
-    train: Rows
-    monitored: dict[Part, Rows]
-    tested: dict[Part, Rows]
+    drawn: Rows
+    train_tokens: int
 
     def split(self) -> None:
         self.task = DEFAULTS | self.task
@@ -132,21 +130,8 @@ class SpeechData(TaskData):
             f"training set and {counts['test_nearly_in_train']} nearly{f'; block_size cuts {cut}' if cut else ''}."
         )
 
-    @property
-    def train_tokens(self) -> int:
-        """The number of tokens of train."""
-        return int(lengths_of(self.train).sum())
-
     def train_dataloader(self) -> SeededBatches:
-        return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
-
-    def val_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated during training."""
-        return EvaluationBatches(self.monitored | ({} if self.chosen_on == "validation" else self.tested))
-
-    def test_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated once, at the end: everything."""
-        return EvaluationBatches(self.monitored | self.tested)
+        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
 
 
 def check_length(tokens: int, part: str, least: int) -> None:
@@ -171,44 +156,39 @@ class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
 
     Attributes:
-        drawn: the rows of training batches: `train`, then those of `task.extra_text`, whose label is IGNORE. A line
-            of running text that is longer than `block_size` becomes several rows.
+        train: the labelled rows to train on.
+        drawn: `train`, then the rows of `task.extra_text`, whose label is IGNORE. A line of running text that is
+            longer than `block_size` becomes several rows.
     """
 
     labelled = True
-    drawn: Rows
 
     def encode(self) -> None:
         self.drawn = self.encode_rows(self.splits.train)
-        self.train = {name: own[self.drawn["labels"] != IGNORE] for name, own in self.drawn.items()}
+        self.train_tokens = int(lengths_of(self.drawn).sum())
+        self.train = {name: column[self.drawn["labels"] != IGNORE] for name, column in self.drawn.items()}
         self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor(self.splits.in_train("test"))
-        own = {"in_train": in_train, "row": torch.arange(len(in_train))}
-        self.tested = {("test", ""): self.encode_rows(self.splits.test["test"]) | own}
+        rows = self.encode_rows(self.splits.test["test"])
+        self.tested = {("test", ""): {**rows, "in_train": in_train, "row": torch.arange(len(in_train))}}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
         """Return ids [N, block_size] and labels [N], IGNORE for rows without a class."""
-        encoded = [(label, self.tokenizer.encode(text)) for label, text in rows]
-        size, cut = self.block_size, list[tuple[int, list[int]]]()
-        for label, words in encoded:
+        size, labels, pieces = self.block_size, list[int](), list[list[int]]()
+        for label, text in rows:
+            words = self.tokenizer.encode(text)
             starts = range(0, len(words), size) if label is None else (0,)
-            cut += [(IGNORE if label is None else label, words[start : start + size]) for start in starts]
-        ids = torch.full((len(cut), size), PAD)
-        for row, (_, words) in enumerate(cut):
+            labels += [IGNORE if label is None else label] * len(starts)
+            pieces += [words[start : start + size] for start in starts]
+        ids = torch.full((len(pieces), size), PAD)
+        for row, words in enumerate(pieces):
             ids[row, : len(words)] = torch.tensor(words)
-        return {"ids": ids, "labels": torch.tensor([label for label, _ in cut])}
+        return {"ids": ids, "labels": torch.tensor(labels)}
 
     def count(self) -> dict[str, Any]:
         return super().count() | ({"train_rows": len(self.drawn["ids"])} if self.splits.extra else {})
-
-    @property
-    def train_tokens(self) -> int:
-        return int(lengths_of(self.drawn).sum())
-
-    def train_dataloader(self) -> SeededBatches:
-        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
 
     def examples(self) -> list[Example]:
         """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""
@@ -217,8 +197,7 @@ class SentenceData(SpeechData):
         suitable = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
         for label in rows["labels"].unique().tolist():
             for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
-                ids = rows["ids"][k][: lengths[k]]
-                examples.append(Example([ids], [self.tokenizer.tokens(ids.tolist())], label))
+                examples.append(self.example(rows["ids"][k], label))
         return examples
 
     def reference_metrics(self) -> dict[str, float | None]:
@@ -244,6 +223,7 @@ class StreamData(SpeechData):
 
     Attributes:
         stream: the ids of train.
+        extra_tests: on longer contexts.
         text_sizes: of each test.
         streams: ids of the validation text and of each test, if the model is mixed with counts.
     """
@@ -252,9 +232,6 @@ class StreamData(SpeechData):
     stream: Stream
     text_sizes: dict[str, TextSize]
     streams: dict[Part, Tensor]
-    monitored: dict[Part, Any]
-    tested: dict[Part, Any]
-    longer_contexts: dict[Part, Any]
 
     def encode(self) -> None:
         if "mean" in self.splits.test:
@@ -262,11 +239,12 @@ class StreamData(SpeechData):
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
         size, stride, limit = self.block_size, self.checked_stride(), self.task["evaluation_tokens"]
-        self.streams, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
+        self.streams, self.tested, self.text_sizes = {}, {}, {}
         self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
-        self.train = {"ids": self.stream.unfold(0, size + 1, 1)}
+        self.train_tokens = len(self.stream) - 1
+        self.drawn = {"ids": self.stream.unfold(0, size + 1, 1)}
         if self.task["ngram_targets"]:
-            self.train["start"] = torch.arange(len(self.train["ids"]))
+            self.drawn["start"] = torch.arange(len(self.drawn["ids"]))
         self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
         if self.splits.validation:
             held_out = self.encode_stream(self.splits.validation, "validation", least=2)
@@ -281,7 +259,7 @@ class StreamData(SpeechData):
             self.add_places(("test", name), stream)
             self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)
             for length in self.task["lengths"]:
-                self.longer_contexts[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
+                self.extra_tests[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
 
     def add_places(self, part: Part, stream: Tensor) -> None:
         """Add the place of each target in its stream to the rows of a part, if a mixture with counts needs it."""
@@ -304,10 +282,6 @@ class StreamData(SpeechData):
             raise UserError(f"task.stride must be between 1 and block_size={size}, not {stride}.")
         return stride
 
-    @property
-    def train_tokens(self) -> int:
-        return len(self.stream) - 1
-
     def train_dataloader(self) -> SeededBatches:
         if len(self.stream) < LONG_STREAM:
             return super().train_dataloader()
@@ -315,32 +289,27 @@ class StreamData(SpeechData):
 
     def limit_length(self, max_length: int | None) -> None:
         """Drop tests on contexts longer than `max_length`; None: no limit."""
-        for part, name in list(self.longer_contexts):
+        for part, name in list(self.extra_tests):
             if max_length is not None and int(part.removeprefix("test_length_")) > max_length:
-                del self.longer_contexts[part, name]
-
-    def test_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated once, at the end: everything."""
-        return EvaluationBatches(self.monitored | self.tested | self.longer_contexts)
-
-    def extra_dataloader(self) -> EvaluationBatches | None:
-        """Return the tests on longer contexts."""
-        return EvaluationBatches(self.longer_contexts) if self.longer_contexts else None
+                del self.extra_tests[part, name]
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
         parts = (self.monitored | self.tested).items()
-        rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
-        beginnings = [ids[ids != PAD] for ids in rows]
-        return [Example([ids], [self.tokenizer.tokens(ids.tolist())]) for ids in beginnings]
+        return [self.example(rows["ids"][0][:16]) for (split, _), rows in parts if split == self.chosen_on]
 
-    def reference_metrics(self) -> dict[str, float | None]:
+    def unknown_rates(self) -> dict[Part, float]:
         """Return the fraction of unknown words among the targets of the validation text and of each test."""
-        rates: dict[str, Any] = {}
+        rates = {}
         for part, rows in (self.monitored | self.tested).items():
             if part[0] in ("validation", "test"):
                 targets = rows["targets"][rows["targets"] != IGNORE]
-                name = "_".join(filter(None, (part[0], "unknown_rate", part[1])))
-                rates[name] = (targets == UNKNOWN).double().mean().item()
-        tests = [rates[f"test_unknown_rate_{name}"] for name in self.splits.test]
-        return rates | {"test_unknown_rate_mean": sum(tests) / len(tests)}
+                rates[part] = (targets == UNKNOWN).double().mean().item()
+        return rates
+
+    def reference_metrics(self) -> dict[str, float | None]:
+        """Return `unknown_rates` by name, and the mean of the tests."""
+        rates = self.unknown_rates()
+        tests = [rate for (split, _), rate in rates.items() if split == "test"]
+        named = {"_".join(filter(None, (split, "unknown_rate", name))): rate for (split, name), rate in rates.items()}
+        return {**named, "test_unknown_rate_mean": sum(tests) / len(tests)}
