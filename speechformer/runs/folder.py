@@ -330,21 +330,17 @@ class RunFolder:
         try:
             self.previous = read_json(self.path / OWNER, "owner") or {}
             self.result = result_or_none(self.path)
-            self.check()
+            for content in filter(None, (self.previous, self.result)):
+                failed_early = content.get("identity") is None and content.get("status") == "failed"
+                if content.get("identity") != self.identity and not failed_early:
+                    raise ForeignError(
+                        f"{self.path} holds another run (of another config, corpus or version of the numerics). "
+                        "Choose another folder, or overwrite it with force=true."
+                    )
+            if self.has_ended:
+                check_json(self.path / RESULT, self.result, "ended")  # it can be shown
         except DamagedError as error:
             raise DamagedError(f"{error} Or run it again with force=true.") from None
-
-    def check(self) -> None:
-        """Raise a `ForeignError` if the folder holds another run, or a result that cannot be shown."""
-        for content in filter(None, (self.previous, self.result)):
-            failed_early = content.get("identity") is None and content.get("status") == "failed"
-            if content.get("identity") != self.identity and not failed_early:
-                raise ForeignError(
-                    f"{self.path} holds another run (of another config, corpus or version of the numerics). Choose "
-                    "another folder, or overwrite it with force=true."
-                )
-        if self.has_ended:
-            check_json(self.path / RESULT, self.result, "ended")
 
 
 def check_is_ours(directory: Path) -> None:
