@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import stories
-from speechformer.corpora.files import cached_digest, find_folder, kind_of
+from speechformer.corpora.files import cached_digest, check_file, find_folder
 from speechformer.errors import UserError
 
 PART = re.compile(r"(train|validation)_LM|test_LM_.+", re.IGNORECASE)
@@ -171,10 +171,7 @@ def files_of_parts(folder: Path) -> dict[str, list[Path]]:
         if not files:
             raise UserError(f"{path} has no .txt file; put the documents there, or remove the folder.")
         for file in files:
-            if (kind := kind_of(file)) != "a file":
-                raise UserError(f"{file} is {kind}, and must be a file; correct, rename or remove it.")
-            if not file.name.isprintable():
-                raise UserError(f"The name of {str(file)!r} has characters that cannot be printed; rename it.")
+            check_file(file)
         parts[part] = files
     return parts
 
@@ -206,8 +203,8 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
             )
         folder, where = root, str(root.resolve())
     parts = files_of_parts(folder)
-    for part, file in (("train", "train_LM.txt"), ("test_", "test_LM_<name>.txt")):
-        if not any(own.startswith(part) for own in parts):
+    for beginning, file in (("train", "train_LM.txt"), ("test_", "test_LM_<name>.txt")):
+        if not any(part.startswith(beginning) for part in parts):
             raise UserError(f"{where} has no {file}, which task=lm needs.")
     if "test_mean" in parts:
         raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")

@@ -63,6 +63,12 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
     return next((folder for folder in folders if folder.is_dir() and valid(folder)), None), list(places)
 
 
+def generated_by(seed: int, sought: str, searched: list[str]) -> str:
+    """Describe a generated corpus: its seed, and where $SPEECHFORMER_DATA has not what was sought."""
+    absent = f"; no {sought} in {searched[0]}" if searched and os.environ.get(ENVIRONMENT) else ""
+    return f"made by the package, seed {seed}{absent}"
+
+
 def on_any_machine(place: str) -> str:
     """Return where a corpus is, with $SPEECHFORMER_DATA and ~ for the folders of this machine, as results say it."""
     folders = {os.environ.get(ENVIRONMENT, ""): f"${ENVIRONMENT}", os.path.expanduser("~"): "~"}
@@ -85,16 +91,17 @@ def kind_of(path: Path) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def read_file(path: Path) -> bytes:
-    """Read a file of a corpus.
-
-    Raises:
-        UserError: it cannot be read, or is no file: a broken link, a folder, a pipe (which could block), a device.
-    """
+def check_file(path: Path) -> None:
+    """Raise a `UserError` unless a path is a file: not a broken link, a folder, a pipe (which could block), ..."""
     if (kind := kind_of(path)) != "a file":
         raise UserError(f"{path} is {kind}, and must be a file; correct, rename or remove it.")
     if not path.name.isprintable():
         raise UserError(f"The name of {str(path)!r} has characters that cannot be printed; rename it.")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of a corpus; a `UserError` if it is none, or cannot be read."""
+    check_file(path)
     try:
         return path.read_bytes()
     except (OSError, MemoryError) as error:
@@ -118,16 +125,16 @@ def cached_digest(path: Path, compute: Callable[[BufferedReader], str]) -> str:
     about, place = path.stat(), str(path.resolve())
     state = [place, about.st_size, about.st_mtime_ns, about.st_ino]
     name = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
-    entry = cache_directory() / "digests" / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError, UserError):
-        *known, digest = json.loads(read_file(entry))
+    cached = cache_directory() / "digests" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):  # a UserError is a ValueError
+        *known, digest = json.loads(read_file(cached))
         if known == state:
             return str(digest)
     with open(path, "rb") as file:
         digest = compute(file)
     with contextlib.suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(entry) as file:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(cached) as file:
             file.write(json.dumps([*state, digest]).encode())
     return digest
 
@@ -314,7 +321,7 @@ class OutputFolder:
         )
 
     def _read(self) -> None:
-        with contextlib.suppress(UserError, OSError, ValueError, AttributeError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a UserError is a ValueError
             listed = json.loads(read_file(self.path / self.LIST))["files"]
             self.own |= {name for name in map(str, listed) if is_inside(self.path, name)}
 
