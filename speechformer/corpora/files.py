@@ -271,7 +271,7 @@ class OutputFolder:
     LIST = ".speechformer.json"
 
     def __init__(self, path: Path) -> None:
-        self.path, self.own = path, set[str]()
+        self.path, self.ours = path, set[str]()
         self.lock = FileLock(path / ".speechformer.lock", is_singleton=True)  # until nobody has this object
         self.written = set[str]()  # by this command
         if os.path.lexists(path) and not path.is_dir():
@@ -289,30 +289,30 @@ class OutputFolder:
             raise UserError(
                 f"{path} is outside {self.path}, through a link. Choose another folder, or remove the link."
             )
-        if os.path.lexists(path) and not self.own:
+        if os.path.lexists(path) and not self.ours:
             self._reject(path)  # before anything is written into somebody's folder
         if not self.lock.is_locked:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()  # another command may be writing here
             self._read()
             delete_leftovers(self.path / self.LIST)
-        if os.path.lexists(path) and (name not in self.own or path.is_symlink() or not path.is_file()):
+        if os.path.lexists(path) and (name not in self.ours or path.is_symlink() or not path.is_file()):
             self._reject(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.written.add(name)
-        if name not in self.own:
-            self.own.add(name)
+        if name not in self.ours:
+            self.ours.add(name)
             self._save()
         return path
 
     def remove_stale(self, pattern: str) -> None:
         """Remove our files whose names match a pattern and that this command has not written."""
-        stale = set(fnmatch.filter(self.own, pattern)) - self.written
+        stale = set(fnmatch.filter(self.ours, pattern)) - self.written
         for path in (self.path / name for name in stale):
             if path.is_file() and not path.is_symlink():
                 path.unlink()
         if stale:
-            self.own -= stale
+            self.ours -= stale
             self._save()
 
     def _reject(self, path: Path) -> NoReturn:
@@ -323,8 +323,8 @@ class OutputFolder:
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a UserError is a ValueError
             listed = json.loads(read_file(self.path / self.LIST))["files"]
-            self.own |= {name for name in map(str, listed) if is_inside(self.path, name)}
+            self.ours |= {name for name in map(str, listed) if is_inside(self.path, name)}
 
     def _save(self) -> None:
         with atomic_write(self.path / self.LIST) as file:
-            file.write((json.dumps({"files": sorted(self.own)}, indent=1) + "\n").encode())
+            file.write((json.dumps({"files": sorted(self.ours)}, indent=1) + "\n").encode())

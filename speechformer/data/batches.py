@@ -107,10 +107,10 @@ class SeededBatches:
             if n == 1:
                 yield self.batch(chosen)
             else:
-                own = chosen[k::n]
+                ours = chosen[k::n]
                 # A device without rows gets one of weight 0: the other devices wait for its gradients.
-                weight = self.weight(own) * n / self.weight(chosen)
-                yield {**self.batch(own if len(own) else chosen[:1]), "weight": weight}
+                weight = self.weight(ours) * n / self.weight(chosen)
+                yield {**self.batch(ours if len(ours) else chosen[:1]), "weight": weight}
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:

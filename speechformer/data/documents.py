@@ -42,7 +42,7 @@ class DocumentData(StreamData):
         return self.cache.tokenizer(*(self.task[key] for key in ("tokens", "vocab_size", "min_count")))
 
     def encode(self) -> None:
-        stride = self.checked_stride()
+        self.stride = self.checked_stride()
         opened: dict[str, TokenFile] = {}
         for part in self.corpus.parts:
             opened |= self.cache.files(part, self.tokenizer)
@@ -62,15 +62,12 @@ class DocumentData(StreamData):
         self.stream = self.files["train", ""]
         self.monitored, self.tested, self.text_sizes = {}, {}, {}
         for (split, name), file in self.files.items():
-            if split != "test":
+            if split == "test":
+                self.add_tests(name, file)
+                self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
+            else:
                 blocks = sample_blocks(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
                 self.monitored[split, name] = StreamRows(file, blocks)
-                continue
-            self.tested["test", name] = self.cover(file, self.block_size, self.block_size)
-            self.tested["test_sliding", name] = self.cover(file, self.block_size, stride)
-            for length in self.task["lengths"]:
-                self.extra_tests[f"test_length_{length}", name] = self.cover(file, length, length)
-            self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
 
     def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
@@ -79,9 +76,8 @@ class DocumentData(StreamData):
         places = torch.from_numpy(np.array(file.ends))
         return places[:-1], places[1:] + 1  # from one <eos> to the next
 
-    def cover(self, file: TokenFile, length: int, stride: int) -> StreamRows:
-        """Return the windows that evaluate a text."""
-        return StreamRows(file, Windows.cover(*self.segments(file), length, stride))
+    def cover(self, text: TokenFile, length: int, stride: int) -> StreamRows:
+        return StreamRows(text, Windows.cover(*self.segments(text), length, stride))
 
     @property
     def chosen_on(self) -> str:

@@ -238,35 +238,44 @@ class StreamData(SpeechData):
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
-        size, stride, limit = self.block_size, self.checked_stride(), self.task["evaluation_tokens"]
+        size, self.stride = self.block_size, self.checked_stride()
         self.streams, self.tested, self.text_sizes = {}, {}, {}
         self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
         self.train_tokens = len(self.stream) - 1
         self.drawn = {"ids": self.stream.unfold(0, size + 1, 1)}
         if self.task["ngram_targets"]:
             self.drawn["start"] = torch.arange(len(self.drawn["ids"]))
-        self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
+        rows = evaluation_rows(self.stream, size, size, self.task["evaluation_tokens"])
+        self.monitored = {("train", ""): rows}
         if self.splits.validation:
             held_out = self.encode_stream(self.splits.validation, "validation", least=2)
-            self.monitored["validation", ""] = evaluation_rows(held_out, size, size)
+            self.monitored["validation", ""] = self.cover(held_out, size, size)
             self.add_places(("validation", ""), held_out)
-        for name, rows in self.splits.test.items():
-            stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
-            texts = [text for _, text in rows]
+        for name, test in self.splits.test.items():
+            stream = self.encode_stream(test, f"test_LM_{name}.txt", least=2)
+            texts = [text for _, text in test]
             counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
             self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
-            self.tested["test", name] = evaluation_rows(stream, size, size)
+            self.add_tests(name, stream)
             self.add_places(("test", name), stream)
-            self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)
-            for length in self.task["lengths"]:
-                self.extra_tests[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
+
+    def add_tests(self, name: str, text: Any) -> None:
+        """Add the tests on a text: in blocks, with a sliding window, and on longer contexts."""
+        self.tested["test", name] = self.cover(text, self.block_size, self.block_size)
+        self.tested["test_sliding", name] = self.cover(text, self.block_size, self.stride)
+        for length in self.task["lengths"]:
+            self.extra_tests[f"test_length_{length}", name] = self.cover(text, length, length)
+
+    def cover(self, text: Any, length: int, stride: int) -> Any:
+        """Return the windows of `length` tokens that evaluate a text."""
+        return evaluation_rows(text, length, stride)
 
     def add_places(self, part: Part, stream: Tensor) -> None:
         """Add the place of each target in its stream to the rows of a part, if a mixture with counts needs it."""
         if self.task["ngram_mixture"] != "none":
             self.streams[part], size = stream, self.block_size
             rows = self.tested.get(part) or self.monitored[part]
-            rows["places"] = evaluation_rows(torch.arange(len(stream)), size, size)["targets"]
+            rows["places"] = self.cover(torch.arange(len(stream)), size, size)["targets"]
 
     def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
         """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
