@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from speechformer import console
 from speechformer.corpora import tokenizer
-from speechformer.corpora.files import atomic_write, cache_directory, read_file
+from speechformer.corpora.files import cache_directory, read_file, write_cache
 from speechformer.corpora.speeches import Corpus
 from speechformer.workers import start_worker
 
@@ -53,10 +53,7 @@ def remember_words(corpus: Corpus) -> bool:
             return True
     split_in_parallel(new)
     lines = "".join(json.dumps([text, " ".join(tokenizer.split_words(text))]) + "\n" for text in texts).encode()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
+    write_cache(path, json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
     return False
 
 

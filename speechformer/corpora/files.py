@@ -132,10 +132,7 @@ def cached_digest(path: Path, compute: Callable[[BufferedReader], str]) -> str:
             return str(digest)
     with open(path, "rb") as file:
         digest = compute(file)
-    with contextlib.suppress(OSError):
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(cached) as file:
-            file.write(json.dumps([*state, digest]).encode())
+    write_cache(cached, json.dumps([*state, digest]).encode())
     return digest
 
 
@@ -251,6 +248,19 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file by `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def write_cache(path: Path, content: bytes) -> None:
+    """Write a file of the user's cache, if that can be written."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+
+
 def is_inside(folder: Path, name: str) -> bool:
     """Return whether a name, which may come from a file of somebody else, leads to a place inside a folder."""
     try:
@@ -326,5 +336,5 @@ class OutputFolder:
             self.ours |= {name for name in map(str, listed) if is_inside(self.path, name)}
 
     def _save(self) -> None:
-        with atomic_write(self.path / self.LIST) as file:
-            file.write((json.dumps({"files": sorted(self.ours)}, indent=1) + "\n").encode())
+        content = json.dumps({"files": sorted(self.ours)}, indent=1) + "\n"
+        write_file(self.path / self.LIST, content.encode())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from speechformer import console
 from speechformer.corpora.duplicates import WORD, kinds_in, plain
-from speechformer.corpora.files import OutputFolder, atomic_write, read_file, split_lines
+from speechformer.corpora.files import OutputFolder, read_file, split_lines, write_file
 from speechformer.corpora.speeches import SIMILAR, parse
 from speechformer.corpora.tokenizer import sentence_splitter
 from speechformer.errors import ArgumentParser, UserError, run_command
@@ -108,8 +108,7 @@ def write(folder: Path, out: Path, share: float, seed: int, by_line: bool) -> No
     parse(contents, "own", str(out), list(texts))  # what we write can be read
     output = OutputFolder(out)
     for name, content in contents.items():
-        with atomic_write(output.file(name)) as file:
-            file.write(content)
+        write_file(output.file(name), content)
     output.remove_stale("test_LM_*.txt")
     rows = [("sentences", "train", "test"), *((name, str(len(train[name])), str(len(test[name]))) for name in texts)]
     console.write(console.table(rows))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speechformer.corpora.files import atomic_write, read_file
+from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
@@ -148,8 +148,7 @@ class Subwords:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON in the format of `tokenizers`."""
-        with atomic_write(path) as file:
-            file.write((self.tokenizer.to_str(pretty=False) + "\n").encode())
+        write_file(path, (self.tokenizer.to_str(pretty=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Subwords:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from speechformer.corpora.files import atomic_write, read_file
+from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
@@ -119,8 +119,7 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
         content = {"kind": "nltk words", "vocabulary": self.vocabulary}
-        with atomic_write(path) as file:
-            file.write((json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode())
+        write_file(path, (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

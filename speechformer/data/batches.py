@@ -158,11 +158,15 @@ def sorted_batches(rows: Rows) -> list[Rows]:
 
 
 class EvaluationBatches:
-    """All rows of all parts once; `batch["part"]` names the part. `StreamRows` are read when it is their turn."""
+    """All rows of all parts once; `batch["part"]` names the part.
 
-    def __init__(self, parts: Mapping[Part, Rows | StreamRows]) -> None:
-        self.batches: dict[Any, list[Batch] | StreamRows] = {
-            part: rows if isinstance(rows, StreamRows) else sorted_batches(rows) for part, rows in parts.items()
+    Args:
+        parts: rows, or batches of them. Those of `StreamRows` are read when it is their turn.
+    """
+
+    def __init__(self, parts: Mapping[Any, Rows | list[Batch] | StreamRows]) -> None:
+        self.batches = {
+            part: sorted_batches(rows) if isinstance(rows, dict) else rows for part, rows in parts.items()
         }
 
     def __len__(self) -> int:

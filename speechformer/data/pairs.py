@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,28 +119,16 @@ class TokenBatches(PairBatches):
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-class PairEvaluation(EvaluationBatches):
-    """All pairs of some parts once, sorted by length; a batch has its `part` and its pairs' indices, `rows`."""
-
-    def __init__(self, parts: Mapping[str, tuple[list[Tensor], list[Tensor]]]) -> None:
-        self.batches = {
-            part: [
-                {"rows": rows, **pad_pairs(source, target, rows)}
-                for rows in cut_by_length([max(len(a), len(b)) for a, b in zip(source, target)])
-            ]
-            for part, (source, target) in parts.items()
-        }
-
-
-def cut_by_length(lengths: list[int]) -> Iterator[list[int]]:
-    """Yield the indices of rows, sorted by length, in batches of at most `EVALUATION_TOKENS` tokens."""
+def evaluation_batches(source: list[Tensor], target: list[Tensor]) -> Iterator[Batch]:
+    """Yield the pairs, sorted by length, in batches of at most `EVALUATION_TOKENS`; `rows` has their indices."""
+    lengths = [max(len(a), len(b)) for a, b in zip(source, target)]
     rows: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
         if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
-            yield rows
+            yield {"rows": rows, **pad_pairs(source, target, rows)}
             rows = []
         rows.append(index)
-    yield rows
+    yield {"rows": rows, **pad_pairs(source, target, rows)}
 
 
 class PairData(TaskData):
@@ -282,10 +270,8 @@ class PairData(TaskData):
         batches.resegment = self.resegment if self.bpe_dropout else None
         return batches
 
-    def val_dataloader(self) -> PairEvaluation:
-        """Return what is evaluated during training: the validation pairs."""
-        return PairEvaluation({"validation": self.held_out["validation"]})
+    def val_dataloader(self) -> EvaluationBatches:
+        return EvaluationBatches({"validation": [*evaluation_batches(*self.held_out["validation"])]})
 
-    def test_dataloader(self) -> PairEvaluation:
-        """Return what is evaluated at the end, with the selected weights: validation and test pairs."""
-        return PairEvaluation(self.held_out)
+    def test_dataloader(self) -> EvaluationBatches:
+        return EvaluationBatches({part: [*evaluation_batches(*pairs)] for part, pairs in self.held_out.items()})

@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from speechformer import console
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import write_file
 from speechformer.errors import UserError, one_sentence
 from speechformer.escape import one_line
 from speechformer.runs import identity
@@ -74,8 +74,8 @@ class DamagedError(ForeignError):
 
 def write_json(path: Path, content: Any) -> None:
     """Write plain data as JSON, atomically; NaN, infinity and integers of more than 64 bits become null."""
-    with atomic_write(path) as file:
-        file.write((json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n").encode(errors="replace"))
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n"
+    write_file(path, text.encode(errors="replace"))
 
 
 @functools.cache
@@ -278,8 +278,7 @@ class RunFolder:
         self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         write_json(self.path / OWNER, self.owner)
         remove(self.path, RESULT)
-        with atomic_write(self.path / CONFIG) as file:
-            file.write(OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
+        write_file(self.path / CONFIG, OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
 
     def report_progress(self, **progress: Any) -> None:
         """Write how far the run is into `run.json`."""
