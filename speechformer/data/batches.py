@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
@@ -216,7 +215,10 @@ class Windows:
         return int((self.size - self.scored).sum())
 
     def rows(self, stream: Stream, chosen: Tensor | None = None) -> Rows:
-        """Return ids and targets of some windows, [windows, longest]; targets that are not scored are -100."""
+        """Return ids, targets and their places in the stream, of some windows or all, [windows, longest].
+
+        Targets that are not scored are -100.
+        """
         start, size, scored = (x if chosen is None else x[chosen] for x in (self.start, self.size, self.scored))
         column = torch.arange(int(size.max()))
         places = start[:, None] + column
@@ -224,14 +226,19 @@ class Windows:
         places = torch.where(is_input, places, start[:, None])
         ids = torch.where(is_input, stream[places], PAD)
         targets = torch.where(is_input & (column >= scored[:, None]), stream[places + 1], IGNORE)
-        return {"ids": ids, "targets": targets}
+        return {"ids": ids, "targets": targets, "places": places + 1}
 
 
 class StreamRows:
-    """Batches of windows, sorted by length, over a stream that is too long to have all of them in memory."""
+    """Batches of windows over a stream, sorted by length, which are read when it is their turn.
 
-    def __init__(self, stream: Stream, windows: Windows) -> None:
+    Args:
+        with_places: whether a batch has the `places` of the targets.
+    """
+
+    def __init__(self, stream: Stream, windows: Windows, with_places: bool = False) -> None:
         self.stream, self.windows = stream, windows
+        self.names = ("ids", "targets", "places") if with_places else ("ids", "targets")
         self.size = max(1, EVALUATION_TOKENS // int(windows.size.max()))  # of a batch
 
     def __len__(self) -> int:
@@ -239,7 +246,8 @@ class StreamRows:
 
     def __iter__(self) -> Iterator[Rows]:
         for chosen in self.windows.size.argsort(stable=True).split(self.size):
-            yield self.windows.rows(self.stream, chosen)
+            rows = self.windows.rows(self.stream, chosen)
+            yield {name: rows[name] for name in self.names}
 
 
 def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> Windows:
@@ -257,16 +265,3 @@ def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) ->
     offset = (chosen - (last - count)[segment]) * block_size
     size = (inputs[segment] - offset).clamp(max=block_size)
     return Windows(begins[segment] + offset, size, torch.zeros_like(size))
-
-
-def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | None = None) -> Rows:
-    """Cover a stream with windows, see `Windows.cover`: ids and targets, [windows, block_size].
-
-    Args:
-        tokens: take evenly spaced blocks with about this many targets; None for all.
-    """
-    segment = torch.tensor([0]), torch.tensor([len(stream)])
-    windows = Windows.cover(*segment, block_size, stride)
-    rows = (windows if tokens is None else sample_blocks(*segment, block_size, tokens)).rows(stream)
-    missing = block_size - rows["ids"].shape[1]
-    return {name: F.pad(x, (0, missing), value={"ids": PAD, "targets": IGNORE}[name]) for name, x in rows.items()}

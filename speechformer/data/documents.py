@@ -16,8 +16,8 @@ from torch import Tensor
 
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.subwords import Subwords
-from speechformer.data.batches import Example, Part, StreamRows, WindowBatches, Windows, sample_blocks
-from speechformer.data.speeches import StreamData, TextSize, check_length
+from speechformer.data.batches import Example, Part, Stream, WindowBatches
+from speechformer.data.speeches import DEFAULTS, StreamData, TextSize, check_length
 from speechformer.data.token_cache import TokenCache
 from speechformer.data.token_file import TokenFile
 from speechformer.errors import UserError
@@ -31,18 +31,20 @@ class DocumentData(StreamData):
     """
 
     has_folds = False
+    sampled = ("train", "validation")
     corpus: Documents
 
     def split(self) -> None:
         if self.task.get("extra_text"):
             raise UserError(f"task.extra_text needs labelled sentences, and corpus={self.corpus.name} has none.")
+        self.task = DEFAULTS | self.task
         self.cache = TokenCache(self.corpus, self.protocol)
 
     def fit_tokenizer(self) -> Subwords:
         return self.cache.tokenizer(*(self.task[key] for key in ("tokens", "vocab_size", "min_count")))
 
     def encode(self) -> None:
-        self.stride = self.checked_stride()
+        stride = self.checked_stride()
         opened: dict[str, TokenFile] = {}
         for part in self.corpus.parts:
             opened |= self.cache.files(part, self.tokenizer)
@@ -59,25 +61,19 @@ class DocumentData(StreamData):
         for (split, name), file in self.files.items():
             least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
             check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
-        self.stream = self.files["train", ""]
-        self.monitored, self.tested, self.text_sizes = {}, {}, {}
-        for (split, name), file in self.files.items():
-            if split == "test":
-                self.add_tests(name, file)
-                self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
-            else:
-                blocks = sample_blocks(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
-                self.monitored[split, name] = StreamRows(file, blocks)
+        self.text_sizes = {
+            name: TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
+            for (split, name), file in self.files.items()
+            if split == "test"
+        }
+        self.cover_streams({**self.files}, stride)
 
-    def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
-        """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
+    def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         if self.task["documents"] == "joined":
-            return torch.tensor([0]), torch.tensor([len(file)])
-        places = torch.from_numpy(np.array(file.ends))
+            return super().segments(stream)
+        assert isinstance(stream, TokenFile)
+        places = torch.from_numpy(np.array(stream.ends))
         return places[:-1], places[1:] + 1  # from one <eos> to the next
-
-    def cover(self, text: TokenFile, length: int, stride: int) -> StreamRows:
-        return StreamRows(text, Windows.cover(*self.segments(text), length, stride))
 
     @property
     def chosen_on(self) -> str:
@@ -98,7 +94,7 @@ class DocumentData(StreamData):
             "test": sum(test["rows"] for test in tests.values()),
             "test_in_train": train["leaked"],
             "tests": tests,
-            "train_tokens": len(self.stream) - 1,
+            "train_tokens": self.train_tokens,
             "evaluated_tokens": {split: rows.windows.tokens for (split, _), rows in self.monitored.items()},
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": 0,

@@ -2,7 +2,7 @@
 
     SentenceData    ids [N, block_size] padded with 0, labels [N], and for test sentences whether train has them
     StreamData      a text is one stream of ids; training draws windows of block_size + 1 anywhere in it, evaluation
-                    covers it so that each token is predicted exactly once (see `evaluation_rows`)
+                    covers it so that each token is predicted exactly once (see `Windows`)
 
 Shapes: N rows, B rows of a batch, T tokens.
 """
@@ -27,10 +27,12 @@ from speechformer.data.batches import (
     Rows,
     SeededBatches,
     Stream,
+    StreamRows,
     TrainingBatches,
     WindowBatches,
-    evaluation_rows,
+    Windows,
     lengths_of,
+    sample_blocks,
 )
 from speechformer.errors import UserError
 
@@ -49,6 +51,7 @@ class SpeechData(TaskData):
         splits: the rows of text.
         drawn: the rows of training batches.
         train_tokens: the number of tokens of train.
+        evaluated_tokens: the number of those that are evaluated during training.
         monitored: train and, if there is one, the held-out part.
     """
 
@@ -57,6 +60,7 @@ class SpeechData(TaskData):
     splits: Splits
     drawn: Rows
     train_tokens: int
+    evaluated_tokens: int
 
     def split(self) -> None:
         self.task = DEFAULTS | self.task
@@ -100,7 +104,7 @@ class SpeechData(TaskData):
                 "tokens": sum(map(len, ids)),
                 "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
             }
-        evaluated = int(lengths_of(self.monitored["train", ""]).sum())
+        is_sampled = self.evaluated_tokens < self.train_tokens
         return {
             "train": len(splits.train) - self.labelled * splits.extra,
             "validation": len(splits.validation),
@@ -109,7 +113,7 @@ class SpeechData(TaskData):
             **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
-            **({"evaluated_tokens": {"train": evaluated}} if evaluated < self.train_tokens else {}),
+            **({"evaluated_tokens": {"train": self.evaluated_tokens}} if is_sampled else {}),
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": sum(
                 label is not None and len(encode(text)) > self.block_size
@@ -167,7 +171,9 @@ class SentenceData(SpeechData):
         self.drawn = self.encode_rows(self.splits.train)
         self.train_tokens = int(lengths_of(self.drawn).sum())
         self.train = {name: column[self.drawn["labels"] != IGNORE] for name, column in self.drawn.items()}
-        self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
+        evaluated = sample_rows(self.train, self.task["evaluation_tokens"])
+        self.evaluated_tokens = int(lengths_of(evaluated).sum())
+        self.monitored = {("train", ""): evaluated}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor(self.splits.in_train("test"))
@@ -224,58 +230,65 @@ class StreamData(SpeechData):
     Attributes:
         stream: the ids of train.
         extra_tests: on longer contexts.
+        streams: the ids of the validation text and of each test.
         text_sizes: of each test.
-        streams: ids of the validation text and of each test, if the model is mixed with counts.
     """
 
     labelled = False
+    sampled: ClassVar[tuple[str, ...]] = ("train",)  # splits of which `evaluation_tokens` are evaluated
     stream: Stream
+    streams: dict[Part, Any]
     text_sizes: dict[str, TextSize]
-    streams: dict[Part, Tensor]
 
     def encode(self) -> None:
         if "mean" in self.splits.test:
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
-        size, self.stride = self.block_size, self.checked_stride()
-        self.streams, self.tested, self.text_sizes = {}, {}, {}
-        self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
-        self.train_tokens = len(self.stream) - 1
-        self.drawn = {"ids": self.stream.unfold(0, size + 1, 1)}
+        stride, size = self.checked_stride(), self.block_size
+        stream = self.encode_stream(self.splits.train, "training", least=size + 1)
+        streams: dict[Part, Stream] = {("train", ""): stream}
+        if self.splits.validation:
+            streams["validation", ""] = self.encode_stream(self.splits.validation, "validation", least=2)
+        self.text_sizes = {}
+        for name, rows in self.splits.test.items():
+            streams["test", name] = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
+            texts = [text for _, text in rows]
+            counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
+            self.text_sizes[name] = TextSize(len(streams["test", name]) - 1, *map(sum, counts))
+        self.cover_streams(streams, stride)
+        self.drawn = {"ids": stream.unfold(0, size + 1, 1)}
         if self.task["ngram_targets"]:
             self.drawn["start"] = torch.arange(len(self.drawn["ids"]))
-        rows = evaluation_rows(self.stream, size, size, self.task["evaluation_tokens"])
-        self.monitored = {("train", ""): rows}
-        if self.splits.validation:
-            held_out = self.encode_stream(self.splits.validation, "validation", least=2)
-            self.monitored["validation", ""] = self.cover(held_out, size, size)
-            self.add_places(("validation", ""), held_out)
-        for name, test in self.splits.test.items():
-            stream = self.encode_stream(test, f"test_LM_{name}.txt", least=2)
-            texts = [text for _, text in test]
-            counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
-            self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
-            self.add_tests(name, stream)
-            self.add_places(("test", name), stream)
 
-    def add_tests(self, name: str, text: Any) -> None:
-        """Add the tests on a text: in blocks, with a sliding window, and on longer contexts."""
-        self.tested["test", name] = self.cover(text, self.block_size, self.block_size)
-        self.tested["test_sliding", name] = self.cover(text, self.block_size, self.stride)
-        for length in self.task["lengths"]:
-            self.extra_tests[f"test_length_{length}", name] = self.cover(text, length, length)
+    def cover_streams(self, streams: dict[Part, Stream], stride: int) -> None:
+        """Cover the texts of train, validation and the tests with the windows that are evaluated."""
+        self.stream, self.train_tokens = streams["train", ""], len(streams["train", ""]) - 1
+        self.streams = {part: stream for part, stream in streams.items() if part[0] != "train"}
+        self.monitored, self.tested = {}, {}
+        size, limit, with_places = (
+            self.block_size,
+            self.task["evaluation_tokens"],
+            self.task["ngram_mixture"] != "none",
+        )
+        for part, stream in streams.items():
+            segments = self.segments(stream)
+            blocks = Windows.cover(*segments, size, size)
+            if part[0] == "test":
+                self.tested[part] = StreamRows(stream, blocks, with_places)
+                self.tested["test_sliding", part[1]] = StreamRows(stream, Windows.cover(*segments, size, stride))
+                for length in self.task["lengths"]:
+                    windows = Windows.cover(*segments, length, length)
+                    self.extra_tests[f"test_length_{length}", part[1]] = StreamRows(stream, windows)
+            elif part[0] in self.sampled and limit is not None:
+                self.monitored[part] = StreamRows(stream, sample_blocks(*segments, size, limit))
+            else:
+                self.monitored[part] = StreamRows(stream, blocks, with_places and part[0] == "validation")
+        self.evaluated_tokens = self.monitored["train", ""].windows.tokens
 
-    def cover(self, text: Any, length: int, stride: int) -> Any:
-        """Return the windows of `length` tokens that evaluate a text."""
-        return evaluation_rows(text, length, stride)
-
-    def add_places(self, part: Part, stream: Tensor) -> None:
-        """Add the place of each target in its stream to the rows of a part, if a mixture with counts needs it."""
-        if self.task["ngram_mixture"] != "none":
-            self.streams[part], size = stream, self.block_size
-            rows = self.tested.get(part) or self.monitored[part]
-            rows["places"] = self.cover(torch.arange(len(stream)), size, size)["targets"]
+    def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
+        return torch.tensor([0]), torch.tensor([len(stream)])
 
     def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
         """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
@@ -304,17 +317,13 @@ class StreamData(SpeechData):
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        parts = (self.monitored | self.tested).items()
-        return [self.example(rows["ids"][0][:16]) for (split, _), rows in parts if split == self.chosen_on]
+        texts = [stream for (split, _), stream in self.streams.items() if split == self.chosen_on]
+        return [self.example(text[torch.arange(min(16, self.block_size, len(text) - 1))]) for text in texts]
 
     def unknown_rates(self) -> dict[Part, float]:
         """Return the fraction of unknown words among the targets of the validation text and of each test."""
-        rates = {}
-        for part, rows in (self.monitored | self.tested).items():
-            if part[0] in ("validation", "test"):
-                targets = rows["targets"][rows["targets"] != IGNORE]
-                rates[part] = (targets == UNKNOWN).double().mean().item()
-        return rates
+        places = {part: torch.arange(1, len(stream)) for part, stream in self.streams.items()}
+        return {part: (self.streams[part][k] == UNKNOWN).double().mean().item() for part, k in places.items()}
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return `unknown_rates` by name, and the mean of the tests."""
