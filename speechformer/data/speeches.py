@@ -266,24 +266,22 @@ class StreamData(SpeechData):
         self.stream, self.train_tokens = streams["train", ""], len(streams["train", ""]) - 1
         self.streams = {part: stream for part, stream in streams.items() if part[0] != "train"}
         self.monitored, self.tested = {}, {}
-        size, limit, with_places = (
-            self.block_size,
-            self.task["evaluation_tokens"],
-            self.task["ngram_mixture"] != "none",
-        )
+        size, limit, mixture = self.block_size, self.task["evaluation_tokens"], self.task["ngram_mixture"]
         for part, stream in streams.items():
             segments = self.segments(stream)
-            blocks = Windows.cover(*segments, size, size)
-            if part[0] == "test":
-                self.tested[part] = StreamRows(stream, blocks, with_places)
-                self.tested["test_sliding", part[1]] = StreamRows(stream, Windows.cover(*segments, size, stride))
-                for length in self.task["lengths"]:
-                    windows = Windows.cover(*segments, length, length)
-                    self.extra_tests[f"test_length_{length}", part[1]] = StreamRows(stream, windows)
-            elif part[0] in self.sampled and limit is not None:
-                self.monitored[part] = StreamRows(stream, sample_blocks(*segments, size, limit))
+            if part[0] in self.sampled and limit is not None:
+                windows = sample_blocks(*segments, size, limit)
             else:
-                self.monitored[part] = StreamRows(stream, blocks, with_places and part[0] == "validation")
+                windows = Windows.cover(*segments, size, size)
+            rows = StreamRows(stream, windows, with_places=mixture != "none" and part[0] != "train")
+            if part[0] != "test":
+                self.monitored[part] = rows
+                continue
+            self.tested[part] = rows
+            self.tested["test_sliding", part[1]] = StreamRows(stream, Windows.cover(*segments, size, stride))
+            for length in self.task["lengths"]:
+                windows = Windows.cover(*segments, length, length)
+                self.extra_tests[f"test_length_{length}", part[1]] = StreamRows(stream, windows)
         self.evaluated_tokens = self.monitored["train", ""].windows.tokens
 
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
