@@ -98,7 +98,7 @@ def test_a_pair_that_becomes_too_long_is_segmented_as_usual(little_pairs: Path) 
     data = make(little_pairs, task={"bpe_dropout": 0.9}, block_size=longest)
     usual = 0
     for index, (source, target) in enumerate(zip(*data.train)):
-        own = data.resegment(0, index)  # type: ignore[misc]
+        own = data.resegment(0, index)
         assert max(len(own[0]), len(own[1]) - 1) <= longest
         usual += torch.equal(own[0], source) and torch.equal(own[1], target)
     assert 0 < usual < len(data.train[0])

@@ -35,7 +35,7 @@ def test_cached_words_are_those_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch
 
 def test_many_texts_are_tokenised_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = cache.texts_of(corpus(0))
-    words = dict(zip(texts, cache.words_of(texts)))
+    words = {text: tokenizer.split_words(text) for text in texts}
     tokenizer.WORDS.clear()
     monkeypatch.setattr(cache, "MANY", len(texts))
     monkeypatch.setattr(cache, "CHUNK", 30)

@@ -12,7 +12,7 @@ from conftest import group
 from speechformer.corpora.special_tokens import IGNORE
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.tokenizer import split_words
-from speechformer.data.batches import evaluation_rows
+from speechformer.data.batches import Windows
 from speechformer.data.speeches import SentenceData, SpeechData, StreamData
 from speechformer.errors import UserError
 
@@ -36,7 +36,7 @@ def test_every_token_but_the_first_is_scored_once_with_the_context_promised(
     n: int, block_size: int, stride: int
 ) -> None:
     stream = torch.arange(100, 100 + n)
-    rows = evaluation_rows(stream, block_size, stride)
+    rows = Windows.cover(torch.tensor([0]), torch.tensor([n]), block_size, stride).rows(stream)
     scored = []
     for ids, targets in zip(rows["ids"].tolist(), rows["targets"].tolist()):
         for t, target in enumerate(targets):
@@ -128,8 +128,12 @@ def test_a_large_train_is_evaluated_on_a_sample(task: str, corpus: Corpus) -> No
     count = sum(int((batch["ids"] != 0).sum()) for batch in data.val_dataloader() if batch["part"][0] == "train")
     assert 2900 < count <= 3000 and data.counts["evaluated_tokens"] == {"train": count}
     assert "evaluated_tokens" not in whole.counts
-    assert data.train_tokens == whole.train_tokens and len(data.train["ids"]) == len(whole.train["ids"])
-    assert torch.equal(data.monitored["validation", ""]["ids"], whole.monitored["validation", ""]["ids"])
+    assert data.train_tokens == whole.train_tokens and len(data.drawn["ids"]) == len(whole.drawn["ids"])
+    held_out, expected = (
+        [batch["ids"] for batch in each.val_dataloader() if batch["part"] == ("validation", "")]
+        for each in (data, whole)
+    )
+    assert all(map(torch.equal, held_out, expected)) and len(held_out) == len(expected) > 0
 
 
 def line(word: str, words: int = 9) -> str:

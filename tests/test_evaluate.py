@@ -95,8 +95,9 @@ def test_the_mean_probability_of_a_class_decides(a_classifier: Path, tmp_path: P
 def test_perplexity_is_that_of_the_mean_probability(a_mixture: Path, tmp_path: Path) -> None:
     """Over all words and over known ones; the weights of the mixture with counts are fitted to the ensemble."""
     runs = [load(a_mixture), noisy(a_mixture, tmp_path / "noisy")]
-    rows = data_of(runs[0], runs[0].result["config"]).tested["test", "vance"]
-    ids, targets = rows["ids"].long(), rows["targets"].long()
+    tested = data_of(runs[0], runs[0].result["config"]).tested["test", "vance"]
+    rows = tested.windows.rows(tested.stream)
+    ids, targets = rows["ids"], rows["targets"]
     mean = (runs[0].model(ids).softmax(dim=-1) + runs[1].model(ids).softmax(dim=-1)) / 2
     known_targets = targets.masked_fill(targets == UNKNOWN, IGNORE)
     metrics, alone = evaluate(runs)["metrics"], runs[0].result["metrics"]

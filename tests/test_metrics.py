@@ -7,7 +7,7 @@ import sacrebleu
 from scipy.stats import binomtest
 
 from speechformer.corpora.pairs import Pairs
-from speechformer.metrics.bleu import bleu, length_bucket, score, score_by_length, signatures
+from speechformer.metrics.bleu import bleu, length_bucket, score, score_test, signatures
 from speechformer.metrics.intervals import wilson
 
 REFERENCES = ["La maison blanche est grande.", "Où est-ce que tu vas\u00a0?", "Je ne sais pas.", "Il pleut."] * 4
@@ -48,10 +48,12 @@ def test_signatures_name_case_tokens_and_version() -> None:
 def test_each_bucket_is_measured_on_its_sentences_alone() -> None:
     for words, name in ((1, "1-10"), (10, "1-10"), (11, "11-20"), (30, "21-30"), (31, "31+")):
         assert length_bucket("w " * words) == name
-    by_length = score_by_length(["a b"] * 8 + ["w " * 25] * 8, HYPOTHESES, REFERENCES)
-    assert list(by_length) == ["1-10", "21-30"]
-    assert by_length["1-10"] == score(HYPOTHESES[:8], REFERENCES[:8])
-    assert by_length["21-30"] == score(HYPOTHESES[8:], REFERENCES[8:])
+    metrics = score_test(["a b"] * 8 + ["w " * 25] * 8, HYPOTHESES, REFERENCES)
+    expected = {f"test_{name}": value for name, value in score(HYPOTHESES, REFERENCES).items()}
+    for length, rows in (("1-10", slice(8)), ("21-30", slice(8, 16))):
+        scores = score(HYPOTHESES[rows], REFERENCES[rows])
+        expected |= {f"test_{name}_at_{length}": value for name, value in scores.items()}
+    assert metrics == expected
 
 
 def test_copying_the_source_of_the_ted_test_scores_next_to_nothing(ted_pairs: Pairs) -> None:

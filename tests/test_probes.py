@@ -203,7 +203,8 @@ def test_chance_is_the_share_of_all_guesses_that_are_right() -> None:
         "targets": torch.tensor([[IGNORE, 3, 4], [5, IGNORE, IGNORE]]),
         "choices": torch.tensor([[0, 2, 4], [5, 0, 0]]),
     }
-    data.tested = {("test", ""): rows, ("test", "length_9"): {name: own[:1] for name, own in rows.items()}}
+    data.tested = {("test", ""): rows}
+    data.extra_tests = {("test", "length_9"): {name: column[:1] for name, column in rows.items()}}
     chance = {"accuracy": (1 / 2 + 1 / 4 + 1 / 5) / 3, "exact": (1 / 8 + 1 / 5) / 2}
     chance |= {"accuracy_length_9": (1 / 2 + 1 / 4) / 2, "exact_length_9": 1 / 8}
     assert data.reference_metrics() == pytest.approx({f"chance_{name}": value for name, value in chance.items()})

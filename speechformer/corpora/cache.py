@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from speechformer import console
 from speechformer.corpora import tokenizer
-from speechformer.corpora.files import atomic_write, cache_directory, read_file
+from speechformer.corpora.files import cache_directory, read_file, write_cache
 from speechformer.corpora.speeches import Corpus
 from speechformer.workers import start_worker
 
@@ -32,8 +33,7 @@ def cache_file(corpus: Corpus) -> Path:
 def texts_of(corpus: Corpus) -> list[str]:
     """List all different texts of a corpus, in order."""
     sentences = [text for _, text in corpus.classify_train + corpus.classify_test]
-    lines = [text for part in (corpus.lm_train, *corpus.lm_test.values()) for text in part]
-    return list(dict.fromkeys(sentences + lines))
+    return list(dict.fromkeys(itertools.chain(sentences, corpus.lm_train, *corpus.lm_test.values())))
 
 
 def remember_words(corpus: Corpus) -> bool:
@@ -42,21 +42,18 @@ def remember_words(corpus: Corpus) -> bool:
     If the cache cannot be written, it is skipped.
     """
     texts, path = texts_of(corpus), cache_file(corpus)
-    if all(text in tokenizer.WORDS for text in texts):
+    new = [text for text in texts if text not in tokenizer.WORDS]
+    if not new:
         return True
     with contextlib.suppress(OSError, ValueError):
         first, _, lines = read_file(path).partition(b"\n")
         if json.loads(first) == header(corpus, lines):
             rows = map(json.loads, lines.splitlines())
             tokenizer.WORDS.update({text: tuple(words.split(" ")) if words else () for text, words in rows})
-            if all(text in tokenizer.WORDS for text in texts):
-                return True
-    split_in_parallel([text for text in texts if text not in tokenizer.WORDS])
+            return True
+    split_in_parallel(new)
     lines = "".join(json.dumps([text, " ".join(tokenizer.split_words(text))]) + "\n" for text in texts).encode()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
+    write_cache(path, json.dumps(header(corpus, lines)).encode() + b"\n" + lines)
     return False
 
 
@@ -71,25 +68,18 @@ def split_in_parallel(texts: Sequence[str]) -> None:
     from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
 
     console.say(f"Tokenizing {len(texts):,} texts.")
-    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
     share = os.environ.get("OMP_NUM_THREADS", "")
-    processes = max(1, min(len(chunks), cpu_count(), int(share) if share.isdecimal() else cpu_count()))
+    processes = min(-(-len(texts) // CHUNK), cpu_count(), int(share) if share.isdecimal() else cpu_count())
     with (
         contextlib.suppress(BrokenProcessPool),  # one was killed: this process does the rest
-        ProcessPoolExecutor(processes, initializer=start_worker, initargs=(os.getpid(),)) as pool,
-        tqdm(total=len(texts), unit=" texts", leave=False, disable=None) as bar,  # None: shown on a terminal
+        ProcessPoolExecutor(max(1, processes), initializer=start_worker, initargs=(os.getpid(),)) as pool,
     ):
-        for chunk, words in zip(chunks, pool.map(words_of, chunks)):
-            tokenizer.WORDS.update(zip(chunk, words))
-            bar.update(len(chunk))
-
-
-def words_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
-    """Tokenise texts."""
-    return [tokenizer.split_words(text) for text in texts]
+        words = pool.map(tokenizer.split_words, texts, chunksize=CHUNK)
+        bar = tqdm(words, total=len(texts), unit=" texts", leave=False, disable=None)  # None: shown on a terminal
+        tokenizer.WORDS.update(zip(texts, bar))
 
 
 def header(corpus: Corpus, lines: bytes) -> dict[str, str]:
     """Return the first line of a cache: its corpus, its tokenizer, and the sha256 of the other lines."""
-    own = {"corpus": corpus.sha256, "tokenizer": tokenizer.settings()}
-    return {**own, "sha256": hashlib.sha256(lines).hexdigest()}
+    sha256 = hashlib.sha256(lines).hexdigest()
+    return {"corpus": corpus.sha256, "tokenizer": tokenizer.settings(), "sha256": sha256}

@@ -203,8 +203,8 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
             )
         folder, where = root, str(root.resolve())
     parts = files_of_parts(folder)
-    for part, file in (("train", "train_LM.txt"), ("test_", "test_LM_<name>.txt")):
-        if not any(own.startswith(part) for own in parts):
+    for beginning, file in (("train", "train_LM.txt"), ("test_", "test_LM_<name>.txt")):
+        if not any(part.startswith(beginning) for part in parts):
             raise UserError(f"{where} has no {file}, which task=lm needs.")
     if "test_mean" in parts:
         raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")

@@ -37,11 +37,11 @@ def are_near(texts: Sequence[str], others: Sequence[str], before: bool = False) 
     """
     from scipy.sparse import csr_array
 
-    words = [set(plain(text).split()) for text in (*texts, *others)]
-    counts = Counter(word for own in words for word in own)
+    words_of = [set(plain(text).split()) for text in (*texts, *others)]
+    counts = Counter(itertools.chain.from_iterable(words_of))
     columns = {word: k for k, word in enumerate(sorted(counts, key=lambda word: (counts[word], word)))}
-    rows = [sorted(columns[word] for word in own) for own in words]
-    starts = [own[: len(own) - math.ceil(NEAR * len(own) - 1e-9) + 1] for own in rows]
+    rows = [sorted(columns[word] for word in words) for words in words_of]
+    starts = [row[: len(row) - math.ceil(NEAR * len(row) - 1e-9) + 1] for row in rows]
 
     def one_hot(rows: Sequence[Sequence[int]]) -> Any:
         indices = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32)
@@ -49,9 +49,9 @@ def are_near(texts: Sequence[str], others: Sequence[str], before: bool = False) 
         return csr_array((np.ones(len(indices), dtype=np.float32), indices, ends), (len(rows), len(columns)))
 
     all_words, rare_words = one_hot(rows), one_hot(starts)
-    sizes = np.array([len(own) for own in rows], dtype=np.float64)
-    left_over = sizes - [len(own) for own in starts]
-    last = np.array([own[-1] if own else -1 for own in starts])
+    sizes = np.array([len(row) for row in rows], dtype=np.float64)
+    left_over = sizes - [len(start) for start in starts]
+    last = np.array([start[-1] if start else -1 for start in starts])
     near = np.zeros(len(texts), dtype=bool)
     others_rare_words = rare_words[len(texts) :].T.tocsr()
     for start in range(0, len(texts), 256):  # all pairs at once might not fit for a large corpus
@@ -80,9 +80,9 @@ def kinds_in(texts: Sequence[str], others: Collection[str] | None = None) -> lis
     verbatim, words = set(others or ()), set(map(plain, others or ()))
     kinds = []
     for text, close in zip(texts, near.tolist()):
-        own = plain(text)
-        kinds.append("exact" if text in verbatim else "same" if own in words else "near" if close else "")
+        plain_text = plain(text)
+        kinds.append("exact" if text in verbatim else "same" if plain_text in words else "near" if close else "")
         if others is None:
             verbatim.add(text)
-            words.add(own)
+            words.add(plain_text)
     return kinds

@@ -63,6 +63,12 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
     return next((folder for folder in folders if folder.is_dir() and valid(folder)), None), list(places)
 
 
+def generated_by(seed: int, sought: str, searched: list[str]) -> str:
+    """Describe a generated corpus: its seed, and where $SPEECHFORMER_DATA has not what was sought."""
+    absent = f"; no {sought} in {searched[0]}" if searched and os.environ.get(ENVIRONMENT) else ""
+    return f"made by the package, seed {seed}{absent}"
+
+
 def on_any_machine(place: str) -> str:
     """Return where a corpus is, with $SPEECHFORMER_DATA and ~ for the folders of this machine, as results say it."""
     folders = {os.environ.get(ENVIRONMENT, ""): f"${ENVIRONMENT}", os.path.expanduser("~"): "~"}
@@ -123,17 +129,14 @@ def cached_digest(path: Path, compute: Callable[[BufferedReader], str]) -> str:
     about, place = path.stat(), str(path.resolve())
     state = [place, about.st_size, about.st_mtime_ns, about.st_ino]
     name = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
-    entry = cache_directory() / "digests" / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError, UserError):
-        *known, digest = json.loads(read_file(entry))
+    cached = cache_directory() / "digests" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):  # a UserError is a ValueError
+        *known, digest = json.loads(read_file(cached))
         if known == state:
             return str(digest)
     with open(path, "rb") as file:
         digest = compute(file)
-    with contextlib.suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(entry) as file:
-            file.write(json.dumps([*state, digest]).encode())
+    write_cache(cached, json.dumps([*state, digest]).encode())
     return digest
 
 
@@ -249,6 +252,19 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file by `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def write_cache(path: Path, content: bytes) -> None:
+    """Write a file of the user's cache, if that can be written."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+
+
 def is_inside(folder: Path, name: str) -> bool:
     """Return whether a name, which may come from a file of somebody else, leads to a place inside a folder."""
     try:
@@ -269,7 +285,7 @@ class OutputFolder:
     LIST = ".speechformer.json"
 
     def __init__(self, path: Path) -> None:
-        self.path, self.own = path, set[str]()
+        self.path, self.ours = path, set[str]()
         self.lock = FileLock(path / ".speechformer.lock", is_singleton=True)  # until nobody has this object
         self.written = set[str]()  # by this command
         if os.path.lexists(path) and not path.is_dir():
@@ -287,30 +303,30 @@ class OutputFolder:
             raise UserError(
                 f"{path} is outside {self.path}, through a link. Choose another folder, or remove the link."
             )
-        if os.path.lexists(path) and not self.own:
+        if os.path.lexists(path) and not self.ours:
             self._reject(path)  # before anything is written into somebody's folder
         if not self.lock.is_locked:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()  # another command may be writing here
             self._read()
             delete_leftovers(self.path / self.LIST)
-        if os.path.lexists(path) and (name not in self.own or path.is_symlink() or not path.is_file()):
+        if os.path.lexists(path) and (name not in self.ours or path.is_symlink() or not path.is_file()):
             self._reject(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.written.add(name)
-        if name not in self.own:
-            self.own.add(name)
+        if name not in self.ours:
+            self.ours.add(name)
             self._save()
         return path
 
     def remove_stale(self, pattern: str) -> None:
         """Remove our files whose names match a pattern and that this command has not written."""
-        stale = set(fnmatch.filter(self.own, pattern)) - self.written
+        stale = set(fnmatch.filter(self.ours, pattern)) - self.written
         for path in (self.path / name for name in stale):
             if path.is_file() and not path.is_symlink():
                 path.unlink()
         if stale:
-            self.own -= stale
+            self.ours -= stale
             self._save()
 
     def _reject(self, path: Path) -> NoReturn:
@@ -319,10 +335,10 @@ class OutputFolder:
         )
 
     def _read(self) -> None:
-        with contextlib.suppress(UserError, OSError, ValueError, AttributeError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a UserError is a ValueError
             listed = json.loads(read_file(self.path / self.LIST))["files"]
-            self.own |= {name for name in map(str, listed) if is_inside(self.path, name)}
+            self.ours |= {name for name in map(str, listed) if is_inside(self.path, name)}
 
     def _save(self) -> None:
-        with atomic_write(self.path / self.LIST) as file:
-            file.write((json.dumps({"files": sorted(self.own)}, indent=1) + "\n").encode())
+        content = json.dumps({"files": sorted(self.ours)}, indent=1) + "\n"
+        write_file(self.path / self.LIST, content.encode())

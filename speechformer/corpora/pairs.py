@@ -11,7 +11,6 @@ test are never cleaned, so scores cover all of their sentences.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, kind_of, parse_lines, parse_once, read_file
+from speechformer.corpora.files import (
+    checksum,
+    find_folder,
+    generated_by,
+    kind_of,
+    parse_lines,
+    parse_once,
+    read_file,
+)
 from speechformer.errors import UserError, pick
 
 Pair = tuple[str, str]
@@ -66,29 +73,27 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     Raises:
         UserError: a setting or a file is invalid, or files are missing and `name` or `root` demands them.
     """
-    name = config["name"]
+    name, searched = config["name"], list[str]()
     pick(dict.fromkeys(("auto", "ted", "sample", "digits")), name, "corpus.name")
-    where = ""
     if name in ("auto", "ted"):
-        own = config["ted"] if name == "auto" else config
-        settings, root = check(own), own["root"]
+        ted = config["ted"] if name == "auto" else config
+        settings, root = check(ted), ted["root"]
         folder, searched = find_folder("ted-en-fr", root, lambda path: root is not None or any(path.glob("train.*")))
         if folder is not None:
-            kind = "ted" if root is None else "pairs"
-            return parse_once(parse, read_folder(folder, own), kind, str(folder.resolve()), **settings)
+            files = read_folder(folder, ted)
+            return parse_once(parse, files, "ted" if root is None else "pairs", str(folder.resolve()), **settings)
         if root is not None:
             raise UserError(f"{searched[0]}: there is no such folder.")
         if name == "ted":
             raise UserError(
-                f"No TED pairs (train.{own['source']}, train.{own['target']}, ...) in {' or in '.join(searched)}; "
+                f"No TED pairs (train.{ted['source']}, train.{ted['target']}, ...) in {' or in '.join(searched)}; "
                 "get them with: python -m speechformer.download ted"
             )
-        if os.environ.get(ENVIRONMENT):
-            where = f"; no TED pairs in {searched[0]}"
-    own = config["sample"] if name == "auto" else config
-    settings, seed, kind = check(own), own["seed"], "digits" if name == "digits" else "sample"
-    files = digits.files(seed, own["max_length"]) if kind == "digits" else sample_pairs.files(seed)
-    return parse_once(parse, files, kind, f"made by the package, seed {seed}{where}", **settings)
+    generated = config["sample"] if name == "auto" else config
+    settings, seed = check(generated), generated["seed"]
+    files = digits.files(seed, generated["max_length"]) if name == "digits" else sample_pairs.files(seed)
+    where = generated_by(seed, "TED pairs", searched)
+    return parse_once(parse, files, "digits" if name == "digits" else "sample", where, **settings)
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,17 +75,17 @@ def list_sentence(speaker: int, rng: random.Random) -> str:
 def fact_sentence(speaker: int, rng: random.Random) -> str:
     """Generate a statement about the speaker's topics."""
     topic, other = pick_topic(speaker, rng), pick_topic(speaker, rng)
-    own = {key: rng.choice(words()[f"{key}s"]) for key in ("fact", "number", "month", "place", "tail")}
-    return own["fact"].format(topic=topic, Topic=topic.capitalize(), other=other, **own)
+    drawn = {key: rng.choice(words()[f"{key}s"]) for key in ("fact", "number", "month", "place", "tail")}
+    return drawn["fact"].format(topic=topic, Topic=topic.capitalize(), other=other, **drawn)
 
 
 def sentence(speaker: int, rng: random.Random) -> str:
     """Generate one sentence of a speaker."""
-    kind = rng.random()
-    if kind < 0.3:
+    share = rng.random()
+    if share < 0.3:
         text = fact_sentence(speaker, rng)
     else:
-        text = (adverb_sentence if kind < 0.7 else list_sentence)(speaker, rng)
+        text = (adverb_sentence if share < 0.7 else list_sentence)(speaker, rng)
         extras = [rng.choice(words()[key]) for key in ("places", "tails") if rng.random() < 0.35]
         text = f"{', '.join([text, *extras])}."
     if rng.random() < 0.3:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import ENVIRONMENT, checksum, find_folder, parse_lines, parse_once, read_file
+from speechformer.corpora.files import checksum, find_folder, generated_by, parse_lines, parse_once, read_file
 from speechformer.errors import UserError, pick
 
 SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt", re.DOTALL)
@@ -72,26 +71,24 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
     Raises:
         UserError: a file is invalid, or the speeches are missing and `name` or `root` demands them.
     """
-    name = config["name"]
+    name, searched = config["name"], list[str]()
     pick(dict.fromkeys(("auto", "speeches", "sample")), name, "corpus.name")
-    searched: list[str] = []
     if name != "sample":
-        own = config["speeches"] if name == "auto" else config
-        folder, searched = find_folder("speeches", own["root"], speech_files)
+        speeches = config["speeches"] if name == "auto" else config
+        folder, searched = find_folder("speeches", speeches["root"], speech_files)
         if folder is not None:
             files = {path.name: read_file(path) for path in speech_files(folder)}
-            return parse_once(parse, files, "speeches", str(folder.resolve()), classes=own["classes"])
-        if name == "speeches" or own["root"] is not None:
+            return parse_once(parse, files, "speeches", str(folder.resolve()), classes=speeches["classes"])
+        if name == "speeches" or speeches["root"] is not None:
             omit = "correct corpus.root, or omit it and get the presidential speeches"
             raise UserError(
                 f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(searched)}; "
-                f"{omit if own['root'] is not None else 'get them'} with: python -m speechformer.download speeches"
+                f"{omit if speeches['root'] is not None else 'get them'} with: "
+                "python -m speechformer.download speeches"
             )
-    own = config["sample"] if name == "auto" else config
-    where = f"made by the package, seed {own['seed']}"
-    if searched and os.environ.get(ENVIRONMENT):
-        where += f"; no speeches in {searched[0]}"
-    return parse_once(parse, sample.files(own["seed"]), "sample", where, classes=own["classes"])
+    generated = config["sample"] if name == "auto" else config
+    where = generated_by(generated["seed"], "speeches", searched)
+    return parse_once(parse, sample.files(generated["seed"]), "sample", where, classes=generated["classes"])
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:

@@ -8,6 +8,7 @@ that nearly repeat one of test are left out (`corpora/duplicates.py` defines bot
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import unicodedata
@@ -16,9 +17,9 @@ from pathlib import Path
 
 from speechformer import console
 from speechformer.corpora.duplicates import WORD, kinds_in, plain
-from speechformer.corpora.files import OutputFolder, atomic_write, read_file, split_lines
+from speechformer.corpora.files import OutputFolder, read_file, split_lines, write_file
 from speechformer.corpora.speeches import SIMILAR, parse
-from speechformer.corpora.tokenizer import ABBREVIATIONS
+from speechformer.corpora.tokenizer import sentence_splitter
 from speechformer.errors import ArgumentParser, UserError
 from speechformer.keys import setting
 
@@ -44,21 +45,13 @@ def read_texts(folder: Path, by_line: bool) -> tuple[Texts, int]:
         name = unicodedata.normalize("NFC", path.stem.strip())
         if name.isdecimal() or not name or name in texts or SIMILAR.fullmatch(path.name):
             raise UserError(f"{path}: rename it to the name of its author, which names the class.")
-        lines = [unicodedata.normalize("NFC", line) for line in split_lines(read_file(path), str(path))]
-        sentences = lines if by_line else sentences_of(lines)
+        sentences = [unicodedata.normalize("NFC", line) for line in split_lines(read_file(path), str(path))]
+        if not by_line:
+            paragraphs = re.split(r"\n\s*\n", "\n".join(line.strip() for line in sentences))
+            sentences = list(itertools.chain.from_iterable(map(sentence_splitter(), paragraphs)))
         texts[name] = [" ".join(sentence.split()) for sentence in sentences if WORD.search(sentence)]
         wordless += sum(bool(sentence.strip()) for sentence in sentences) - len(texts[name])
     return texts, wordless
-
-
-def sentences_of(lines: list[str]) -> list[str]:
-    """Split paragraphs into sentences with NLTK's Punkt, as the tokenizer does."""
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
-
-    parameters = PunktParameters()
-    parameters.abbrev_types = set(ABBREVIATIONS)
-    paragraphs = re.split(r"\n\s*\n", "\n".join(line.strip() for line in lines))
-    return [text for paragraph in paragraphs for text in PunktSentenceTokenizer(parameters).tokenize(paragraph)]
 
 
 def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
@@ -73,13 +66,12 @@ def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
     Raises:
         UserError: an author has too few sentences.
     """
-    rng, drawn, sides = random.Random(seed), set[str](), dict[str, bool]()
+    rng, sides = random.Random(seed), dict[str, bool]()  # whether a sentence goes to test
     for sentences in texts.values():
-        own = sorted({plain(text) for text in sentences} - sides.keys())
-        rng.shuffle(own)
-        count = min(max(1, round(share * len(own))), len(own) - 1)
-        drawn |= set(own[: max(count, 0)])
-        sides |= {text: text in drawn for text in own}
+        different = sorted({plain(text) for text in sentences} - sides.keys())
+        rng.shuffle(different)
+        count = max(0, min(max(1, round(share * len(different))), len(different) - 1))
+        sides |= {text: k < count for k, text in enumerate(different)}
     test = {name: [text for text in sentences if sides[plain(text)]] for name, sentences in texts.items()}
     rest = {name: [text for text in sentences if not sides[plain(text)]] for name, sentences in texts.items()}
     tested = [text for sentences in test.values() for text in sentences]
@@ -99,8 +91,8 @@ def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
 def files(train: Texts, test: Texts) -> dict[str, str]:
     """Return the content of each file that `corpus=speeches` reads."""
     contents = {
-        f"{part}_CLS.tsv": "".join(f"{name}\t{text}\n" for name, sentences in own.items() for text in sentences)
-        for part, own in (("train", train), ("test", test))
+        f"{side}_CLS.tsv": "".join(f"{name}\t{text}\n" for name, sentences in texts.items() for text in sentences)
+        for side, texts in (("train", train), ("test", test))
     }
     contents["train_LM.txt"] = "".join(f"{text}\n" for sentences in train.values() for text in sentences)
     return contents | {f"test_LM_{name}.txt": "\n".join(sentences) + "\n" for name, sentences in test.items()}
@@ -116,8 +108,7 @@ def write(folder: Path, out: Path, share: float, seed: int, by_line: bool) -> No
     parse(contents, "own", str(out), list(texts))  # what we write can be read
     output = OutputFolder(out)
     for name, content in contents.items():
-        with atomic_write(output.file(name)) as file:
-            file.write(content)
+        write_file(output.file(name), content)
     output.remove_stale("test_LM_*.txt")
     rows = [("sentences", "train", "test"), *((name, str(len(train[name])), str(len(test[name]))) for name in texts)]
     console.write(console.table(rows))
@@ -143,7 +134,7 @@ def main() -> None:
     parser.add_argument("--test", type=share, default=0.2, help="share of each author's sentences (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of sentences (%(default)s)")
     parser.add_argument("--lines", action="store_true", help="each line is a sentence")
-    parser.run(lambda own: write(own.folder, own.out, own.test, own.seed, own.lines))
+    parser.run(lambda args: write(args.folder, args.out, args.test, args.seed, args.lines))
 
 
 if __name__ == "__main__":

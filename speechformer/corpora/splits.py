@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from dataclasses import dataclass, replace
 
 from speechformer.corpora.duplicates import kinds_in, plain
@@ -90,17 +91,17 @@ def with_extra_text(splits: Splits, corpus: Corpus, labelled: bool) -> Splits:
     Raises:
         UserError: nothing remains.
     """
-    own, tested = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
-    candidates, sentences, files = own, tested, [corpus.lm_train, *corpus.lm_test.values()]
+    trained, tested = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
+    candidates, sentences, files = trained, tested, [corpus.lm_train, *corpus.lm_test.values()]
     if labelled:
-        candidates, sentences, files = corpus.lm_train, own + tested, [*corpus.lm_test.values()]
+        candidates, sentences, files = corpus.lm_train, trained + tested, [*corpus.lm_test.values()]
     if not candidates:
         file = "train_LM.txt" if labelled else "train_CLS.tsv"
         raise UserError(
             f"task.extra_text adds lines of {file}, and {corpus.where} has no such file; add it, or set it to false."
         )
     taken = set().union(*map(runs_of_words, (*sentences, *(" ".join(lines) for lines in files))))
-    others = [*sentences, *(line for lines in files for line in lines)]
+    others = list(itertools.chain(sentences, *files))
     extra: list[Row] = []
     for text, copy in zip(candidates, kinds_in(candidates, others)):
         words = runs_of_words(text)

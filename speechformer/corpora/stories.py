@@ -26,34 +26,32 @@ from speechformer.errors import UserError
 WORDS_PER_PERSON = 120  # of a story
 SENTENCES = 8  # of a paragraph
 TESTED, MOST_TESTED = 0.05, 100  # stories of the test text: this share of train, but no more than that
-OWN = {"trade": "trades", "town": "towns", "colour": "colours", "thing": "things", "pet": "pets"}
-DRAWN = {**OWN, "time": "times", "act": "acts", "place": "places", "mood": "moods"}
+OWN = ("trade", "town", "colour", "thing", "pet")  # what each of the people has
+DRAWN = (*OWN, "time", "act", "place", "mood")  # what a sentence is about
 VERSION = 1  # of what a seed generates
 
 
 @functools.cache
-def tables() -> dict[str, Any]:
+def word_tables() -> dict[str, Any]:
     """Load the word tables."""
     return read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 def story(rng: random.Random, words: int) -> str:
     """Generate a story of at least this many words: lines of sentences, the first one the introduction."""
-    own = tables()
-    names = rng.sample(own["names"], min(len(own["names"]), max(2, words // WORDS_PER_PERSON)))
-    people = [
-        {"name": name, **{f"own_{key}": rng.choice(own[table]) for key, table in OWN.items()}} for name in names
-    ]
+    tables = word_tables()
+    names = rng.sample(tables["names"], min(len(tables["names"]), max(2, words // WORDS_PER_PERSON)))
+    people = [{"name": name, **{f"own_{key}": rng.choice(tables[f"{key}s"]) for key in OWN}} for name in names]
     for person in people:
-        person["whole"] = own["whole"].format(**person)
-    lines = [" ".join(own["introduction"].format(**person) for person in people)]
+        person["whole"] = tables["whole"].format(**person)
+    lines = [" ".join(tables["introduction"].format(**person) for person in people)]
     length = len(lines[0].split())
     while length < words:
         pair, sentences = rng.sample(people, 2), []
         for _ in range(SENTENCES):
             person, other = rng.sample(pair, 2)
-            drawn = {key: rng.choice(own[table]) for key, table in DRAWN.items()}
-            template = rng.choice(own["facts" if rng.random() < 0.5 else "scenes"])
+            drawn = {key: rng.choice(tables[f"{key}s"]) for key in DRAWN}
+            template = rng.choice(tables["facts" if rng.random() < 0.5 else "scenes"])
             sentences.append(template.format(other=other["name"], **person, **drawn))
         lines.append(" ".join(sentences))
         length += len(lines[-1].split())

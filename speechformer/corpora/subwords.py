@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speechformer.corpora.files import atomic_write, read_file
+from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
@@ -52,25 +52,24 @@ class Subwords:
 
         pick(dict.fromkeys(KINDS), kind, "task.tokens")
         if kind == "bytes":
-            texts, kind, size = (), "bpe", 0
-        size = {"bpe": MERGES, "words": ALL_WORDS}[kind] if size is None else size
+            texts, size = (), 0
         split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
         trainer: Any
         common: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
-        if kind == "bpe":
+        if kind == "words":
+            tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
+            tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
+            rows = len(SPECIAL) + (ALL_WORDS if size is None else size)
+            trainer = trainers.WordLevelTrainer(vocab_size=rows, min_frequency=min_count, **common)
+        else:
             tokenizer = Tokenizer(models.BPE())
             byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
             tokenizer.decoder = decoders.ByteLevel()
             alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-            size += len(alphabet)
             common |= {"initial_alphabet": alphabet, "min_frequency": min_count if min_count > 1 else 0}
-            trainer = trainers.BpeTrainer(vocab_size=len(SPECIAL) + size, **common)
-        else:
-            tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
-            tokenizer.pre_tokenizer = split
-            tokenizer.decoder = decoders.Fuse()
-            trainer = trainers.WordLevelTrainer(vocab_size=len(SPECIAL) + size, min_frequency=min_count, **common)
+            rows = len(SPECIAL) + len(alphabet) + (MERGES if size is None else size)
+            trainer = trainers.BpeTrainer(vocab_size=rows, **common)
         # the leading space makes a sentence-initial word the same token as elsewhere
         tokenizer.train_from_iterator((f" {text}" for text in texts), trainer)
         return cls(tokenizer)
@@ -149,8 +148,7 @@ class Subwords:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON in the format of `tokenizers`."""
-        with atomic_write(path) as file:
-            file.write((self.tokenizer.to_str(pretty=False) + "\n").encode())
+        write_file(path, (self.tokenizer.to_str(pretty=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Subwords:
@@ -168,8 +166,10 @@ def word_by_word(subwords: Subwords, texts: Sequence[str]) -> Sequence[Iterator[
     words_of = [text.split(" ") for text in texts]
     starts = [words[0] for words in words_of]
     new = set[str]().union(*(words[1:] for words in words_of)).difference(subwords.ids_of)
-    different = [*starts, *(f" {word}" for word in new)]
-    ids = [own.ids for own in subwords.tokenizer.encode_batch_fast(different, add_special_tokens=False)]
+    encodings = subwords.tokenizer.encode_batch_fast(
+        [*starts, *(f" {word}" for word in new)], add_special_tokens=False
+    )
+    ids = [encoding.ids for encoding in encodings]
     subwords.ids_of.update(zip(new, ids[len(starts) :]))
     look_up = subwords.ids_of.__getitem__
     rows = [itertools.chain(start, *map(look_up, words[1:])) for start, words in zip(ids, words_of)]

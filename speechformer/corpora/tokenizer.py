@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from speechformer.corpora.files import atomic_write, read_file
+from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.errors import UserError
 
@@ -27,15 +27,22 @@ ABBREVIATIONS = ["mr", "mrs", "dr", "jr", "u.s", "u.s.a", "u.n", "d.c", "j.p", "
 
 
 @functools.cache
-def splitter() -> Callable[[str], list[str]]:
-    """Build the function from a text to its words. NLTK is imported on the first call."""
-    from nltk.tokenize.destructive import NLTKWordTokenizer
+def sentence_splitter() -> Callable[[str], list[str]]:
+    """Build the function from a text to its sentences. NLTK is imported on the first call."""
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
     parameters = PunktParameters()
     parameters.abbrev_types = set(ABBREVIATIONS)
-    sentences, words = PunktSentenceTokenizer(parameters), NLTKWordTokenizer()
-    return lambda text: [word for sentence in sentences.tokenize(text) for word in words.tokenize(sentence)]
+    return PunktSentenceTokenizer(parameters).tokenize
+
+
+@functools.cache
+def splitter() -> Callable[[str], list[str]]:
+    """Build the function from a text to its words."""
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+
+    sentences, words = sentence_splitter(), NLTKWordTokenizer()
+    return lambda text: [word for sentence in sentences(text) for word in words.tokenize(sentence)]
 
 
 WORDS: dict[str, tuple[str, ...]] = {}  # of each tokenised text; `corpora.cache` stores them on disk
@@ -64,8 +71,8 @@ def detokenize(words: Iterable[str]) -> Iterator[str]:
 @functools.cache
 def settings() -> str:
     """Return a fingerprint of this tokenizer."""
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return hashlib.sha256(json.dumps([own, ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps([code, ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
 
 
 class Tokenizer:
@@ -112,8 +119,7 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
         content = {"kind": "nltk words", "vocabulary": self.vocabulary}
-        with atomic_write(path) as file:
-            file.write((json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode())
+        write_file(path, (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+from torch import Tensor
 
 from speechformer.corpora.files import on_any_machine
-from speechformer.data.batches import Batches, Example
+from speechformer.corpora.special_tokens import PAD
+from speechformer.data.batches import EvaluationBatches, Example, Part
 from speechformer.errors import UserError
 
 
 class TaskData(pl.LightningDataModule):
     """A corpus, split by a protocol and tokenized, for one task.
 
-    A subclass defines the methods that raise `NotImplementedError`, and the three dataloaders. The constructor calls
+    A subclass defines the methods that raise `NotImplementedError`, and `train_dataloader`. The constructor calls
     `split`, `fit_tokenizer`, `encode` and `count` in this order.
 
     Args:
@@ -30,12 +32,17 @@ class TaskData(pl.LightningDataModule):
 
     Attributes:
         counts: how much there is of everything, as plain data for the result.
+        monitored: rows of the parts that are evaluated during training.
+        tested: rows of the parts that are evaluated at the end, and during training if they select the checkpoint.
+        extra_tests: rows of the tests that are evaluated at the end, even if no checkpoint is selected.
 
     Raises:
         UserError: the corpus or the config does not allow it.
     """
 
     has_folds: ClassVar[bool] = False  # whether protocol.fold can hold out another part of train
+    monitored: dict[Part, Any]
+    tested: dict[Part, Any]
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class TaskData(pl.LightningDataModule):
         self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
         if self.protocol.get("fold", 0) != 0 and not self.has_folds:
             raise UserError("protocol.fold is for the sentences and texts of speeches; remove it.")
+        self.extra_tests: dict[Part, Any] = {}
         self.split()
         self.tokenizer = tokenizer or self.fit_tokenizer()
         tokens = len(self.tokenizer)
@@ -86,6 +94,11 @@ class TaskData(pl.LightningDataModule):
         """Return the texts that TensorBoard shows during training."""
         raise NotImplementedError
 
+    def example(self, ids: Tensor, label: int | None = None) -> Example:
+        """Return a row of ids, [T], without its padding, as an example."""
+        ids = ids[ids != PAD]
+        return Example([ids], [self.tokenizer.tokens(ids.tolist())], label)
+
     def corpus_line(self) -> str:
         """Return the first line that a run prints: the corpus, and how much of it is used for what."""
         raise NotImplementedError
@@ -114,6 +127,14 @@ class TaskData(pl.LightningDataModule):
     def limit_length(self, max_length: int | None) -> None:
         """Cut or drop evaluation rows longer than `max_length` tokens, the positions of the model; None: no limit."""
 
-    def extra_dataloader(self) -> Batches | None:
+    def val_dataloader(self) -> EvaluationBatches:
+        """Return what is evaluated during training."""
+        return EvaluationBatches(self.monitored | ({} if self.chosen_on == "validation" else self.tested))
+
+    def test_dataloader(self) -> EvaluationBatches:
+        """Return what is evaluated once, at the end: everything."""
+        return EvaluationBatches(self.monitored | self.tested | self.extra_tests)
+
+    def extra_dataloader(self) -> EvaluationBatches | None:
         """Return tests that are measured at the end even if no checkpoint is selected; None if there are none."""
-        return None
+        return EvaluationBatches(self.extra_tests) if self.extra_tests else None

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
@@ -107,10 +106,10 @@ class SeededBatches:
             if n == 1:
                 yield self.batch(chosen)
             else:
-                own = chosen[k::n]
+                ours = chosen[k::n]
                 # A device without rows gets one of weight 0: the other devices wait for its gradients.
-                weight = self.weight(own) * n / self.weight(chosen)
-                yield {**self.batch(own if len(own) else chosen[:1]), "weight": weight}
+                weight = self.weight(ours) * n / self.weight(chosen)
+                yield {**self.batch(ours if len(ours) else chosen[:1]), "weight": weight}
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
@@ -151,30 +150,30 @@ class WindowBatches(SeededBatches):
         return {"ids": self.stream[chosen[:, None] + self.column]}
 
 
-class EvaluationBatches:
-    """All rows of all parts once, sorted by length to save padding; `batch["part"]` names the part.
+def sorted_batches(rows: Rows) -> list[Rows]:
+    """Return all rows in batches, sorted by length to save padding."""
+    lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
+    return [take(rows, chosen, lengths_N) for chosen in lengths_N.argsort(stable=True).split(size)]
 
-    Those of `StreamRows` are read when it is their turn.
+
+class EvaluationBatches:
+    """All rows of all parts once; `batch["part"]` names the part.
+
+    Args:
+        parts: rows, or batches of them. Those of `StreamRows` are read when it is their turn.
     """
 
-    streamed: Mapping[Part, StreamRows] = {}
-
-    def __init__(self, parts: Mapping[Part, Rows | StreamRows]) -> None:
-        self.batches: list[Batch] = []
-        self.streamed = {part: rows for part, rows in parts.items() if isinstance(rows, StreamRows)}
-        for part, rows in parts.items():
-            if not isinstance(rows, StreamRows):
-                lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
-                batches = lengths_N.argsort(stable=True).split(size)
-                self.batches += [{"part": part, **take(rows, chosen, lengths_N)} for chosen in batches]
+    def __init__(self, parts: Mapping[Any, Rows | list[Batch] | StreamRows]) -> None:
+        self.batches = {
+            part: sorted_batches(rows) if isinstance(rows, dict) else rows for part, rows in parts.items()
+        }
 
     def __len__(self) -> int:
-        return len(self.batches) + sum(map(len, self.streamed.values()))
+        return sum(map(len, self.batches.values()))
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from self.batches
-        for part, rows in self.streamed.items():
-            for batch in rows.batches():
+        for part, batches in self.batches.items():
+            for batch in batches:
                 yield {"part": part, **batch}
 
 
@@ -216,7 +215,10 @@ class Windows:
         return int((self.size - self.scored).sum())
 
     def rows(self, stream: Stream, chosen: Tensor | None = None) -> Rows:
-        """Return ids and targets of some windows, [windows, longest]; targets that are not scored are -100."""
+        """Return ids, targets and their places in the stream, of some windows or all, [windows, longest].
+
+        Targets that are not scored are -100.
+        """
         start, size, scored = (x if chosen is None else x[chosen] for x in (self.start, self.size, self.scored))
         column = torch.arange(int(size.max()))
         places = start[:, None] + column
@@ -224,23 +226,28 @@ class Windows:
         places = torch.where(is_input, places, start[:, None])
         ids = torch.where(is_input, stream[places], PAD)
         targets = torch.where(is_input & (column >= scored[:, None]), stream[places + 1], IGNORE)
-        return {"ids": ids, "targets": targets}
+        return {"ids": ids, "targets": targets, "places": places + 1}
 
 
 class StreamRows:
-    """Windows over a stream that is too long to have all of them in memory."""
+    """Batches of windows over a stream, sorted by length, which are read when it is their turn.
 
-    def __init__(self, stream: Stream, windows: Windows) -> None:
+    Args:
+        with_places: whether a batch has the `places` of the targets.
+    """
+
+    def __init__(self, stream: Stream, windows: Windows, with_places: bool = False) -> None:
         self.stream, self.windows = stream, windows
+        self.names = ("ids", "targets", "places") if with_places else ("ids", "targets")
         self.size = max(1, EVALUATION_TOKENS // int(windows.size.max()))  # of a batch
 
     def __len__(self) -> int:
         return -(-len(self.windows.start) // self.size)
 
-    def batches(self) -> Iterator[Rows]:
-        """Yield the windows sorted by length."""
+    def __iter__(self) -> Iterator[Rows]:
         for chosen in self.windows.size.argsort(stable=True).split(self.size):
-            yield self.windows.rows(self.stream, chosen)
+            rows = self.windows.rows(self.stream, chosen)
+            yield {name: rows[name] for name in self.names}
 
 
 def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> Windows:
@@ -258,16 +265,3 @@ def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) ->
     offset = (chosen - (last - count)[segment]) * block_size
     size = (inputs[segment] - offset).clamp(max=block_size)
     return Windows(begins[segment] + offset, size, torch.zeros_like(size))
-
-
-def evaluation_rows(stream: Stream, block_size: int, stride: int, tokens: int | None = None) -> Rows:
-    """Cover a stream with windows, see `Windows.cover`: ids and targets, [windows, block_size].
-
-    Args:
-        tokens: take evenly spaced blocks with about this many targets; None for all.
-    """
-    segment = torch.tensor([0]), torch.tensor([len(stream)])
-    windows = Windows.cover(*segment, block_size, stride)
-    rows = (windows if tokens is None else sample_blocks(*segment, block_size, tokens)).rows(stream)
-    missing = block_size - rows["ids"].shape[1]
-    return {name: F.pad(x, (0, missing), value={"ids": PAD, "targets": IGNORE}[name]) for name, x in rows.items()}

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.subwords import Subwords
-from speechformer.data.batches import Example, StreamRows, WindowBatches, Windows, sample_blocks
-from speechformer.data.speeches import StreamData, TextSize, check_length
+from speechformer.data.batches import Example, Part, Stream, WindowBatches
+from speechformer.data.speeches import DEFAULTS, StreamData, TextSize, check_length
 from speechformer.data.token_cache import TokenCache
 from speechformer.data.token_file import TokenFile
 from speechformer.errors import UserError
@@ -31,11 +31,13 @@ class DocumentData(StreamData):
     """
 
     has_folds = False
+    sampled = ("train", "validation")
     corpus: Documents
 
     def split(self) -> None:
         if self.task.get("extra_text"):
             raise UserError(f"task.extra_text needs labelled sentences, and corpus={self.corpus.name} has none.")
+        self.task = DEFAULTS | self.task
         self.cache = TokenCache(self.corpus, self.protocol)
 
     def fit_tokenizer(self) -> Subwords:
@@ -49,25 +51,6 @@ class DocumentData(StreamData):
         parts = ["train", *(["validation"] if "validation" in opened else [])]
         self.files = {(part, ""): opened[part] for part in parts}
         self.files |= {("test", name): opened[f"test_{name}"] for name in self.corpus.tests}
-        self.check_split()
-        for (split, name), file in self.files.items():
-            least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
-            check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
-        self.stream = self.files["train", ""]
-        self.monitored, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
-        for (split, name), file in self.files.items():
-            if split != "test":
-                blocks = sample_blocks(*self.segments(file), self.block_size, self.task["evaluation_tokens"])
-                self.monitored[split, name] = StreamRows(file, blocks)
-                continue
-            self.tested["test", name] = self.cover(file, self.block_size, self.block_size)
-            self.tested["test_sliding", name] = self.cover(file, self.block_size, stride)
-            for length in self.task["lengths"]:
-                self.longer_contexts[f"test_length_{length}", name] = self.cover(file, length, length)
-            self.text_sizes[name] = TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
-
-    def check_split(self) -> None:
-        """Require documents on both sides, if some are held out."""
         counts = {split: file.counts["documents"] for (split, _), file in self.files.items()}
         if self.cache.share and not (counts["train"] and counts["validation"]):
             raise UserError(
@@ -75,39 +58,44 @@ class DocumentData(StreamData):
                 "held out, and both need some. Name the text between documents with corpus.separator, add "
                 "validation_LM.txt, or choose the checkpoint on test with protocol.validation=0."
             )
+        for (split, name), file in self.files.items():
+            least = self.block_size + 1 if split == "train" else 3  # of which two are <eos>
+            check_length(len(file), f"test_LM_{name}.txt" if name else split, least)
+        self.text_sizes = {
+            name: TextSize(len(file) - 1, file.counts["bytes"], file.counts["words"])
+            for (split, name), file in self.files.items()
+            if split == "test"
+        }
+        self.cover_streams({**self.files}, stride)
 
-    def segments(self, file: TokenFile) -> tuple[Tensor, Tensor]:
-        """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
+    def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         if self.task["documents"] == "joined":
-            return torch.tensor([0]), torch.tensor([len(file)])
-        places = torch.from_numpy(np.array(file.ends))
+            return super().segments(stream)
+        assert isinstance(stream, TokenFile)
+        places = torch.from_numpy(np.array(stream.ends))
         return places[:-1], places[1:] + 1  # from one <eos> to the next
-
-    def cover(self, file: TokenFile, length: int, stride: int) -> StreamRows:
-        """Return the windows that evaluate a text."""
-        return StreamRows(file, Windows.cover(*self.segments(file), length, stride))
 
     @property
     def chosen_on(self) -> str:
         return "validation" if ("validation", "") in self.files else "test"
 
     def count(self) -> dict[str, Any]:
-        tests = {}
-        for name in self.corpus.tests:
-            own = self.files["test", name].counts
-            tests[name] = {"rows": own["documents"], "tokens": own["tokens"], "unknown_tokens": own["unknown"]}
-        held = self.files.get(("validation", ""))
-        evaluated = {split: rows.windows.tokens for (split, _), rows in self.monitored.items()}
-        train = self.files["train", ""].counts
+        counts = {part: file.counts for part, file in self.files.items()}
+        train, validation = counts["train", ""], counts.get(("validation", ""), {})
+        tests = {
+            name: {"rows": test["documents"], "tokens": test["tokens"], "unknown_tokens": test["unknown"]}
+            for (split, name), test in counts.items()
+            if split == "test"
+        }
         return {
             "train": train["documents"],
-            "validation": held.counts["documents"] if held else 0,
+            "validation": validation.get("documents", 0),
             "removed_from_train": train["removed"],
             "test": sum(test["rows"] for test in tests.values()),
             "test_in_train": train["leaked"],
             "tests": tests,
-            "train_tokens": len(self.files["train", ""]) - 1,
-            "evaluated_tokens": evaluated,
+            "train_tokens": self.train_tokens,
+            "evaluated_tokens": {split: rows.windows.tokens for (split, _), rows in self.monitored.items()},
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": 0,
         }
@@ -115,18 +103,11 @@ class DocumentData(StreamData):
     def examples(self) -> list[Example]:
         """Return the beginning of the first text of the part that selects the checkpoint."""
         first = next(file for (split, _), file in self.files.items() if split == self.chosen_on)
-        ids = first[torch.arange(1, min(17, len(first)))]
-        return [Example([ids], [self.tokenizer.tokens(ids.tolist())])]
+        return [self.example(first[torch.arange(1, min(17, len(first)))])]
 
-    def reference_metrics(self) -> dict[str, float | None]:
-        """Return the fraction of unknown tokens in the validation text and in each test."""
-        rates: dict[str, float] = {}
-        for (split, name), file in self.files.items():
-            if split != "train":
-                rate = file.counts["unknown"] / (len(file) - 1)
-                rates["_".join(filter(None, (split, "unknown_rate", name)))] = rate
-        tests = [rates[f"test_unknown_rate_{name}"] for name in self.corpus.tests]
-        return {**rates, "test_unknown_rate_mean": sum(tests) / len(tests)}
+    def unknown_rates(self) -> dict[Part, float]:
+        texts = {part: file for part, file in self.files.items() if part[0] != "train"}
+        return {part: file.counts["unknown"] / (len(file) - 1) for part, file in texts.items()}
 
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts

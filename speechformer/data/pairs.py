@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,64 +119,16 @@ class TokenBatches(PairBatches):
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-class PairEvaluation(EvaluationBatches):
-    """All pairs of some parts once, sorted by length; a batch has its `part` and its pairs' indices, `rows`."""
-
-    def __init__(self, parts: Mapping[str, tuple[list[Tensor], list[Tensor]]]) -> None:
-        self.batches = [
-            {"part": part, "rows": rows, **pad_pairs(source, target, rows)}
-            for part, (source, target) in parts.items()
-            for rows in cut_by_length([max(len(a), len(b)) for a, b in zip(source, target)])
-        ]
-
-
-def cut_by_length(lengths: list[int]) -> Iterator[list[int]]:
-    """Yield the indices of rows, sorted by length, in batches of at most `EVALUATION_TOKENS` tokens."""
+def evaluation_batches(source: list[Tensor], target: list[Tensor]) -> Iterator[Batch]:
+    """Yield the pairs, sorted by length, in batches of at most `EVALUATION_TOKENS`; `rows` has their indices."""
+    lengths = [max(len(a), len(b)) for a, b in zip(source, target)]
     rows: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
         if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
-            yield rows
+            yield {"rows": rows, **pad_pairs(source, target, rows)}
             rows = []
         rows.append(index)
-    yield rows
-
-
-class Resegmented:
-    """Training pairs that are segmented anew in each epoch, by its number and the seed alone.
-
-    A rate of 0.1 adds a sixth to a quarter of tokens, and batches grow by as much.
-
-    Args:
-        texts: the pairs; `usual` has their ids without dropout, which stay if others are longer than `limit`.
-    """
-
-    def __init__(
-        self,
-        dropout: BPEDropout,
-        texts: Sequence[Pair],
-        usual: tuple[list[Tensor], list[Tensor]],
-        limit: int,
-        seed: int,
-    ) -> None:
-        self.dropout, self.texts, self.usual, self.limit, self.seed = dropout, texts, usual, limit, seed
-
-    def __call__(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
-        """Return the ids of a pair in an epoch."""
-        generator = random.Random(f"{self.seed} {epoch} {index}")
-        source, target = (self.dropout.encode(text, generator) for text in self.texts[index])
-        if max(len(source), len(target)) >= self.limit:
-            return self.usual[0][index], self.usual[1][index]
-        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
-
-
-def resegmented(data: PairData) -> Resegmented | None:
-    """Return what segments the training pairs anew; None without `task.bpe_dropout`."""
-    if not (rate := data.task.get("bpe_dropout")):  # configs of version 0.2 have none
-        return None
-    if data.task["tokens"] != "bpe":
-        raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {data.task['tokens']} are not merged.")
-    texts = list(itertools.compress(data.training_pairs, data.fits))
-    return Resegmented(BPEDropout(data.tokenizer, rate), texts, data.train, data.block_size, data.seed)
+    yield {"rows": rows, **pad_pairs(source, target, rows)}
 
 
 class PairData(TaskData):
@@ -191,7 +143,11 @@ class PairData(TaskData):
     Attributes:
         texts: the pairs of "validation" and "test" as text.
         held_out: their ids, sources and targets.
+        train: the ids of the training pairs, sources and targets.
+        trained_texts: the training pairs as text.
     """
+
+    bpe_dropout: BPEDropout | None = None
 
     def split(self) -> None:
         remaining = {"train": self.corpus.train, "dev": self.corpus.dev}
@@ -204,10 +160,8 @@ class PairData(TaskData):
                         f"{self.corpus.where}: every pair of {part} shares its source or reference with a pair of "
                         "test, so protocol=clean removes it; use other files, or protocol=paper."
                     )
-        self.training_pairs, self.texts = (
-            remaining["train"],
-            {"validation": remaining["dev"], "test": self.corpus.test},
-        )
+        self.training_pairs = remaining["train"]
+        self.texts = {"validation": remaining["dev"], "test": self.corpus.test}
 
     def fit_tokenizer(self) -> Subwords:
         texts = tuple(text for pair in self.training_pairs for text in pair)
@@ -215,21 +169,37 @@ class PairData(TaskData):
 
     def encode(self) -> None:
         source, target = self.encode_pairs(self.training_pairs)
-        self.fits = [max(len(a), len(b) - 1) <= self.block_size for a, b in zip(source, target)]
-        self.train = list(itertools.compress(source, self.fits)), list(itertools.compress(target, self.fits))
+        fits = [max(len(a), len(b) - 1) <= self.block_size for a, b in zip(source, target)]
+        self.train = list(itertools.compress(source, fits)), list(itertools.compress(target, fits))
+        self.trained_texts = list(itertools.compress(self.training_pairs, fits))
         if not self.train[0]:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}
-        self.resegment = resegmented(self)
+        if rate := self.task.get("bpe_dropout"):  # configs of version 0.2 have none
+            if self.task["tokens"] != "bpe":
+                raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {self.task['tokens']} are not merged.")
+            self.bpe_dropout = BPEDropout(self.tokenizer, rate)
 
     def encode_pairs(self, pairs: list[Pair]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the ids of both sides."""
         sources, targets = (self.tokenizer.encode_all(side) for side in zip(*pairs))
         return [torch.tensor([*ids, END]) for ids in sources], [torch.tensor([BEGIN, *ids, END]) for ids in targets]
 
+    def resegment(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
+        """Return other ids of a training pair, by the epoch and the seed alone; the usual ones if they are too long.
+
+        A rate of 0.1 adds a sixth to a quarter of tokens, and batches grow by as much.
+        """
+        assert self.bpe_dropout is not None
+        generator = random.Random(f"{self.seed} {epoch} {index}")
+        source, target = (self.bpe_dropout.encode(text, generator) for text in self.trained_texts[index])
+        if max(len(source), len(target)) >= self.block_size:
+            return self.train[0][index], self.train[1][index]
+        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
+
     def count(self) -> dict[str, Any]:
         corpus = self.corpus
-        trained = {pair[0] for pair in itertools.compress(self.training_pairs, self.fits)}
+        trained = {source for source, _ in self.trained_texts}
         tokens = [sum(map(len, side)) for side in self.train]
         unknown = [int((torch.cat(side) == UNKNOWN).sum()) for side in self.held_out["test"]]
         lengths = Counter(length_bucket(source) for source, _ in corpus.test)
@@ -238,7 +208,7 @@ class PairData(TaskData):
             "cleaned": corpus.cleaned,
             "removed_from_train": len(corpus.train) - len(self.training_pairs),
             "removed_from_validation": len(corpus.dev) - len(self.texts["validation"]),
-            "longer_than_block_size": self.fits.count(False),
+            "longer_than_block_size": len(self.training_pairs) - len(self.trained_texts),
             "train": len(self.train[0]),
             "validation": len(self.texts["validation"]),
             "test": len(corpus.test),
@@ -297,13 +267,11 @@ class PairData(TaskData):
             batches = PairBatches(*self.train, self.batch_size, self.seed, self.shard)
         else:
             batches = TokenBatches(*self.train, self.task["batch_tokens"], self.seed, self.shard)
-        batches.resegment = self.resegment
+        batches.resegment = self.resegment if self.bpe_dropout else None
         return batches
 
-    def val_dataloader(self) -> PairEvaluation:
-        """Return what is evaluated during training: the validation pairs."""
-        return PairEvaluation({"validation": self.held_out["validation"]})
+    def val_dataloader(self) -> EvaluationBatches:
+        return EvaluationBatches({"validation": [*evaluation_batches(*self.held_out["validation"])]})
 
-    def test_dataloader(self) -> PairEvaluation:
-        """Return what is evaluated at the end, with the selected weights: validation and test pairs."""
-        return PairEvaluation(self.held_out)
+    def test_dataloader(self) -> EvaluationBatches:
+        return EvaluationBatches({part: [*evaluation_batches(*pairs)] for part, pairs in self.held_out.items()})

@@ -17,7 +17,7 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import PAD_TOKEN, UNKNOWN_TOKEN, Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, EvaluationBatches, Example, Part, Rows, SeededBatches
+from speechformer.data.batches import Batch, Example, Rows, SeededBatches
 from speechformer.errors import require
 from speechformer.probes.base import Probe
 from speechformer.probes.base import Rows as Symbols
@@ -58,8 +58,7 @@ class ProbeData(TaskData):
 
     Attributes:
         probe: their generator.
-        monitored: what is evaluated during training.
-        tested: what is evaluated at the end.
+        extra_tests: of one length each.
         too_long: test lengths beyond the positions of the model.
     """
 
@@ -76,12 +75,10 @@ class ProbeData(TaskData):
         rule = f"at least {needed}, the symbols of the longest training row"
         require(self.block_size >= needed, "block_size", rule, self.block_size)
         self.validation = self.evaluation_rows("validation")
-        self.tested: dict[Part, Rows] = {("test", ""): self.evaluation_rows("test")}
-        self.monitored = {("test", ""): self.tested["test", ""]}
-        if self.chosen_on == "validation":
-            self.monitored = {("validation", ""): self.validation}
+        self.monitored = {("validation", ""): self.validation} if self.chosen_on == "validation" else {}
+        self.tested = {("test", ""): self.evaluation_rows("test")}
         for length in self.probe.test_lengths:
-            self.tested["test", f"length_{length}"] = self.evaluation_rows("test", length)
+            self.extra_tests["test", f"length_{length}"] = self.evaluation_rows("test", length)
 
     def evaluation_rows(self, part: str, length: int | None = None) -> Rows:
         """Return `task.test_rows` rows without repetitions, or as many as there are."""
@@ -91,7 +88,7 @@ class ProbeData(TaskData):
         return as_tensors(Symbols(rows.symbols[first], rows.choices[first], rows.groups[first]))
 
     def count(self) -> dict[str, Any]:
-        tests = {name: {"rows": len(rows["ids"])} for (_, name), rows in self.tested.items() if name}
+        tests = {name: {"rows": len(rows["ids"])} for (_, name), rows in self.extra_tests.items()}
         return {
             "train": EPOCH * self.batch_size,  # of an epoch
             "validation": len(self.validation["ids"]),
@@ -102,9 +99,9 @@ class ProbeData(TaskData):
         }
 
     def limit_length(self, max_length: int | None) -> None:
-        for part, name in list(self.tested):
-            if name and max_length is not None and self.tested[part, name]["ids"].shape[1] > max_length:
-                del self.tested[part, name]
+        for (part, name), rows in list(self.extra_tests.items()):
+            if max_length is not None and rows["ids"].shape[1] > max_length:
+                del self.extra_tests[part, name]
                 self.too_long.append(int(name.removeprefix("length_")))
 
     def corpus_line(self) -> str:
@@ -123,27 +120,14 @@ class ProbeData(TaskData):
     def train_dataloader(self) -> ProbeBatches:
         return ProbeBatches(self.probe, self.batch_size, self.row_seed, self.shard)
 
-    def val_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated during training: rows of the lengths in training."""
-        return EvaluationBatches(self.monitored)
-
-    def test_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches(self.monitored | self.tested)
-
-    def extra_dataloader(self) -> EvaluationBatches | None:
-        """Return the tests of one length each."""
-        lengths = {part: rows for part, rows in self.tested.items() if part[1]}
-        return EvaluationBatches(lengths) if lengths else None
-
     def examples(self) -> list[Example]:
         """Return two validation rows."""
-        rows = [ids[ids != PAD] for ids in self.validation["ids"][:2]]
-        return [Example([ids], [self.tokenizer.tokens(ids.tolist())]) for ids in rows]
+        return [self.example(ids) for ids in self.validation["ids"][:2]]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the accuracies of chance: of guesses among the symbols that could stand there, all alike."""
         metrics: dict[str, float | None] = {}
-        for (_, name), rows in self.tested.items():
+        for (_, name), rows in (self.tested | self.extra_tests).items():
             scored, end = rows["targets"] != IGNORE, f"_{name}" if name else ""
             share = torch.where(scored, 1 / rows["choices"].double().clamp(min=1), 1)
             metrics[f"chance_accuracy{end}"] = share[scored].mean().item()

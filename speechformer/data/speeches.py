@@ -2,7 +2,7 @@
 
     SentenceData    ids [N, block_size] padded with 0, labels [N], and for test sentences whether train has them
     StreamData      a text is one stream of ids; training draws windows of block_size + 1 anywhere in it, evaluation
-                    covers it so that each token is predicted exactly once (see `evaluation_rows`)
+                    covers it so that each token is predicted exactly once (see `Windows`)
 
 Shapes: N rows, B rows of a batch, T tokens.
 """
@@ -22,16 +22,17 @@ from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import (
     LONG_STREAM,
-    EvaluationBatches,
     Example,
     Part,
     Rows,
     SeededBatches,
     Stream,
+    StreamRows,
     TrainingBatches,
     WindowBatches,
-    evaluation_rows,
+    Windows,
     lengths_of,
+    sample_blocks,
 )
 from speechformer.errors import UserError
 
@@ -48,17 +49,18 @@ class SpeechData(TaskData):
 
     Attributes:
         splits: the rows of text.
-        train: the rows to train on.
-        monitored: parts that are evaluated during training: train and, if there is one, the held-out part.
-        tested: parts that are evaluated at the end, and during training if nothing is held out.
+        drawn: the rows of training batches.
+        train_tokens: the number of tokens of train.
+        evaluated_tokens: the number of those that are evaluated during training.
+        monitored: train and, if there is one, the held-out part.
     """
 
     has_folds = True
     labelled: ClassVar[bool]  # whether the task reads the labelled sentences or the running text
     splits: Splits
-    train: Rows
-    monitored: dict[Part, Rows]
-    tested: dict[Part, Rows]
+    drawn: Rows
+    train_tokens: int
+    evaluated_tokens: int
 
     def split(self) -> None:
         self.task = DEFAULTS | self.task
@@ -102,7 +104,7 @@ class SpeechData(TaskData):
                 "tokens": sum(map(len, ids)),
                 "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
             }
-        evaluated = int(lengths_of(self.monitored["train", ""]).sum())
+        is_sampled = self.evaluated_tokens < self.train_tokens
         return {
             "train": len(splits.train) - self.labelled * splits.extra,
             "validation": len(splits.validation),
@@ -111,7 +113,7 @@ class SpeechData(TaskData):
             **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
-            **({"evaluated_tokens": {"train": evaluated}} if evaluated < self.train_tokens else {}),
+            **({"evaluated_tokens": {"train": self.evaluated_tokens}} if is_sampled else {}),
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": sum(
                 label is not None and len(encode(text)) > self.block_size
@@ -132,21 +134,8 @@ class SpeechData(TaskData):
             f"training set and {counts['test_nearly_in_train']} nearly{f'; block_size cuts {cut}' if cut else ''}."
         )
 
-    @property
-    def train_tokens(self) -> int:
-        """The number of tokens of train."""
-        return int(lengths_of(self.train).sum())
-
     def train_dataloader(self) -> SeededBatches:
-        return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
-
-    def val_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated during training."""
-        return EvaluationBatches(self.monitored | ({} if self.chosen_on == "validation" else self.tested))
-
-    def test_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated once, at the end: everything."""
-        return EvaluationBatches(self.monitored | self.tested)
+        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
 
 
 def check_length(tokens: int, part: str, least: int) -> None:
@@ -171,44 +160,41 @@ class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
 
     Attributes:
-        drawn: the rows of training batches: `train`, then those of `task.extra_text`, whose label is IGNORE. A line
-            of running text that is longer than `block_size` becomes several rows.
+        train: the labelled rows to train on.
+        drawn: `train`, then the rows of `task.extra_text`, whose label is IGNORE. A line of running text that is
+            longer than `block_size` becomes several rows.
     """
 
     labelled = True
-    drawn: Rows
 
     def encode(self) -> None:
         self.drawn = self.encode_rows(self.splits.train)
-        self.train = {name: own[self.drawn["labels"] != IGNORE] for name, own in self.drawn.items()}
-        self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
+        self.train_tokens = int(lengths_of(self.drawn).sum())
+        self.train = {name: column[self.drawn["labels"] != IGNORE] for name, column in self.drawn.items()}
+        evaluated = sample_rows(self.train, self.task["evaluation_tokens"])
+        self.evaluated_tokens = int(lengths_of(evaluated).sum())
+        self.monitored = {("train", ""): evaluated}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor(self.splits.in_train("test"))
-        own = {"in_train": in_train, "row": torch.arange(len(in_train))}
-        self.tested = {("test", ""): self.encode_rows(self.splits.test["test"]) | own}
+        rows = self.encode_rows(self.splits.test["test"])
+        self.tested = {("test", ""): {**rows, "in_train": in_train, "row": torch.arange(len(in_train))}}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
         """Return ids [N, block_size] and labels [N], IGNORE for rows without a class."""
-        encoded = [(label, self.tokenizer.encode(text)) for label, text in rows]
-        size, cut = self.block_size, list[tuple[int, list[int]]]()
-        for label, words in encoded:
+        size, labels, pieces = self.block_size, list[int](), list[list[int]]()
+        for label, text in rows:
+            words = self.tokenizer.encode(text)
             starts = range(0, len(words), size) if label is None else (0,)
-            cut += [(IGNORE if label is None else label, words[start : start + size]) for start in starts]
-        ids = torch.full((len(cut), size), PAD)
-        for row, (_, words) in enumerate(cut):
+            labels += [IGNORE if label is None else label] * len(starts)
+            pieces += [words[start : start + size] for start in starts]
+        ids = torch.full((len(pieces), size), PAD)
+        for row, words in enumerate(pieces):
             ids[row, : len(words)] = torch.tensor(words)
-        return {"ids": ids, "labels": torch.tensor([label for label, _ in cut])}
+        return {"ids": ids, "labels": torch.tensor(labels)}
 
     def count(self) -> dict[str, Any]:
         return super().count() | ({"train_rows": len(self.drawn["ids"])} if self.splits.extra else {})
-
-    @property
-    def train_tokens(self) -> int:
-        return int(lengths_of(self.drawn).sum())
-
-    def train_dataloader(self) -> SeededBatches:
-        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
 
     def examples(self) -> list[Example]:
         """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""
@@ -217,8 +203,7 @@ class SentenceData(SpeechData):
         suitable = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
         for label in rows["labels"].unique().tolist():
             for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
-                ids = rows["ids"][k][: lengths[k]]
-                examples.append(Example([ids], [self.tokenizer.tokens(ids.tolist())], label))
+                examples.append(self.example(rows["ids"][k], label))
         return examples
 
     def reference_metrics(self) -> dict[str, float | None]:
@@ -244,51 +229,64 @@ class StreamData(SpeechData):
 
     Attributes:
         stream: the ids of train.
+        extra_tests: on longer contexts.
+        streams: the ids of the validation text and of each test.
         text_sizes: of each test.
-        streams: ids of the validation text and of each test, if the model is mixed with counts.
     """
 
     labelled = False
+    sampled: ClassVar[tuple[str, ...]] = ("train",)  # splits of which `evaluation_tokens` are evaluated
     stream: Stream
+    streams: dict[Part, Any]
     text_sizes: dict[str, TextSize]
-    streams: dict[Part, Tensor]
-    monitored: dict[Part, Any]
-    tested: dict[Part, Any]
-    longer_contexts: dict[Part, Any]
 
     def encode(self) -> None:
         if "mean" in self.splits.test:
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
-        size, stride, limit = self.block_size, self.checked_stride(), self.task["evaluation_tokens"]
-        self.streams, self.tested, self.longer_contexts, self.text_sizes = {}, {}, {}, {}
-        self.stream = self.encode_stream(self.splits.train, "training", least=size + 1)
-        self.train = {"ids": self.stream.unfold(0, size + 1, 1)}
-        if self.task["ngram_targets"]:
-            self.train["start"] = torch.arange(len(self.train["ids"]))
-        self.monitored = {("train", ""): evaluation_rows(self.stream, size, size, limit)}
+        stride, size = self.checked_stride(), self.block_size
+        stream = self.encode_stream(self.splits.train, "training", least=size + 1)
+        streams: dict[Part, Stream] = {("train", ""): stream}
         if self.splits.validation:
-            held_out = self.encode_stream(self.splits.validation, "validation", least=2)
-            self.monitored["validation", ""] = evaluation_rows(held_out, size, size)
-            self.add_places(("validation", ""), held_out)
+            streams["validation", ""] = self.encode_stream(self.splits.validation, "validation", least=2)
+        self.text_sizes = {}
         for name, rows in self.splits.test.items():
-            stream = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
+            streams["test", name] = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
             texts = [text for _, text in rows]
             counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
-            self.text_sizes[name] = TextSize(len(stream) - 1, *map(sum, counts))
-            self.tested["test", name] = evaluation_rows(stream, size, size)
-            self.add_places(("test", name), stream)
-            self.tested["test_sliding", name] = evaluation_rows(stream, size, stride)
-            for length in self.task["lengths"]:
-                self.longer_contexts[f"test_length_{length}", name] = evaluation_rows(stream, length, length)
+            self.text_sizes[name] = TextSize(len(streams["test", name]) - 1, *map(sum, counts))
+        self.cover_streams(streams, stride)
+        self.drawn = {"ids": stream.unfold(0, size + 1, 1)}
+        if self.task["ngram_targets"]:
+            self.drawn["start"] = torch.arange(len(self.drawn["ids"]))
 
-    def add_places(self, part: Part, stream: Tensor) -> None:
-        """Add the place of each target in its stream to the rows of a part, if a mixture with counts needs it."""
-        if self.task["ngram_mixture"] != "none":
-            self.streams[part], size = stream, self.block_size
-            rows = self.tested.get(part) or self.monitored[part]
-            rows["places"] = evaluation_rows(torch.arange(len(stream)), size, size)["targets"]
+    def cover_streams(self, streams: dict[Part, Stream], stride: int) -> None:
+        """Cover the texts of train, validation and the tests with the windows that are evaluated."""
+        self.stream, self.train_tokens = streams["train", ""], len(streams["train", ""]) - 1
+        self.streams = {part: stream for part, stream in streams.items() if part[0] != "train"}
+        self.monitored, self.tested = {}, {}
+        size, limit, mixture = self.block_size, self.task["evaluation_tokens"], self.task["ngram_mixture"]
+        for part, stream in streams.items():
+            segments = self.segments(stream)
+            if part[0] in self.sampled and limit is not None:
+                windows = sample_blocks(*segments, size, limit)
+            else:
+                windows = Windows.cover(*segments, size, size)
+            rows = StreamRows(stream, windows, with_places=mixture != "none" and part[0] != "train")
+            if part[0] != "test":
+                self.monitored[part] = rows
+                continue
+            self.tested[part] = rows
+            self.tested["test_sliding", part[1]] = StreamRows(stream, Windows.cover(*segments, size, stride))
+            for length in self.task["lengths"]:
+                windows = Windows.cover(*segments, length, length)
+                self.extra_tests[f"test_length_{length}", part[1]] = StreamRows(stream, windows)
+        self.evaluated_tokens = self.monitored["train", ""].windows.tokens
+
+    def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
+        return torch.tensor([0]), torch.tensor([len(stream)])
 
     def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
         """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
@@ -304,10 +302,6 @@ class StreamData(SpeechData):
             raise UserError(f"task.stride must be between 1 and block_size={size}, not {stride}.")
         return stride
 
-    @property
-    def train_tokens(self) -> int:
-        return len(self.stream) - 1
-
     def train_dataloader(self) -> SeededBatches:
         if len(self.stream) < LONG_STREAM:
             return super().train_dataloader()
@@ -315,32 +309,23 @@ class StreamData(SpeechData):
 
     def limit_length(self, max_length: int | None) -> None:
         """Drop tests on contexts longer than `max_length`; None: no limit."""
-        for part, name in list(self.longer_contexts):
+        for part, name in list(self.extra_tests):
             if max_length is not None and int(part.removeprefix("test_length_")) > max_length:
-                del self.longer_contexts[part, name]
-
-    def test_dataloader(self) -> EvaluationBatches:
-        """Return what is evaluated once, at the end: everything."""
-        return EvaluationBatches(self.monitored | self.tested | self.longer_contexts)
-
-    def extra_dataloader(self) -> EvaluationBatches | None:
-        """Return the tests on longer contexts."""
-        return EvaluationBatches(self.longer_contexts) if self.longer_contexts else None
+                del self.extra_tests[part, name]
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        parts = (self.monitored | self.tested).items()
-        rows = [rows["ids"][0][:16] for (part, _), rows in parts if part == self.chosen_on]
-        beginnings = [ids[ids != PAD] for ids in rows]
-        return [Example([ids], [self.tokenizer.tokens(ids.tolist())]) for ids in beginnings]
+        texts = [stream for (split, _), stream in self.streams.items() if split == self.chosen_on]
+        return [self.example(text[torch.arange(min(16, self.block_size, len(text) - 1))]) for text in texts]
+
+    def unknown_rates(self) -> dict[Part, float]:
+        """Return the fraction of unknown words among the targets of the validation text and of each test."""
+        places = {part: torch.arange(1, len(stream)) for part, stream in self.streams.items()}
+        return {part: (self.streams[part][k] == UNKNOWN).double().mean().item() for part, k in places.items()}
 
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return the fraction of unknown words among the targets of the validation text and of each test."""
-        rates: dict[str, Any] = {}
-        for part, rows in (self.monitored | self.tested).items():
-            if part[0] in ("validation", "test"):
-                targets = rows["targets"][rows["targets"] != IGNORE]
-                name = "_".join(filter(None, (part[0], "unknown_rate", part[1])))
-                rates[name] = (targets == UNKNOWN).double().mean().item()
-        tests = [rates[f"test_unknown_rate_{name}"] for name in self.splits.test]
-        return rates | {"test_unknown_rate_mean": sum(tests) / len(tests)}
+        """Return `unknown_rates` by name, and the mean of the tests."""
+        rates = self.unknown_rates()
+        tests = [rate for (split, _), rate in rates.items() if split == "test"]
+        named = {"_".join(filter(None, (split, "unknown_rate", name))): rate for (split, name), rate in rates.items()}
+        return {**named, "test_unknown_rate_mean": sum(tests) / len(tests)}

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -114,16 +114,21 @@ class TokenCache:
         text = self.train_key if part == "train" else [self.corpus.digests[part], self.corpus.separator]
         key = cache_key(*text, hashlib.sha256(tokenizer.tokenizer.to_str().encode()).hexdigest())
         paths = {name: self.folder / f"{key[:32]}-{name.partition('_')[0]}.bin" for name in names}
-        opened = {name: open_token_file(path, key) for name, path in paths.items()}
-        if None in opened.values():
+
+        def open_files() -> dict[str, TokenFile] | None:
+            opened = {name: file for name, path in paths.items() if (file := open_token_file(path, key)) is not None}
+            return opened if len(opened) == len(paths) else None
+
+        files = open_files()
+        if files is None:
             with locked(paths[part]):
-                opened = {name: open_token_file(path, key) for name, path in paths.items()}
-                if None in opened.values():  # no other process has made them since
+                files = open_files()
+                if files is None:  # no other process has made them since
                     self.tokenize(part, tokenizer, paths, key)
-                    opened = {name: open_token_file(path, key) for name, path in paths.items()}
-        if None in opened.values():
+                    files = open_files()
+        if files is None:
             raise UserError(f"{paths[part]} cannot be read after it was written; is the disk full or damaged?")
-        return {name: file for name, file in opened.items() if file is not None}
+        return files
 
     def tokenize(self, part: str, tokenizer: Subwords, paths: Mapping[str, Path], key: str) -> None:
         """Write the token files of a part of the corpus."""
@@ -136,23 +141,23 @@ class TokenCache:
             tqdm(total=size, unit="B", unit_scale=True, desc=part, leave=False, disable=disable) as bar,
             write_token_files([*paths.values()], key, len(tokenizer)) as writers,
         ):
-            own: str | None = part
+            destination: str | None = part
             trained, removed = set[bytes](), 0  # documents of tests that are in train; those that are left out
             for pieces in in_batches(self.corpus.pieces(part, bar.update)):
-                ids = tokenizer.encode_pieces([piece.text for piece in pieces], [piece.first for piece in pieces])
-                chosen: dict[str | None, tuple[list[np.ndarray], list[str]]] = {name: ([], []) for name in paths}
-                for piece, ids_of_piece in zip(pieces, ids):
+                encoded = tokenizer.encode_pieces([piece.text for piece in pieces], [piece.first for piece in pieces])
+                ids, texts = defaultdict[str, list[np.ndarray]](list), defaultdict[str, list[str]](list)
+                for piece, ids_of_piece in zip(pieces, encoded):
                     if part == "train" and piece.first:
-                        own, digest = self.part_of(piece.text), hash_of(piece.text)
-                        removed += own is None
-                        if own == "train" and digest in self.tested_documents:
+                        destination, digest = self.part_of(piece.text), hash_of(piece.text)
+                        removed += destination is None
+                        if destination == "train" and digest in self.tested_documents:
                             trained.add(digest)
-                    if own in chosen:
-                        chosen[own][0].append(np.append(ids_of_piece, END) if piece.last else ids_of_piece)
-                        chosen[own][1].append(f"{piece.text}\n" if piece.last else piece.text)
+                    if destination is not None:
+                        ids[destination].append(np.append(ids_of_piece, END) if piece.last else ids_of_piece)
+                        texts[destination].append(f"{piece.text}\n" if piece.last else piece.text)
                 for writer, name in zip(writers, paths):
-                    if chosen[name][0]:
-                        writer.add(chosen[name][0], "".join(chosen[name][1]).encode())
+                    if ids[name]:
+                        writer.add(ids[name], "".join(texts[name]).encode())
             self.check_unchanged()
             leaked = sum(self.tested_documents[digest] for digest in trained) if part == "train" else 0
             writers[-1].counts.update(leaked=leaked, removed=removed)

@@ -11,7 +11,6 @@ A text is <eos>, then for each document its tokens and <eos>. So <eos> begins an
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import mmap
@@ -29,7 +28,6 @@ from torch import Tensor
 from speechformer.corpora.files import atomic_write, cached_digest
 from speechformer.corpora.special_tokens import END, UNKNOWN
 
-CHUNK = 1 << 20  # bytes
 IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))  # as for bytes.split
 
 
@@ -120,17 +118,13 @@ def open_token_file(path: Path, key: str) -> TokenFile | None:
         counts, dtype = header["counts"], np.dtype(header["dtype"])
         middle, end = counts["tokens"] * dtype.itemsize, len(content) - 8 - size
         if header["key"] == key and middle + 8 * (counts["documents"] + 1) == end:
-            digest = cached_digest(path, functools.partial(digest_of, end=end, counts=counts))
-            if digest == header["sha256"]:
+
+            def digest_of(_: BinaryIO) -> str:
+                digest = hashlib.sha256(memoryview(content)[:end])
+                digest.update(json.dumps(counts).encode())
+                return digest.hexdigest()
+
+            if cached_digest(path, digest_of) == header["sha256"]:
                 ids = np.frombuffer(content, dtype, counts["tokens"])
                 return TokenFile(ids, np.frombuffer(content, np.int64, counts["documents"] + 1, middle), counts)
     return None
-
-
-def digest_of(file: BinaryIO, end: int, counts: dict[str, int]) -> str:
-    """Return the sha256 of the first bytes of a file, up to `end`, and of the counts."""
-    digest = hashlib.sha256()
-    for start in range(0, end, CHUNK):
-        digest.update(file.read(min(CHUNK, end - start)))
-    digest.update(json.dumps(counts).encode())
-    return digest.hexdigest()

@@ -78,20 +78,12 @@ def half_width(metric: Any, hypotheses: Sequence[str], references: Sequence[str]
     return (scores[-1 - resamples // 40] - scores[resamples // 40]) / 2
 
 
-def score_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Return `score` of the sentences of each bucket of source lengths that has any."""
-    members: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in LENGTHS}
-    for source, *pair in zip(sources, hypotheses, references):
-        for texts, text in zip(members[length_bucket(source)], pair):
-            texts.append(text)
-    return {name: score(*texts) for name, texts in members.items() if texts[0]}
-
-
 def score_test(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Return all metrics of a translated test set by name: `test_bleu`, ..., and `test_bleu_at_1-10`, ..."""
     metrics = {f"test_{name}": value for name, value in score(hypotheses, references).items()}
-    for length, scores in score_by_length(sources, hypotheses, references).items():
-        metrics |= {f"test_{name}_at_{length}": value for name, value in scores.items()}
+    for length in LENGTHS:
+        rows = [row for row, source in enumerate(sources) if length_bucket(source) == length]
+        if rows:
+            scores = score([hypotheses[row] for row in rows], [references[row] for row in rows])
+            metrics |= {f"test_{name}_at_{length}": value for name, value in scores.items()}
     return metrics

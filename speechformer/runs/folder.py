@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from speechformer import console
-from speechformer.corpora.files import atomic_write
+from speechformer.corpora.files import write_file
 from speechformer.errors import UserError, one_sentence
 from speechformer.escape import one_line
 from speechformer.runs import identity
@@ -74,8 +74,8 @@ class DamagedError(ForeignError):
 
 def write_json(path: Path, content: Any) -> None:
     """Write plain data as JSON, atomically; NaN, infinity and integers of more than 64 bits become null."""
-    with atomic_write(path) as file:
-        file.write((json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n").encode(errors="replace"))
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n"
+    write_file(path, text.encode(errors="replace"))
 
 
 @functools.cache
@@ -278,8 +278,7 @@ class RunFolder:
         self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         write_json(self.path / OWNER, self.owner)
         remove(self.path, RESULT)
-        with atomic_write(self.path / CONFIG) as file:
-            file.write(OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
+        write_file(self.path / CONFIG, OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
 
     def report_progress(self, **progress: Any) -> None:
         """Write how far the run is into `run.json`."""
@@ -330,21 +329,17 @@ class RunFolder:
         try:
             self.previous = read_json(self.path / OWNER, "owner") or {}
             self.result = result_or_none(self.path)
-            self.check()
+            for content in filter(None, (self.previous, self.result)):
+                failed_early = content.get("identity") is None and content.get("status") == "failed"
+                if content.get("identity") != self.identity and not failed_early:
+                    raise ForeignError(
+                        f"{self.path} holds another run (of another config, corpus or version of the numerics). "
+                        "Choose another folder, or overwrite it with force=true."
+                    )
+            if self.has_ended:
+                check_json(self.path / RESULT, self.result, "ended")  # it can be shown
         except DamagedError as error:
             raise DamagedError(f"{error} Or run it again with force=true.") from None
-
-    def check(self) -> None:
-        """Raise a `ForeignError` if the folder holds another run, or a result that cannot be shown."""
-        for content in filter(None, (self.previous, self.result)):
-            failed_early = content.get("identity") is None and content.get("status") == "failed"
-            if content.get("identity") != self.identity and not failed_early:
-                raise ForeignError(
-                    f"{self.path} holds another run (of another config, corpus or version of the numerics). Choose "
-                    "another folder, or overwrite it with force=true."
-                )
-        if self.has_ended:
-            check_json(self.path / RESULT, self.result, "ended")
 
 
 def check_is_ours(directory: Path) -> None:

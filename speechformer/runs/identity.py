@@ -64,10 +64,13 @@ def identity_settings(value: Any, key: str = "", added: Mapping[str, Any] = ADDE
         added: settings that are left out if they have these values.
     """
     if isinstance(value, Mapping):
-        paths = {str(name): f"{key}.{name}" if key else str(name) for name in value}
-        own = {name: path for name, path in paths.items() if path not in (*NOT_IDENTITY, "corpus")}
-        settings = {path: (name, identity_settings(value[name], path, added)) for name, path in own.items()}
-        return dict(pair for path, pair in settings.items() if path not in added or pair[1] != added[path])
+        settings = {}
+        for name, item in value.items():
+            path = f"{key}.{name}" if key else name
+            setting = identity_settings(item, path, added)
+            if path not in (*NOT_IDENTITY, "corpus") and (path not in added or setting != added[path]):
+                settings[name] = setting
+        return settings
     if isinstance(value, list | tuple):
         return [identity_settings(item, key, added) for item in value]
     return plain_number(value, key)
@@ -122,5 +125,5 @@ def version() -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that a result may depend on."""
     names = ["torch", "lightning", "torchmetrics", "hydra-core", "nltk", "tokenizers", "sacrebleu", "numpy"]
-    own = {"python": platform.python_version(), "speechformer": version()}
-    return own | {name: metadata.version(name) for name in names}
+    ours = {"python": platform.python_version(), "speechformer": version()}
+    return ours | {name: metadata.version(name) for name in names}

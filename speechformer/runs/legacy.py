@@ -45,15 +45,15 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
     }
     if isinstance(upgraded.get("config"), dict):
         upgraded["config"] = _upgrade_config(upgraded["config"])
-    if isinstance(upgraded.get("overrides"), list):
+    if upgraded.get("overrides"):
         upgraded["overrides"] = [upgrade_override(override) for override in upgraded["overrides"]]
-    if isinstance(upgraded.get("corpus"), dict) and "counts" in upgraded["corpus"]:
-        counts = _renamed(upgraded["corpus"]["counts"], {"test_seen_in_train": "test_in_train"})
+    if corpus := upgraded.get("corpus"):
+        counts = _renamed(corpus["counts"], {"test_seen_in_train": "test_in_train"})
         if "tests" in counts:
             tests = counts["tests"].items()
             counts["tests"] = {name: _renamed(test, {"seen_in_train": "in_train"}) for name, test in tests}
-        upgraded["corpus"] = {**upgraded["corpus"], "counts": counts}
-    if isinstance(upgraded.get("machine"), dict):
+        upgraded["corpus"] = {**corpus, "counts": counts}
+    if upgraded.get("machine"):
         upgraded["machine"] = _renamed(upgraded["machine"], {"runs_in_one": "ensemble_size"})
     return upgraded
 

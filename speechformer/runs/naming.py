@@ -25,9 +25,8 @@ def safe(name: str) -> str:
 
 def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
     """Return the name of a run's folder: the choices of the groups, other differences, seed and fingerprint."""
-    words = [
-        name for name in (safe(name_of(config.get(key)))[:30] for key in (*CHOICES, "study")) if name not in USUAL
-    ]
+    choices = [safe(name_of(config.get(group)))[:30] for group in (*CHOICES, "study")]
+    words = [name for name in choices if name not in USUAL]
     for word in map(safe, differences(config)):
         if len("_".join([*words, word])) <= MOST_CHARACTERS:
             words.append(word)
@@ -50,19 +49,18 @@ def name_of(choice: Any) -> str:
 
 def differences(config: Mapping[str, Any]) -> list[str]:
     """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
-    task = choice("task", name_of(config.get("task")))
-    changed = [own["override /recipe"] for own in task.get("defaults", []) if "override /recipe" in own]
-    recipe = OmegaConf.create(
-        {"model": {"name": name_of(config.get("model"))}, "recipe": choice("recipe", *changed or ["adam"])}
-    )
-    OmegaConf.resolve(recipe)  # it may depend on the model; `config` has the resolver
-    expected = merged(choice(".", "config"), OmegaConf.to_container(recipe))  # type: ignore[arg-type]
-    expected = merged(merged(expected, choice("probe", name_of(config.get("probe")))), task)
-    expected |= {group: choice(group, name_of(config.get(group))) for group in ("model", "pattern")}
+    chosen = {group: choice(group, name_of(config.get(group))) for group in ("task", "probe", "model", "pattern")}
+    defaults = chosen["task"].get("defaults", [])
+    recipe = next((default["override /recipe"] for default in defaults if "override /recipe" in default), "adam")
+    resolved = OmegaConf.create({"model": {"name": name_of(config.get("model"))}, "recipe": choice("recipe", recipe)})
+    OmegaConf.resolve(resolved)  # a recipe may depend on the model; `config` has the resolver
+    merged = OmegaConf.merge(choice(".", "config"), resolved, chosen["probe"], chosen["task"])
+    expected: dict[str, Any] = OmegaConf.to_container(merged)  # type: ignore[assignment]
+    expected |= {group: chosen[group] for group in ("model", "pattern")}
     unnamed = ("seed", "hydra", "protocol", "corpus", "study")
-    keys = [key for key in (*FIRST, *(key for key in expected if key not in FIRST)) if key not in unnamed]
-    own = {key: config[key] for key in keys if key in config}
-    return changes(identity_settings(own), identity_settings(expected))
+    keys = [key for key in dict.fromkeys((*FIRST, *expected)) if key not in unnamed]
+    settings = {key: config[key] for key in keys if key in config}
+    return changes(identity_settings(settings), identity_settings(expected))
 
 
 @functools.cache
@@ -73,16 +71,10 @@ def choice(group: str, name: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(path)) if exists else {}  # type: ignore[return-value]
 
 
-def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested mapping with the values of another."""
-    deeper = {key: merged(base[key], own) for key, own in other.items() if isinstance(base.get(key), Mapping)}
-    return {**base, **other, **deeper}
-
-
-def changes(own: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def changes(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """Return "key=value" of the last keys of what differs between two nested mappings."""
     words = []
-    for key, value in own.items():
+    for key, value in settings.items():
         if isinstance(value, Mapping):
             below = expected.get(key)
             words += changes(value, below if isinstance(below, Mapping) else {})

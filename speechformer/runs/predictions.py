@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speechformer.corpora.files import atomic_write, parse_lines, read_file
+from speechformer.corpora.files import parse_lines, read_file, write_file
 from speechformer.errors import UserError
 from speechformer.runs.folder import DamagedError
 
@@ -22,8 +22,7 @@ def write_predictions(
     """Write a line for each test sentence, atomically; `in_train` says whether train has the sentence, too."""
     rows = zip(labels, predicted, in_train, strict=True)
     lines = [HEADER, *(f"{classes[label]}\t{classes[guess]}\t{int(leaked)}" for label, guess, leaked in rows)]
-    with atomic_write(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+    write_file(path, ("\n".join(lines) + "\n").encode())
 
 
 def read_predictions(
