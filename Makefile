@@ -27,7 +27,7 @@ lint: $(STAMP)
 
 # Make the reports in outputs/pages, and the results in the pages, from the archives of all runs.
 pages: $(STAMP)
-	$(BIN)/python -m studies.render
+	$(BIN)/python -m studies.render --reports
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), only this once: a minute or more, 1.8 GB or more (torch)."

@@ -28,7 +28,7 @@ import pandas as pd
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.load import Run, right_answers
-from speechformer.report.page import write_report
+from speechformer.report.page import report
 from speechformer.report.statistics import Effect, Summary, contrast, over_seeds_and_items
 from speechformer.report.tables import NONE, estimate, heading, mean_and_sd, number, p_value, precision, seeds_of
 from speechformer.report.tables import test_name as name_of_test
@@ -92,8 +92,8 @@ class Words:
         """Return a judged claim."""
         return self.results.claim(name)
 
-    def claims(self, family: str, page: str = "") -> str:
-        """Return the table of a family of claims; `page` has the places that it links to."""
+    def claims(self, family: str) -> str:
+        """Return the table of a family of claims."""
         claims = [claim for claim in self.results.claims.values() if claim.family == family]
         shows_known = any(claim.known for claim in claims)
         header = ["claim", "by", "verdict", "effect, 95 % confidence interval", "of"]
@@ -102,7 +102,7 @@ class Words:
         for claim in claims:
             effect, metric = claim.estimated, claim.metric
             verdict = claim.verdict if claim.verdict == "inconclusive" else f"**{claim.verdict}**"
-            cells = [claim.says, claim.by, verdict, claim.effect, f"[{heading_of(metric)}]({page}#{claim.anchor})"]
+            cells = [claim.says, claim.by, verdict, claim.effect, heading_of(metric)]
             if shows_known:
                 cells.append(estimate(metric, claim.known) if claim.known else "")
             detectable = number(metric, effect.detectable, like=precision(effect))
@@ -377,10 +377,10 @@ def main() -> None:
                     file.write(text.encode())
                 print(page.relative_to(ROOT))
             probes.write_map(words.cells, REFERENCE / "probes")
-            for name, title in ARCHIVES.items() if arguments.reports else ():
-                folder = Path(place) / name
-                studies = [own for own in words.results.studies if own.results[0].folder.is_relative_to(folder)]
-                write_report(studies, REPORTS / name, title=title, formats=["png"])
+            titles = {**ARCHIVES, "probes": probes.TITLE}
+            for name, title in titles.items() if arguments.reports else ():
+                report([Path(place) / name], REPORTS / name, title=title, formats=["png"])
+                print((REPORTS / name / "report.html").relative_to(ROOT))
 
     run_command(command)
 

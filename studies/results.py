@@ -91,7 +91,6 @@ class Claim:
 
     Attributes:
         metric: of the first term of the effect.
-        anchor: the name of the study of the first term.
         known: of perplexities, the same effect over known words; None without one.
         p: corrected over its family (Holm).
     """
@@ -103,7 +102,6 @@ class Claim:
     sign: int
     over_sentences: bool
     metric: str
-    anchor: str
     estimated: Effect
     known: Effect | None = None
     p: float = math.nan
@@ -270,7 +268,7 @@ class Results:
         is_about_words = any(new[1] != old[1] for new, old in zip(known, terms)) and "test_length" not in metric
         known_effect = self.effect(known, constant) if is_about_words else None
         sign = {"more": 1, "less": -1}[entry["expect"]]
-        about = (entry["family"], entry["by"], entry["says"], sign, over_sentences, metric, place.study.name)
+        about = (entry["family"], entry["by"], entry["says"], sign, over_sentences, metric)
         return Claim(name, *about, effect, known_effect)
 
     def effect(self, terms: Sequence[tuple[float, str, float | None, Place]], constant: float) -> Effect | None:

@@ -67,7 +67,7 @@ def test_experiments_say_what_their_results_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "studies" / "pages").glob("*.md")), ids=name_of)
 def test_no_verdict_and_no_figure_is_typed(page: Path) -> None:
     """Oracle: words of verdicts, and numbers with ± or the unit of a result, stand only in lines with something
-    computed, and where the page defines them; levels are settings. README and benchmarks have figures of their own."""
+    computed, and where the page defines them; levels are settings. README and bench have figures of their own."""
     text = CODE.sub("", page.read_text(encoding="utf-8"))
     lines = [line.strip() for line in text.splitlines() if not JINJA.search(line)]
     assert (
