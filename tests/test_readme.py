@@ -58,6 +58,10 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert set(re.findall(r"\[(\w+)\]", command)) <= extras.keys()
+    elif words[0] == "python" and words[1].endswith(".py"):
+        assert (ROOT / words[1]).is_file(), command
+    elif words[:2] == ["python", "-m"] and words[2].startswith("studies."):
+        assert (ROOT / "studies" / f"{words[2].removeprefix('studies.')}.py").is_file(), command
     elif words[0] not in SHELL and words[:3] != ["python", "-m", "pytest"]:
         assert words[:2] == ["python", "-m"] and words[2].startswith("speechformer."), command
         module, arguments = words[2], words[3:]

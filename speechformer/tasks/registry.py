@@ -44,10 +44,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged, names = archive.testzip(), [name.lower() for name in archive.namelist()]
+            folders = [part.filename for part in archive.infolist() if part.external_attr & 0x10]  # as in DOS
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
         if len({*names}) < len(names):  # torch would take one of them, and does not tell upper from lower case
             raise zipfile.BadZipFile("two of its parts have the same name")
+        if folders:  # torch would not read it, and take what is in memory
+            raise zipfile.BadZipFile(f"{folders[0]} is marked as a folder")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if {"task", "hyper_parameters", "state_dict"} <= checkpoint.keys():
             return checkpoint
