@@ -61,6 +61,16 @@ def test_a_checkpoint_is_not_executed(a_classifier: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_checkpoint_with_a_part_marked_as_a_folder_is_an_error(a_classifier: Path, tmp_path: Path) -> None:
+    """torch would not read that part, and return what is in memory."""
+    run = copy_of(a_classifier, tmp_path / "run")
+    content = (run / "last.ckpt").read_bytes()
+    start = content.rindex(b"PK\x01\x02")  # the last entry of the directory; its attributes follow 38 bytes on
+    (run / "last.ckpt").write_bytes(content[: start + 38] + b"\x10" + content[start + 39 :])
+    with pytest.raises(UserError, match="last.ckpt is damaged.* is marked as a folder"):
+        load(run)
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_checkpoint_with_a_part_twice_is_an_error(a_classifier: Path, tmp_path: Path) -> None:
     """torch would read one of them, and finds a part also by its name in upper case."""
