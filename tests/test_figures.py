@@ -252,7 +252,7 @@ def test_reference_labels_order_title(three: Path, tmp_path: Path) -> None:
         (["--label", "ALiBi="], "--label ALiBi=: expected NAME=LABEL"),
         (
             ["--columns", "test_bleu"],
-            "The report has no column 'test_bleu'; the valid ones are: test_perplexity_mean, ",
+            "The report has no column 'test_bleu'; the valid ones are: seconds, parameters, ",
         ),
         (["--formats", "png,gif"], "--formats has no choice 'gif'; the valid ones are: png, svg, pdf"),
     ],
@@ -363,3 +363,40 @@ def test_one_correction_in_page_files_and_headline(tmp_path: Path) -> None:
     text = html.unescape(markdown_of(tmp_path / "out"))
     assert all(f"| {tables.p_value(difference.p)} " in text for difference in found)
     assert "next is" in tables.headline(study) and study.reference in ("ALiBi", "RoPE", "no positions")
+
+
+def test_values_that_do_not_vary_and_runs_that_all_diverged_are_said(tmp_path: Path) -> None:
+    """Oracle: five seeds of equal values; the winner is that on the held-out part; a collapsed row predicts nothing."""
+    runs = []
+    for model, (held_out, tested) in {"nope": (0.9, 0.8), "rope": (0.8, 1.0), "alibi": (0.7, 1.0)}.items():
+        for seed in range(5):
+            run = result(
+                f"model={model}", f"seed={seed}", value=tested - (0.66 if (model, seed) == ("rope", 0) else 0)
+            )
+            run["metrics"]["validation_accuracy"] = held_out
+            run["report"] = {**run["report"], "columns": ["validation_accuracy", *run["report"]["columns"]]}
+            runs.append(run)
+    (study,) = report([put(tmp_path / "in", *runs)], tmp_path / "out", draw=False)
+    said = tables.headline(study)
+    assert said.startswith("no positions is best on the held-out part: 80.0 ± 0.0") and "next is RoPE" in said
+    arrange([study], columns=["test_accuracy", "seconds"])
+    assert study.held_out == "validation_accuracy" and len(next(tables.results(study)).latex) == 4
+    frame = pd.read_csv(tmp_path / "out" / "tables" / "variants.csv").set_index(["variant", "metric"])
+    assert np.isnan(frame.loc[("RoPE", "test_accuracy"), "prediction_low_95"])
+    diverged = [result("task=lm", f"seed={seed}", value=None) for seed in (0, 1)]
+    (study,) = report([put(tmp_path / "diverged", *diverged)], tmp_path / "out", draw=False)
+    assert tables.state(study, study.variants[0].label) == "0; diverged: seed 0, 1" and tables.headline(study) == ""
+    with pytest.raises(UserError, match="1 baselines, but no run to compare with them"):
+        report([put(tmp_path / "counted", baseline("majority"))], tmp_path / "out", draw=False)
+
+
+def test_a_row_of_two_commands_says_which_seeds_each_repeats(tmp_path: Path) -> None:
+    runs = [result("model=rope", f"seed={seed}") for seed in range(4)]
+    for run in runs[2:]:
+        run["overrides"] = ["experiment=mine", *run["overrides"]]
+    (table,) = tables.commands(study_of(tmp_path, *runs))
+    command = "python -m speechformer.train"
+    assert table.frame.iloc[:, 1:3].to_numpy().tolist() == [
+        [f"{command} model=rope", "0, 1"],
+        [f"{command} experiment=mine model=rope", "2, 3"],
+    ]

@@ -166,7 +166,7 @@ class Run:
             "peak_megabytes": None if peak is None else peak / 1e6,
             "parameters": (self.result.get("parameters") or {}).get("total"),
             "commit": self.result.get("commit"),
-            "command": self.command,
+            "command": self.command + (f" seed={self.seed}" if "speechformer.train" in self.command else ""),
             "error": self.result.get("error"),
             "folder": str(self.folder),
             **self.metrics,
@@ -243,13 +243,17 @@ class Study:
         rows = [{"variant": names.get(run.baseline, run.baseline), **run.row} for run in self.counted]
         self.baselines = pd.DataFrame(rows, columns=None if rows else ["variant"])
         self.columns = [name for name in columns if self.has(name)]
+        self.selected = False  # whether `columns` were chosen by the reader
+        # the metric on the held-out part of train, by which variants are ranked; None without one
+        self.held_out = next((name for name in self.columns if name.startswith("validation_")), None)
         about = " ".join(filter(None, (self.task, first.config.get("probe.name"))))
         self.title = self.study or f"Runs without a study: {about}"
         if self.study and self.task == "probe":  # of which a study has several
             self.title += f": {first.config['probe.name']}"
         self.name = file_name(self.study or f"runs_{self.task}", self.protocol["name"], self.sha256[:8])
-        self.sort()
+        self.variants.sort(key=lambda variant: (not variant.is_usual, natural(variant.name)))
         self.reference = next((v.label for v in self.variants if len(self.finished(v.label))), self.variants[0].label)
+        self.rank()
 
     @property
     def heading(self) -> str:
@@ -262,28 +266,17 @@ class Study:
         return self.title + (f" ({', '.join(words)})" if words else "")
 
     @property
-    def held_out(self) -> str | None:
-        """The metric on the held-out part of train, by which variants are ranked; None without one."""
-        return next((name for name in self.columns if name.startswith("validation_")), None)
-
-    @property
     def counts(self) -> dict[str, Any]:
         """The counts of the corpus, as in `result.json`; empty without a finished run."""
         return self.example.counts
 
-    def sort(self) -> None:
-        """Sort the variants: by the held-out metric, the best first; without one, the usual settings first."""
+    def rank(self) -> None:
+        """Sort the variants by the held-out metric, the best first."""
         means = {
             v.label: s.mean for v in self.variants if self.held_out and (s := self.summary(v.label, self.held_out))
         }
         sign = -1 if self.higher_is_better else 1
-
-        def place(variant: Variant) -> tuple[Any, ...]:
-            texts = NUMBER.split(variant.name)
-            natural = [float(text) if k % 2 else text for k, text in enumerate(texts)]
-            return sign * means.get(variant.label, sign * math.inf), not variant.is_usual, natural
-
-        self.variants.sort(key=place)
+        self.variants.sort(key=lambda variant: sign * means.get(variant.label, sign * math.inf))
 
     def relabel(self, names: Mapping[str, str]) -> None:
         """Name settings (`model=alibi`) and variants otherwise."""
@@ -306,8 +299,8 @@ class Study:
 
     def has(self, metric: str) -> bool:
         """Return whether a metric was measured; `not_in_train` is left out where no test sentence is in train."""
+        finished = self.runs[self.runs["status"] == "finished"].drop(columns="seed").select_dtypes("number")
         names = [metric, metric.replace("_not_in_train", "_in_train")]
-        finished = self.runs[self.runs["status"] == "finished"]
         return all(name in finished and finished[name].notna().any() for name in names)
 
     def values(self, label: str, metric: str) -> dict[int | None, float]:
@@ -348,6 +341,11 @@ class Study:
         settings = [variant.settings for variant in self.settled()]
         longer = {length for own in settings for length in own.get("task.lengths") or []}
         return sorted(longer | {own["block_size"] for own in settings}) if longer else []
+
+
+def natural(name: str) -> list[Any]:
+    """Return what sorts names by the value of the numbers in them."""
+    return [float(text) if place % 2 else text for place, text in enumerate(NUMBER.split(name))]
 
 
 def file_name(*parts: str) -> str:
@@ -548,7 +546,7 @@ def arrange(
             raise unknown("The report", "row", name, dict.fromkeys(variant.label for variant in variants))
     for name in columns:
         if not any(study.has(name) for study in studies):
-            known = dict.fromkeys(key for study in studies for run in study.results for key in run.metrics)
+            known = dict.fromkeys(key for study in studies for key in map(str, study.runs) if study.has(key))
             raise unknown("The report", "column", name, known)
     for study in studies:
         found = [study.find(name) for name in (order or ([] if reference is None else [reference]))]
@@ -556,7 +554,8 @@ def arrange(
         study.variants.sort(key=lambda variant: first.index(variant) if variant in first else len(first))
         if reference is not None and (variant := study.find(reference)):
             study.reference = variant.label
-        study.columns = [name for name in columns if study.has(name)] or study.columns
+        if chosen := [name for name in columns if study.has(name)]:
+            study.columns, study.selected = chosen, True
 
 
 def parse_label(text: str, studies: Sequence[Study]) -> tuple[str, str]:

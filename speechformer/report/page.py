@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from markupsafe import Markup, escape
 
 from speechformer import console
 from speechformer.corpora.files import OutputFolder
+from speechformer.errors import UserError
 from speechformer.escape import escape_markdown, one_line
 from speechformer.report import tables as texts
 from speechformer.report.figures import FIGURES, FORMATS, Figures, search_figures, style, write
@@ -52,7 +54,7 @@ METHODS = (
     "5 %, four seeds or more); otherwise the test is Welch's (ttest_ind). Detectable is the smallest difference that "
     "so many seeds find with a probability of 80 %.",
     "Significant at 5 % means after Holm's correction over all differences of the table. The first sentences compare "
-    "the best row with its best rival alone.",
+    "the best row, by the held-out part if there is one, with its best rival alone.",
     "Intervals cover the spread over seeds, not over other test sets. For translations, ± over sentences is half the "
     "95 % confidence interval of sacreBLEU's bootstrap for one run.",
     "Baselines are exact and have no seed. Perplexities are per token; words outside the vocabulary count as <unk>. "
@@ -178,7 +180,7 @@ def about(study: Study) -> Iterator[str]:
     corpus = f"Corpus {study.corpus}{direction}, sha256 {study.sha256[:12] or 'unknown'}"
     parts = [f"{corpus}; protocol={study.protocol['name']} ({protocol})."]
     if counts := study.counts:
-        sizes = sorted({run.counts["train"] for run in study.results if run.status == "finished"})
+        sizes = sorted({run.counts["train"] for run in study.results if run.counts})
         trained = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
         parts.append(
             f"Trained on {trained} {study.unit}, tested on {counts['test']:,}, of which {counts['test_in_train']} "
@@ -248,10 +250,18 @@ def write_tables(studies: Sequence[Study], shown: Sequence[Table], output: Outpu
         "differences": [pd.DataFrame(difference_rows(study)) for study in studies],
     }
     for name, frames in data.items():
-        named = [frame.assign(study=study.name) for study, frame in zip(studies, frames) if len(frame)]
+        named = []
+        for study, frame in zip(studies, frames):
+            place = {
+                "study": study.name,
+                "task": study.task,
+                "protocol": study.protocol["name"],
+                "corpus": study.sha256,
+            }
+            if len(frame):
+                named.append(pd.concat([pd.DataFrame(place, index=frame.index), frame], axis="columns"))
         if named:
             frame = pd.concat(named)
-            frame = frame[["study", *(column for column in frame if column != "study")]]
             frame.to_csv(output.file(f"tables/{name}.csv"), index=False)
     for table in shown:
         output.file(f"tables/{table.name}.csv").write_text(as_csv(table), encoding="utf-8")
@@ -262,11 +272,14 @@ def write_tables(studies: Sequence[Study], shown: Sequence[Table], output: Outpu
 
 def variant_rows(study: Study) -> Iterator[dict[str, Any]]:
     """Yield a row for each variant and metric: its final values over the seeds."""
-    names = dict.fromkeys(name for run in study.results for name in run.metrics)
+    names = dict.fromkeys([*(name for run in study.results for name in run.metrics), *study.columns])
     for variant in study.variants:
         for metric in names:
             if (own := study.summary(variant.label, metric)) is not None:
-                yield {"variant": variant.label, "metric": metric, **statistics_row(own)}
+                row = {"variant": variant.label, "metric": metric, **statistics_row(own)}
+                if "¶" in texts.cautions(study, variant.label, metric):  # no normal distribution
+                    row |= {"prediction_low_95": math.nan, "prediction_high_95": math.nan}
+                yield row
 
 
 def statistics_row(own: Summary) -> dict[str, Any]:
@@ -301,7 +314,8 @@ def as_latex(table: Table) -> str:
     styler = frame.style.apply(lambda _: bold, axis=None).hide(axis="index")
     styler = styler.format(escape="latex").format_index(one_line_of_column, escape="latex", axis="columns")
     columns = "l" + "r" * (len(frame.columns) - 1)
-    return styler.to_latex(hrules=True, column_format=columns).translate(LATEX)
+    note = f"% {one_line(table.note, 4000)}\n" if table.note else ""
+    return note + styler.to_latex(hrules=True, column_format=columns).translate(LATEX)
 
 
 def one_line_of_column(name: str) -> str:
@@ -408,6 +422,8 @@ def report(
     """
     runs, remarks = read_runs(folders)
     studies, repeated = build_studies(with_baselines(runs, baselines))
+    if not studies:
+        raise UserError(f"{', '.join(map(str, folders))}: {len(runs)} baselines, but no run to compare with them.")
     arrange(studies, **arrangement)
     shown: dict[str, Any] = {"remarks": remarks + repeated, "searched": folders, "figures": FIGURES if draw else []}
     write_report(studies, output, title=title, formats=formats, **shown)

@@ -62,15 +62,16 @@ class Summary:
         """Whether the values form two groups, such as runs that learned and runs that did not.
 
         The largest gap between neighbouring values is compared with the standard deviation within the groups on its
-        two sides. The limit, 3 + 350 / n² of them, is what fewer than one in 200 normal samples of 5 to 20 exceed.
+        two sides, or a hundredth of the values if that is more. The limit, 3 + 350 / n² of them, is what fewer than
+        one in 200 normal samples of 5 to 20 exceed.
         """
         if self.n < 5 or not self.varies:
             return False
         values = np.sort(self.values)
         place = int(np.diff(values).argmax()) + 1
         squares = sum(((group - group.mean()) ** 2).sum() for group in (values[:place], values[place:]))
-        limit = (3 + 350 / self.n**2) * math.sqrt(squares / (self.n - 2))
-        return bool(values[place] - values[place - 1] > limit)
+        within = max(math.sqrt(squares / (self.n - 2)), 0.01 * float(np.abs(values).max()))
+        return bool(values[place] - values[place - 1] > (3 + 350 / self.n**2) * within)
 
     @cached_property
     def prediction_interval(self) -> Interval:

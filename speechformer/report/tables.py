@@ -76,9 +76,8 @@ def direction(study: Study, metric: str) -> int:
     """Return 1 if a higher value of a metric is better, -1 if a lower one is, 0 if neither is known."""
     if metric == study.metric:
         return 1 if study.higher_is_better else -1
-    if "interval" in metric or not any(
-        word in metric for word in ("accuracy", "exact", "perplexity", "bleu", "chrf")
-    ):
+    known = ("accuracy", "exact", "perplexity", "bits_per_byte", "bleu", "chrf")
+    if "interval" in metric or not any(word in metric for word in known):
         return 0
     return 1 if is_better_higher(metric) else -1
 
@@ -205,8 +204,10 @@ def is_at_chance(study: Study, metric: str, summary: Summary) -> bool:
     chances = study.runs.get(metric.replace("test_", "chance_"))
     classes = study.example.corpus.get("classes", [])
     chance = float(chances.mean()) if chances is not None else 1 / len(classes) if classes else math.nan
-    rows = study.counts.get("test", 1)
-    return summary.extremes[0] <= chance + 2 * math.sqrt(chance * (1 - chance) / rows)
+    rows, leaked = (study.counts.get(name, 0) for name in ("test", "test_in_train"))
+    rows = leaked if metric.endswith("_in_train") else rows
+    rows = study.counts.get("test", 0) - leaked if metric.endswith("_not_in_train") else rows
+    return bool(rows) and summary.extremes[0] <= chance + 2 * math.sqrt(chance * (1 - chance) / rows)
 
 
 def legend(marks: str) -> str:
@@ -233,6 +234,8 @@ def results(study: Study) -> Iterator[Table]:
     summaries = {(v.label, name): study.summary(v.label, name) for v in study.variants for name in study.columns}
     rows, marks = [], ""
     heads = {name: with_arrow(study, name) for name in study.columns}
+    shared = [head for head in heads.values() if [*heads.values(), "runs", "parameters", "seconds"].count(head) > 1]
+    heads = {name: f"{head} ({name})" if head in shared else head for name, head in heads.items()}
     for variant in study.variants:
         label, cells = variant.label, []
         finished = study.finished(label)
@@ -260,19 +263,22 @@ def results(study: Study) -> Iterator[Table]:
         values = (number(name, run.get(name)) for name in study.columns)
         rows.append([run["variant"], "exact", *values, f"{run['parameters']:,.0f}", NONE])
     frame = pd.DataFrame(rows, columns=["", "runs", *heads.values(), "parameters", "seconds"])
-    bold = {(place, heads[name]) for name in study.columns if (place := best(study, name)) is not None}
+    bold = {(place, heads[name]) for name in study.columns for place in best(study, name)}
     note = f"Mean ± standard deviation over the runs, and the {INTERVAL} of the mean. ↑ higher is better, ↓ lower."
-    shown = dict.fromkeys([study.metric, *study.compare, *study.columns])
-    latex = ["", "runs", *[heads[name] for name in shown if name in heads][: LATEX_COLUMNS - 2]]
-    order = [name for name in frame if name in latex]
+    shown = study.columns if study.selected else dict.fromkeys([study.metric, *study.compare, *study.columns])
+    order = ["", "runs", *[heads[name] for name in shown if name in heads][: LATEX_COLUMNS - 2]]
     yield Table("results", "", frame, " ".join([note, f"{legend(marks)}." if marks else ""]).strip(), bold, order)
 
 
-def best(study: Study, metric: str) -> int | None:
-    """Return the place of the best variant by a metric; None if there is no other, or no direction."""
-    means = [(s.mean, k) for k, v in enumerate(study.variants) if (s := study.summary(v.label, metric)) is not None]
-    sign = direction(study, metric)
-    return max((sign * mean, place) for mean, place in means)[1] if sign and len(means) > 1 else None
+def best(study: Study, metric: str) -> set[int]:
+    """Return the places of the rows, baselines included, whose value is the best one as it is shown."""
+    means = [own.mean if (own := study.summary(v.label, metric)) else math.nan for v in study.variants]
+    means += [] if metric not in study.baselines else [float(value) for value in study.baselines[metric]]
+    sign, known = direction(study, metric), [mean for mean in means if not math.isnan(mean)]
+    if not sign or len(known) < 2:
+        return set()
+    shown = number(metric, max(known, key=lambda mean: sign * mean))
+    return {place for place, mean in enumerate(means) if number(metric, mean) == shown}
 
 
 @dataclass(frozen=True)
@@ -386,11 +392,12 @@ def commands(study: Study) -> Iterator[Table]:
     order = [variant.label for variant in study.variants] + study.baselines["variant"].tolist()
     groups = dict(list(runs.groupby("variant", sort=False)))
     for label in order:
-        group = groups[label]
-        commits = {(name or "unknown")[:10] + (name or "")[40:] for name in group["commit"]}
-        seeds = ", ".join(str(int(seed)) for seed in group["seed"].dropna()) or NONE
-        rows.append([label, "\n".join(dict.fromkeys(group["command"])), seeds, ", ".join(sorted(commits))])
-    frame = pd.DataFrame(rows, columns=["", "command (add seed=)", "seeds", "commit"])
+        commands_of = groups[label]["command"].str.replace(r" seed=\d+$", "", regex=True)
+        for command, group in groups[label].groupby(commands_of, sort=False):
+            commits = {(name or "unknown")[:10] + (name or "")[40:] for name in group["commit"]}
+            seeds = ranges([int(seed) for seed in group["seed"].dropna()]) or NONE
+            rows.append([label, command, seeds, ", ".join(sorted(commits))])
+    frame = pd.DataFrame(rows, columns=["", "command", "add seed=", "commit"])
     yield Table("commands", "How to repeat each row", frame)
 
 
@@ -403,38 +410,42 @@ TABLES = [results, lengths, sources, differences_table, commands]
 def headline(study: Study) -> str:
     """Return a sentence on the best variant: its result, the next best, and the best baseline; "" without a run.
 
-    The best one is compared with its best rival alone. If one of them is the reference, the p-value is that of the
-    table of differences.
+    The best one is that on the held-out part, if there is one. It is compared with its best rival alone. If one of
+    them is the reference, the p-value is that of the table of differences.
     """
-    sign, metric = (1 if study.higher_is_better else -1), study.metric
-    means = [(s, v.label) for v in study.variants if metric and (s := study.summary(v.label, metric)) is not None]
-    means.sort(key=lambda pair: -sign * pair[0].mean)
-    if not means:
+    metric = study.metric
+    ranked = [v.label for v in study.variants if metric and study.values(v.label, metric)]
+    sign, chosen_by = (1 if study.higher_is_better else -1), study.held_out or metric
+    scores = {label: own.mean for label in ranked if (own := study.summary(label, chosen_by)) is not None}
+    ranked.sort(key=lambda label: -sign * scores.get(label, -sign * math.inf))
+    if not ranked:
         return ""
-    (summary, label), *others = means
+    label, summary = ranked[0], study.summary(ranked[0], metric)
+    assert summary
     direction = "higher" if study.higher_is_better else "lower"
     spread = f"mean ± standard deviation over {summary.n} seeds" if summary.n > 1 else "one run"
+    best = f"is best{' on the held-out part' * (chosen_by != metric)}:" if len(ranked) > 1 else "has"
     about = f"({heading(metric)}; {spread}; {direction} is better)"
-    result = f"{label} {'is best' if others else 'has'}: {mean_and_sd(metric, summary)} {about}"
     marks = cautions(study, label, metric)
-    parts = [result + (f", with caution: {', '.join(CAUTIONS[mark] for mark in marks)}" if marks else "")]
-    if others:
-        rival = others[0][1]
-        effect = compare(study, metric, label, rival)
+    parts = [f"{label} {best} {mean_and_sd(metric, summary)} {about}"]
+    parts[0] += f", with caution: {', '.join(CAUTIONS[mark] for mark in marks)}" if marks else ""
+    if len(ranked) > 1 and (effect := compare(study, metric, label, ranked[1])):
         pairs = {frozenset((d.label, d.reference)): d.p for d in differences(study) if d.metric == metric}
-        p = pairs.get(frozenset((label, rival)), effect.p if effect else math.nan)
-        verdict = "too few seeds to compare" if math.isnan(p) else "significant" if p < 0.05 else "not significant"
-        if effect:
-            parts.append(f"next is {rival}, difference {estimate(metric, effect)}, p = {p_value(p)}: {verdict}")
-    parts += beside_baseline(study, label, len(means))
+        p = pairs.get(frozenset((label, ranked[1])), effect.p)
+        verdict = f"p = {p_value(p)}, {'significant' if p < 0.05 else 'not significant'}".replace("= <", "<")
+        if math.isnan(p):
+            verdict = "too few seeds to compare" if min(effect.n) < 2 else "the values do not vary"
+            parts.append(f"next is {ranked[1]}, difference {number(metric, effect.mean, True)}: {verdict}")
+        else:
+            parts.append(f"next is {ranked[1]}, difference {estimate(metric, effect)}: {verdict}")
+    parts += beside_baseline(study, label)
     return "; ".join(parts) + "."
 
 
-def beside_baseline(study: Study, label: str, variants: int) -> Iterator[str]:
-    """Yield what the best of some variants has more than the best baseline, and whether it is better.
+def beside_baseline(study: Study, label: str) -> Iterator[str]:
+    """Yield what a variant has more than the best baseline, if there is one, with its interval.
 
-    The interval is over sentences too, where all predictions are kept. The verdict is after Bonferroni's correction
-    for the number of variants.
+    The interval is over sentences too, where all predictions are kept.
     """
     sign, metric = (1 if study.higher_is_better else -1), study.metric
     measured = [run for run in study.counted if run.metrics.get(metric) is not None]
@@ -448,13 +459,8 @@ def beside_baseline(study: Study, label: str, variants: int) -> Iterator[str]:
     runs = [run for run in study.results if str(run.folder) in folders]
     if metric == "test_accuracy" and len(runs) > 1 and all(run.predictions() for run in [*runs, best_run]):
         effect = over_seeds_and_items([(1, right_answers(runs)), (-1, right_answers([best_run]))])
-    baseline = f"{name} ({number(metric, value)})"
-    if effect is None or math.isnan(effect.p):
-        yield f"beside {baseline}"
-        return
-    better = "better" if sign * effect.mean > 0 else "worse"
-    verdict = better if effect.p * variants < 0.05 else "inconclusive"
-    yield f"less {baseline}: {estimate(metric, effect)}, {verdict}"
+    if effect is not None:
+        yield f"less {name} ({number(metric, value)}): {estimate(metric, effect)}".removesuffix(f" {NONE}")
 
 
 # Searches and tuned sweeps
