@@ -29,7 +29,7 @@ from speechformer.tasks.distillation import FOLDS, MAX_TOKENS, CrossFittedTarget
 from speechformer.tasks.mixture import MixturePerplexities
 from speechformer.tasks.perplexity import PerplexityTask
 from speechformer.tasks.text import TextInputs
-from speechformer.tasks.word_noise import WordNoise
+from speechformer.tasks.unknown_words import UnknownWords
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 
@@ -67,7 +67,7 @@ class LanguageModel(PerplexityTask):
         self.save_hyperparameters(logger=False)
         self.separate = separate
         self.mixture = None if mixture is None else CountsMixture(**mixture)
-        self.noise: WordNoise | None = None
+        self.unknown_words: UnknownWords | None = None
         self.teacher: CrossFittedTargets | None = None
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
@@ -96,14 +96,16 @@ class LanguageModel(PerplexityTask):
         self.attach_counts(data)
 
     def attach_counts(self, data: StreamData) -> None:
-        """Count the words of train, for noise, for the targets of training and for the mixture."""
+        """Count the words of train, for unknown words, for the targets of training and for the mixture."""
         own = data.task
-        if not any(own[key] for key in ("unknown_rate", "noise", "ngram_targets")) and self.mixture is None:
+        if not any(own[key] for key in ("unknown_rate", "ngram_targets")) and self.mixture is None:
             return
         assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
-        self.noise = WordNoise(data.stream, data.vocab_size, own["unknown_rate"], own["noise"])
-        self.noise.check()
-        stream = self.noise.with_unknown(data.stream, torch.Generator().manual_seed(0))
+        stream = data.stream
+        if own["unknown_rate"]:
+            self.unknown_words = UnknownWords(stream, data.vocab_size, own["unknown_rate"])
+            self.unknown_words.check()
+            stream = self.unknown_words.replace(stream, torch.Generator().manual_seed(0))
         if own["ngram_targets"]:
             self.teacher = CrossFittedTargets(
                 stream, own["ngram"], len(data.tokenizer) - 1, data.vocab_size, own["ngram_targets"]
@@ -113,10 +115,10 @@ class LanguageModel(PerplexityTask):
             self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
+        ids = batch["ids"]
+        if self.unknown_words is not None:
+            ids = self.unknown_words.replace(ids, self.generator)
         inputs, targets, output = ids[:, :-1], ids[:, 1:].flatten(), self.model.output
-        if self.noise is not None:
-            inputs = self.noise.inputs(inputs, self.generator)
         hidden = self.hidden(self.model, inputs).flatten(0, 1)
         if self.teacher is None:
             loss = next_token_loss(output.weight, output.bias, hidden, targets, self.recipe["label_smoothing"])
@@ -171,7 +173,7 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
     """
     own, kinds = data.task, {"none": False, "fixed": False, "context": True}
     by_context = pick(kinds, own["ngram_mixture"], "task.ngram_mixture")
-    used = [f"task.{key}" for key in ("unknown_rate", "noise", "ngram_targets") if own[key]]
+    used = [f"task.{key}" for key in ("unknown_rate", "ngram_targets") if own[key]]
     used += ["task.ngram_mixture"] * (own["ngram_mixture"] != "none")
     assert isinstance(data, StreamData)
     if used and (isinstance(data, DocumentData) or len(data.stream) >= LONG_STREAM):

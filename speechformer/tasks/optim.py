@@ -127,10 +127,8 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 SCHEDULES["vaswani"] = SCHEDULES["inverse_sqrt"]
 
 
-def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any, restart: int = 0) -> Any:
+def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any) -> Any:
     """Build the optimizer of a recipe, and its schedule: linear warm-up, then `schedule` until the last step.
-
-    After `restart` steps, if it is not 0, the schedule begins again: it ends there, and at the last step.
 
     Weight decay applies to all parameters of the model, norms and biases included, as in the reports. "vaswani" is
     the schedule of Vaswani et al. 2017, equation 3: "inverse_sqrt" with the peak `lr` / sqrt(width * warmup_steps).
@@ -156,30 +154,27 @@ def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: A
     optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
     if warmup == 0 and recipe["schedule"] == "constant":
         return optimizer
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer, restart))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def lr_factor(recipe: dict[str, Any], trainer: Any, restart: int = 0) -> Callable[[int], float]:
+def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
     """Return the function from the step, counted from 0, to the fraction of the peak learning rate."""
     warmup, shape, endless = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]], recipe["schedule"] in ENDLESS
     steps = 0 if endless else trainer.estimated_stepping_batches
     if not math.isfinite(steps):
         raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
-    parts = (restart, int(steps) - restart) if restart else (int(steps),)
-    if not endless and warmup >= (least := min(parts)):
-        which = "before or after pre-training ends, where the schedule starts again" if restart else "of the run"
+    steps = int(steps)
+    if not endless and warmup >= steps:
         raise UserError(
-            f"recipe.warmup_steps={warmup} is not less than the {least} steps {which}; set fewer, such as "
-            f"recipe.warmup_steps={least // 10}, or train longer."
+            f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run; set fewer, such as "
+            f"recipe.warmup_steps={steps // 10}, or train longer."
         )
 
     def factor(step: int) -> float:
-        restarted = restart and step >= restart
-        step -= restart if restarted else 0
         if step < warmup:
             return (step + 1) / warmup
         # The endless schedules count steps from 1, at which the warm-up reaches 1.
-        return shape(step + endless - warmup, parts[1 if restarted else 0] - warmup, warmup)
+        return shape(step + endless - warmup, steps - warmup, warmup)
 
     return factor

@@ -71,7 +71,7 @@ class Checkpoints(Checkpoint):
         metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])
         better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
         better |= pl_module.later_if_equal and metric == self.best
-        if math.isfinite(metric) and better and not pl_module.is_pretraining:
+        if math.isfinite(metric) and better:
             self.best, self.best_step = metric, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
         if self.keep:
