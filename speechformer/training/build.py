@@ -26,7 +26,7 @@ from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.memory import check_memory
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
-from speechformer.training.trackers import TRACKERS
+from speechformer.training.trackers import TRACKERS, Tracker
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
 
@@ -75,7 +75,7 @@ class Run:
         kind, self.tracker = folder.logger["name"], None
         pick({"csv": None, "tensorboard": None, **TRACKERS}, kind, "logger")
         if kind in TRACKERS:
-            self.tracker = TRACKERS[kind](folder.logger, folder, config)
+            self.tracker = Tracker(folder.logger, folder, config)
             loggers.append(self.tracker)
         elif kind == "tensorboard":
             tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
