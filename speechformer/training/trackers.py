@@ -1,8 +1,8 @@
 """Trackers that show a run's curves besides its folder: `logger=wandb` and `logger=mlflow`.
 
-They are Lightning's `WandbLogger` and `MLFlowLogger`. A resumed run continues its MLflow run, and its W&B run too. The
-checkpoint then logs everything again from the first step on, and what the service already has is skipped. Offline W&B
-cannot continue a run: the resumed run begins a new one.
+They are Lightning's `WandbLogger` and `MLFlowLogger`. A resumed run continues its MLflow run, and its W&B run too. It
+logs everything again from the first step on; what the service has already is skipped. Offline W&B cannot continue a
+run: the resumed run begins a new one.
 """
 
 from __future__ import annotations
