@@ -86,7 +86,10 @@ class Classify(Task):
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
-        self.log_prior_C, self.unknown_words = log_prior(data), unknown_words(data)
+        self.unknown_words = unknown_words(data)
+        if data.task["balanced"]:
+            sentences_C = data.train["labels"].bincount(minlength=len(self.classes))
+            self.log_prior_C = sentences_C.clamp(min=1).log()
         if self.naive_bayes is not None:
             self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
@@ -135,18 +138,42 @@ class Classify(Task):
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
-        return shown_in_progress(metrics)
+        hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
+        return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
     def describe_examples(
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
     ) -> Iterator[tuple[str, str]]:
-        yield "who said it", table_of_examples(self, examples)
+        """Return sentences with the probability of each class, as a table in Markdown."""
+        classes = [escape_markdown(name) for name in self.classes]
+        rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
+        for example in examples:
+            probabilities = self(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
+            label = "" if example.label is None else classes[example.label]
+            sentence = escape_markdown(" ".join(example.tokens[0]))
+            rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
+        yield "who said it", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"])
+        """Return the accuracies with their intervals, and that of the majority class."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
+        if leaked := counts["test_in_train"]:
+            parts.append(("  in train too", "test_accuracy_in_train", leaked))
+            parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
+        rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
+        for label, name, n in parts:
+            if (value := metrics.get(name)) is not None:
+                low, high = wilson(value, n)
+                interval = f"{100 * low:.1f} - {100 * high:.1f} %"
+                rows.append((label, format_metric("accuracy", value), interval, str(n)))
+        return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        return accuracy_columns(metrics)
+        leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
+        if metrics.get("test_accuracy_in_train") is None:
+            leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
+        return ["test_accuracy", *leaked, "train_accuracy"]
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
@@ -154,20 +181,6 @@ class Classify(Task):
             columns = self.tested["labels"], self.predicted, self.tested["in_train"]
             write_predictions(directory / PREDICTIONS, self.classes, *(column.tolist() for column in columns))
         return {}
-
-
-def accuracy_columns(metrics: dict[str, float | None]) -> list[str]:
-    """Return the accuracies that a report shows of runs with these metrics."""
-    leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
-    if metrics.get("test_accuracy_in_train") is None:
-        leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
-    return ["test_accuracy", *leaked, "train_accuracy"]
-
-
-def shown_in_progress(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the accuracies that the console shows of an evaluation."""
-    hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
-    return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
 
 def groups_of(batch: Batch, classes: Sequence[str]) -> dict[str, Tensor]:
@@ -186,12 +199,6 @@ def predictions_of(checkpoint: dict[str, Any], expected: Tensor) -> Tensor:
     if type(predicted) is not Tensor or predicted.shape != expected.shape or predicted.dtype != torch.int64:
         raise ValueError("its predictions are not of this test set")
     return predicted
-
-
-def log_prior(data: SentenceData) -> Tensor | None:
-    """Return the log of the number of sentences of each class in train, [C]; None without `task.balanced`."""
-    counts_C = data.train["labels"].bincount(minlength=len(data.corpus.classes))
-    return counts_C.clamp(min=1).log() if data.task["balanced"] else None
 
 
 def naive_bayes_arguments(data: TaskData) -> dict[str, Any] | None:
@@ -225,30 +232,3 @@ def cross_entropy(
     if log_prior_C is not None:
         logits_BC = logits_BC + log_prior_C.to(logits_BC.device)
     return F.cross_entropy(logits_BC, labels_B, label_smoothing=smoothing, reduction=reduction)
-
-
-def table_of_examples(task: Classify, examples: Sequence[Example]) -> str:
-    """Return sentences with the probability of each class, as a table in Markdown."""
-    classes = [escape_markdown(name) for name in task.classes]
-    rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
-    for example in examples:
-        probabilities = task(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
-        label = "" if example.label is None else classes[example.label]
-        sentence = escape_markdown(" ".join(example.tokens[0]))
-        rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
-    return "\n".join(rows)
-
-
-def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the accuracies with their intervals, and that of the majority class."""
-    parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
-    if leaked := counts["test_in_train"]:
-        parts.append(("  in train too", "test_accuracy_in_train", leaked))
-        parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
-    rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
-    for label, name, n in parts:
-        if (value := metrics.get(name)) is not None:
-            low, high = wilson(value, n)
-            interval = f"{100 * low:.1f} - {100 * high:.1f} %"
-            rows.append((label, format_metric("accuracy", value), interval, str(n)))
-    return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]

@@ -97,19 +97,17 @@ class LanguageModel(PerplexityTask):
 
     def attach_counts(self, data: StreamData) -> None:
         """Count the words of train, for unknown words, for the targets of training and for the mixture."""
-        own = data.task
-        if not any(own[key] for key in ("unknown_rate", "ngram_targets")) and self.mixture is None:
+        stream, unknown_rate, share = data.stream, data.task["unknown_rate"], data.task["ngram_targets"]
+        if not unknown_rate and not share and self.mixture is None:
             return
-        assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
-        stream = data.stream
-        if own["unknown_rate"]:
-            self.unknown_words = UnknownWords(stream, data.vocab_size, own["unknown_rate"])
+        assert isinstance(stream, Tensor)  # see `mixture_arguments`
+        if unknown_rate:
+            self.unknown_words = UnknownWords(stream, data.vocab_size, unknown_rate)
             self.unknown_words.check()
             stream = self.unknown_words.replace(stream, torch.Generator().manual_seed(0))
-        if own["ngram_targets"]:
-            self.teacher = CrossFittedTargets(
-                stream, own["ngram"], len(data.tokenizer) - 1, data.vocab_size, own["ngram_targets"]
-            )
+        if share:
+            words = len(data.tokenizer) - 1
+            self.teacher = CrossFittedTargets(stream, data.task["ngram"], words, data.vocab_size, share)
         if self.mixture is not None:
             self.mixture.stream.copy_(stream)
             self.mixture_metric = MixturePerplexities(self.mixture, data.streams)

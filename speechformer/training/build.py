@@ -32,7 +32,7 @@ NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # over
 
 
 class Environment(LightningEnvironment):
-    """Lightning's, but that NODE_RANK counts only in a run on several machines."""
+    """Lightning's environment, which ignores NODE_RANK unless `num_nodes` > 1."""
 
     def node_rank(self) -> int:
         return node_rank()
