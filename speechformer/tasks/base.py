@@ -142,7 +142,7 @@ class Task(TrainableModule):
     @property
     def counts(self) -> Any:
         """The counts of words beside the network, whose `add(ids, logits)` combines both; None without any."""
-        return next((own for name in COUNTED if (own := getattr(self, name, None)) is not None), None)
+        return next((counts for name in COUNTED if (counts := getattr(self, name, None)) is not None), None)
 
     def forward(self, *ids: Tensor) -> Tensor:
         """Compute the logits of the network for its inputs; with counts of words, those of both."""
@@ -164,7 +164,7 @@ class Task(TrainableModule):
 
         Override this if `forward_batch` does not return logits.
         """
-        logs = [own.forward_batch(own.model, batch).float().log_softmax(dim=-1) for own in members]
+        logs = [task.forward_batch(task.model, batch).float().log_softmax(dim=-1) for task in members]
         self.update_metrics(log_of_mean(logs), batch)
 
     def read(self, text: str, tokenizer: Any, max_tokens: int) -> TextInputs:

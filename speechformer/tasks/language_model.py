@@ -169,23 +169,23 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
     Raises:
         UserError: the settings that count words do not fit the corpus, or the protocol.
     """
-    own, kinds = data.task, {"none": False, "fixed": False, "context": True}
-    by_context = pick(kinds, own["ngram_mixture"], "task.ngram_mixture")
-    used = [f"task.{key}" for key in ("unknown_rate", "ngram_targets") if own[key]]
-    used += ["task.ngram_mixture"] * (own["ngram_mixture"] != "none")
+    task, kinds = data.task, {"none": False, "fixed": False, "context": True}
+    by_context = pick(kinds, task["ngram_mixture"], "task.ngram_mixture")
+    used = [f"task.{key}" for key in ("unknown_rate", "ngram_targets") if task[key]]
+    used += ["task.ngram_mixture"] * (task["ngram_mixture"] != "none")
     assert isinstance(data, StreamData)
     if used and (isinstance(data, DocumentData) or len(data.stream) >= LONG_STREAM):
         raise UserError(f"{used[0]} counts words in memory, for texts below {LONG_STREAM:,} tokens; remove it.")
-    if own["unknown_rate"] and own["tokens"] != "words":
+    if task["unknown_rate"] and task["tokens"] != "words":
         raise UserError("task.unknown_rate needs task.tokens=words: other vocabularies have no unknown words.")
-    if own["ngram_targets"] and len(data.stream) > MAX_TOKENS:
+    if task["ngram_targets"] and len(data.stream) > MAX_TOKENS:
         raise UserError(f"task.ngram_targets fits {FOLDS} models of counts, to texts of up to {MAX_TOKENS:,} tokens.")
-    if own["ngram_mixture"] == "none":
+    if task["ngram_mixture"] == "none":
         return None
     if not data.splits.validation:
         raise UserError("task.ngram_mixture fits its weights on a held-out part; set protocol=clean.")
     tokens, vocabulary = len(data.stream), len(data.tokenizer) - 1
-    return {"tokens": tokens, "order": own["ngram"], "vocabulary": vocabulary, "by_context": by_context}
+    return {"tokens": tokens, "order": task["ngram"], "vocabulary": vocabulary, "by_context": by_context}
 
 
 def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:

@@ -78,8 +78,8 @@ class MuonAdamW(torch.optim.Optimizer):
         weight_decay: float,
         betas: tuple[float, float],
     ) -> None:
-        matrices = [own for name, own in parameters if "blocks." in name and own.ndim == 2]
-        others = [own for name, own in parameters if not ("blocks." in name and own.ndim == 2)]
+        matrices = [parameter for name, parameter in parameters if "blocks." in name and parameter.ndim == 2]
+        others = [parameter for name, parameter in parameters if not ("blocks." in name and parameter.ndim == 2)]
         if not matrices:
             raise UserError("recipe.optimizer=muon needs the weight matrices of transformer blocks; use adamw.")
         self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)
@@ -95,15 +95,15 @@ class MuonAdamW(torch.optim.Optimizer):
         group, muon = self.param_groups
         self.adamw.state, self.adamw.param_groups = self.state, [group]
         self.adamw.step()
-        for own in muon["params"]:
-            if own.grad is None:
+        for matrix in muon["params"]:
+            if matrix.grad is None:
                 continue
-            if "momentum_buffer" not in self.state[own]:
-                self.state[own]["momentum_buffer"] = torch.zeros_like(own)
-            momentum = self.state[own]["momentum_buffer"].lerp_(own.grad, 1 - self.MOMENTUM)
-            update = orthogonalize(own.grad.lerp(momentum, self.MOMENTUM))
-            own.mul_(1 - muon["lr"] * muon["weight_decay"])
-            own.add_(update, alpha=-muon["lr"] * math.sqrt(max(1, own.size(0) / own.size(1))))
+            if "momentum_buffer" not in self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            momentum = self.state[matrix]["momentum_buffer"].lerp_(matrix.grad, 1 - self.MOMENTUM)
+            update = orthogonalize(matrix.grad.lerp(momentum, self.MOMENTUM))
+            matrix.mul_(1 - muon["lr"] * muon["weight_decay"])
+            matrix.add_(update, alpha=-muon["lr"] * math.sqrt(max(1, matrix.size(0) / matrix.size(1))))
         return loss
 
 

@@ -89,15 +89,15 @@ class PerplexityTask(Task):
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
         (split, name), scored = batch["part"], batch["targets"] != IGNORE
         targets, metric = batch["targets"][scored], "_".join(filter(None, ("perplexity", name)))
-        logs = log_of_mean([own.logs(own.forward_batch(own.model, batch)[scored], targets) for own in members])
+        logs = log_of_mean([task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in members])
         if self.mixture_metric is not None and "places" in batch:
             self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
         chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
         if split in ("validation", "test"):
             chosen["known_"] = targets != UNKNOWN
-        for prefix, own in chosen.items():
-            if number := int(own.sum()):
-                self.measured[f"{split}_{prefix}{metric}"].update(-logs[own].mean(), number)
+        for prefix, mask in chosen.items():
+            if number := int(mask.sum()):
+                self.measured[f"{split}_{prefix}{metric}"].update(-logs[mask].mean(), number)
 
     def compute_metrics(self) -> dict[str, float]:
         metrics = super().compute_metrics()

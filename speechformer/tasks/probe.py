@@ -132,5 +132,5 @@ class ProbeTask(Task):
         return [f"test_{kind}{end}" for end in ends for kind in ("accuracy", "exact")] + ["chance_accuracy"]
 
     def report(self, metrics: dict[str, float | None]) -> dict[str, Any]:
-        own = super().report(metrics)
-        return own | {"compare": [name for name in own["columns"] if name.startswith("test_accuracy")]}
+        report = super().report(metrics)
+        return report | {"compare": [name for name in report["columns"] if name.startswith("test_accuracy")]}

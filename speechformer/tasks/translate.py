@@ -92,10 +92,10 @@ class Translate(Task):
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
-        logs_R = log_of_mean([target_logs(own.model, batch) for own in members])
+        logs_R = log_of_mean([target_logs(task.model, batch) for task in members])
         self.measured[f"{batch['part']}_perplexity"].update(-logs_R.mean(), len(logs_R))
         if self.tokenizer is not None:
-            self.translate_batch(batch, self.tokenizer, [own.model for own in members])
+            self.translate_batch(batch, self.tokenizer, [task.model for task in members])
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -124,9 +124,9 @@ class Translate(Task):
         self, sources: list[list[int]], beam: int | None = None, models: Models = None
     ) -> list[list[int]]:
         """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
-        own, alpha = [self.model] if models is None else models, self.decoding["length_penalty"]
-        longest = min((model.max_length for model in own if model.max_length is not None), default=None)
-        return translate_ids(own, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
+        models, alpha = models or [self.model], self.decoding["length_penalty"]
+        longest = min((model.max_length for model in models if model.max_length is not None), default=None)
+        return translate_ids(models, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
 
     def compute_metrics(self) -> dict[str, float]:
         if self.scores is None:
@@ -186,7 +186,10 @@ class Translate(Task):
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
-            write_table(directory / TRANSLATIONS, [(*pair, own) for pair, own in zip(self.texts["test"], written)])
+            rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
+            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
+            with atomic_write(directory / TRANSLATIONS) as file:
+                file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}
 
 
@@ -203,10 +206,3 @@ def target_logs(model: Translator, batch: Batch) -> Tensor:
     targets = batch["target"][:, 1:]
     logs_BTV = model(batch["source"], batch["target"][:, :-1]).float().log_softmax(dim=-1)
     return logs_BTV.gather(2, targets[..., None])[..., 0][targets != PAD]
-
-
-def write_table(path: Path, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Write sources, references and translations."""
-    lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
-    with atomic_write(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())

@@ -87,11 +87,11 @@ class Run:
         self.parameters = count_parameters(self.task.model)
 
 
-def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any) -> pl.Trainer:
+def build_trainer(config: dict[str, Any], folder: Path, device: Any, **more: Any) -> pl.Trainer:
     """Return Lightning's Trainer for a config.
 
     Args:
-        own: what comes from us: logger, callbacks.
+        more: arguments that the config does not have: logger, callbacks.
 
     Raises:
         UserError: Lightning does not accept an argument or value of `trainer.*`.
@@ -110,7 +110,7 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            **own,
+            **more,
             **arguments,
         )
     except Exception as error:  # a bad value raises almost any

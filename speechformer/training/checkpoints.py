@@ -185,9 +185,9 @@ def resumable(task: Task, directory: Path) -> Path | None:
             continue
         try:
             checkpoint = read_checkpoint(path)
-            own_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
+            saved_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
             (optimizer,) = checkpoint["optimizer_states"]
-            if own_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
+            if saved_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
                 return path
             reason = f"{path} is not a checkpoint of this run."
         except UserError as error:
