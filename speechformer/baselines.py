@@ -53,10 +53,10 @@ def with_unknown(stream: Tensor, vocab_size: int, rate: float) -> list[int]:
     """Return the ids of a text in which words that occur once are <unk> at this rate, as with task.unknown_rate."""
     import torch
 
-    from speechformer.tasks.word_noise import WordNoise
+    from speechformer.tasks.unknown_words import UnknownWords
 
     generator = torch.Generator().manual_seed(0)
-    return WordNoise(stream, vocab_size, rate, 0.0).with_unknown(stream, generator).tolist()
+    return UnknownWords(stream, vocab_size, rate).replace(stream, generator).tolist()
 
 
 def language_models(data: StreamData) -> Baselines:

@@ -55,7 +55,6 @@ CASES = {
     "classify_muon": f"{CLASSIFY} model=kerple pattern=sinks pattern.tokens=2 pattern.window=3 recipe=muon layers=2"
     " task.unknown_rate=0.5 task.balanced=true task.naive_bayes=2 protocol=clean",
     "classify_randomised": f"{CLASSIFY} model=randomised model.max_positions=64 embedding_dropout=0.3",
-    "classify_masked": f"{CLASSIFY} task.masked_lm=0.5 task.pretraining_epochs=1 architecture.pool=cls",
     "classify_rope": f"{CLASSIFY} model=rope width=32",
     "classify_sample": "task=classify corpus=sample trainer.max_epochs=1 trainer.limit_train_batches=20",
     # language modelling
@@ -69,7 +68,7 @@ CASES = {
     " task.unknown_rate=0.5 architecture.output_bias=unigram",
     "lm_documents": "task=lm corpus=stories corpus.documents=40 corpus.words=20 block_size=16 trainer.max_steps=24"
     " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
-    "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2 task.noise=0.1",
+    "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2",
     "lm_rotations": f"{LM} model=by_layer model.layers=[rope,xpos] layers=2 width=32 dropout=0",
     "lm_sample": "task=lm corpus=sample model=relative pattern=bigbird trainer.max_steps=10",
     # translation

@@ -132,7 +132,6 @@ def test_seeds_with_data_of_their_own_are_not_an_ensemble() -> None:
         common_settings(by_seed, [])
 
 
-@pytest.mark.parametrize("key", ["unknown_rate=0.5", "masked_lm=0.5", "pretraining_epochs=1"])
-def test_runs_that_draw_words_are_not_an_ensemble(key: str) -> None:
-    with pytest.raises(UserError, match=rf"^task\.{key.partition('=')[0]} draws or counts words for each run"):
-        common_settings(compose(*TINY, f"task.{key}"), [])
+def test_runs_that_draw_words_are_not_an_ensemble() -> None:
+    with pytest.raises(UserError, match=r"^task\.unknown_rate draws or counts words for each run"):
+        common_settings(compose(*TINY, "task.unknown_rate=0.5"), [])

@@ -113,7 +113,10 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     [
         (["protocol=paper", "task.ngram_mixture=fixed"], "fits its weights on a held-out part; set protocol=clean"),
         (["task.ngram_mixture=sometimes"], "task.ngram_mixture has no choice 'sometimes'"),
-        (["corpus=stories", *FEW, "task.documents=separate", "task.noise=0.1"], "task.noise counts words in memory"),
+        (
+            ["corpus=stories", *FEW, "task.documents=separate", "task.ngram_targets=0.1"],
+            "targets counts words in memory",
+        ),
         (["task.tokens=bytes", "task.unknown_rate=0.1"], "task.unknown_rate needs task.tokens=words"),
         (["task.unknown_rate=0.1"], "words that occur once in train, and there are none"),
         (["task.ngram_targets=0.5", "recipe.label_smoothing=0.1"], "both spread targets; set one to 0"),

@@ -17,6 +17,7 @@ from conftest import TINY, compose
 from kills import count_points, killed_at
 
 from speechformer import console
+from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -253,3 +254,20 @@ def test_a_sweep_counts_no_run_outside_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "sweep" / "jobs" / "0.json", {"overrides": ["seed=0"], "folder": "../elsewhere", "error": None})
     (job,) = sweeps.jobs_of(tmp_path / "sweep")
     assert job.folder is None and job.state.status == "damaged" and "outside" in job.error
+
+
+@pytest.mark.parametrize(
+    ("task", "removed"),
+    [("classify", {"masked_lm": 0.0, "pretraining_epochs": 0, "extra_text": False}), ("lm", {"noise": 0.0})],
+)
+def test_a_key_that_is_gone_does_not_change_a_fingerprint_unless_it_was_used(
+    task: str, removed: dict[str, Any]
+) -> None:
+    config = as_plain(compose(f"task={task}"))
+    assert not removed.keys() & config["task"].keys()
+
+    def fingerprint(more: dict[str, Any]) -> str:
+        return identity.fingerprint({**config, "task": {**config["task"], **more}}, "0", [])
+
+    assert fingerprint(removed) == fingerprint({})
+    assert all(fingerprint({key: 1}) != fingerprint({}) for key in removed)

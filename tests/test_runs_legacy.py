@@ -56,6 +56,12 @@ def test_a_checkpoint_gets_the_current_names() -> None:
     assert "core" in old["hyper_parameters"]
 
 
+def test_a_checkpoint_of_a_classifier_without_masked_words_loads() -> None:
+    without, masked = ({"hyper_parameters": {"recipe": {}, "masked_lm": value}} for value in (None, {"weight": 1.0}))
+    assert upgrade_checkpoint(without) == {"hyper_parameters": {"recipe": {}}}
+    assert upgrade_checkpoint(masked) == masked
+
+
 def test_a_key_is_renamed_as_a_whole() -> None:
     assert [renamed_key(key) for key in RENAMED_KEYS] == list(RENAMED_KEYS.values())
     assert renamed_key("corelation.norm") is renamed_key("task") is None

@@ -153,10 +153,11 @@ class FakeWandb(ModuleType):
         super().__init__("wandb")
         self.__spec__ = ModuleSpec("wandb", None)
         self.inits: list[dict[str, Any]] = []
-        self.rows: dict[str, list[tuple[int, dict[str, float]]]] = {}
+        self.rows: dict[str, list[dict[str, float]]] = {}
         self.exits: list[int] = []
+        self.configs: list[dict[str, Any]] = []
         self.fails_at = math.inf
-        self.Settings = lambda **options: options
+        self.run = None  # Lightning would take it for its own
 
     def init(self, **options: Any) -> Any:
         self.inits.append(options)
@@ -165,18 +166,21 @@ class FakeWandb(ModuleType):
         rows = self.rows.setdefault(options["name"], []) if options["resume"] else []
         self.rows[options["name"]] = rows
 
-        def log(metrics: dict[str, float], step: int) -> None:
-            if step >= self.fails_at:
+        def log(metrics: dict[str, float]) -> None:
+            if metrics.get("trainer/global_step", 0) >= self.fails_at:
                 raise ConnectionError("the service has gone")
-            rows.append((step, metrics))
+            rows.append(metrics)
 
-        run = SimpleNamespace(id="abc", url="https://example.org/abc", summary={}, log=log)
-        run.starting_step = rows[-1][0] + 1 if rows else 0
+        config = SimpleNamespace(update=lambda params, allow_val_change: self.configs.append(params))
+        run = SimpleNamespace(id="abc", url="https://example.org/abc", config=config, log=log)
+        run.starting_step = len(rows)
         run.finish = lambda exit_code: self.exits.append(exit_code)
         return run
 
     def curve(self, name: str) -> Curve:
-        points = [(key, step, value) for step, row in self.rows[name] for key, value in row.items()]
+        step = "trainer/global_step"
+        rows = [row for row in self.rows[name] if step in row]  # without the final metrics
+        points = [(key, int(row[step]), value) for row in rows for key, value in row.items() if key != step]
         assert len(points) == len({*points})
         return {*points}
 
@@ -185,6 +189,9 @@ class FakeWandb(ModuleType):
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     module = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
+    for name in ("sdk", "sdk.lib", "wandb_run"):  # from which Lightning imports classes
+        monkeypatch.setitem(sys.modules, f"wandb.{name}", SimpleNamespace(Run=int, RunDisabled=int))
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", True)
     return module
 
 
@@ -206,7 +213,8 @@ def test_a_resumed_run_continues_its_wandb_run_or_is_whole_offline(
     assert second == (first if offline else ("abc", "allow", None)) and fake.exits == [0]
     assert fake.curve("run") == curve_of(undisturbed)
     assert ("a new run instead of abc, because W&B cannot" in capsys.readouterr().out) == offline
-    json.dumps(fake.inits[0]["config"])
+    assert len(fake.configs) == 1 + offline and fake.configs[0]["recipe"]["lr"] == 1e-3
+    json.dumps(fake.configs)
 
 
 def test_a_service_that_fails_does_not_stop_the_run_unless_at_the_start(

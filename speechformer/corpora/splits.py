@@ -80,25 +80,22 @@ def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[
 
 
 @functools.lru_cache(maxsize=16)
-def with_extra_text(splits: Splits, corpus: Corpus, labelled: bool) -> Splits:
-    """Add to train the texts of the other training file that repeat no other text.
+def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
+    """Add to train, which is running text, the labelled training sentences that repeat no other text.
 
-    For running text these are labelled sentences. For labelled sentences (`labelled`) they are lines of running text.
-    A sentence or line repeats a text, or an earlier one, if they share SHARED words in a row. It also repeats a text
+    A sentence repeats a text, or an earlier one, if they share SHARED words in a row. It also repeats a text
     if it is a near-duplicate of one of its lines. Comparing lines is not enough, since the files split the same
     speech at other places. Shorter ones are left out.
 
     Raises:
         UserError: nothing remains.
     """
-    trained, tested = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
-    candidates, sentences, files = trained, tested, [corpus.lm_train, *corpus.lm_test.values()]
-    if labelled:
-        candidates, sentences, files = corpus.lm_train, trained + tested, [*corpus.lm_test.values()]
+    candidates, sentences = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
+    files = [corpus.lm_train, *corpus.lm_test.values()]
     if not candidates:
-        file = "train_LM.txt" if labelled else "train_CLS.tsv"
         raise UserError(
-            f"task.extra_text adds lines of {file}, and {corpus.where} has no such file; add it, or set it to false."
+            f"task.extra_text adds lines of train_CLS.tsv, and {corpus.where} has no such file; add it, or set it to "
+            "false."
         )
     taken = set().union(*map(runs_of_words, (*sentences, *(" ".join(lines) for lines in files))))
     others = list(itertools.chain(sentences, *files))
@@ -109,9 +106,8 @@ def with_extra_text(splits: Splits, corpus: Corpus, labelled: bool) -> Splits:
             extra.append((None, text))
             taken |= words
     if not extra:
-        kind = "line of train_LM.txt" if labelled else "labelled sentence"
         raise UserError(
-            f"task.extra_text: {corpus.where} has no {kind} of {SHARED} words or more that is in no other "
+            f"task.extra_text: {corpus.where} has no labelled sentence of {SHARED} words or more that is in no other "
             "text; set it to false."
         )
     known = set(splits.vocabulary_texts)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from speechformer.corpora.cache import remember_words
-from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
+from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.corpora.splits import Row, Splits, number_of_folds, split, with_extra_text
 from speechformer.corpora.subwords import Subwords, fitted
 from speechformer.corpora.tokenizer import Tokenizer
@@ -39,8 +39,8 @@ from speechformer.errors import UserError
 # Of tasks whose config lacks them
 DEFAULTS = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
-    **{"unknown_rate": 0.0, "noise": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False},
-    **{"naive_bayes": 0.0, "masked_lm": 0.0, "pretraining_epochs": 0, "extra_text": False},
+    **{"unknown_rate": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False, "naive_bayes": 0.0},
+    "extra_text": False,
 }
 
 
@@ -74,7 +74,7 @@ class SpeechData(TaskData):
             fold = self.seed % number_of_folds(options["validation"])
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
         if self.task["extra_text"]:
-            self.splits = with_extra_text(self.splits, self.corpus, self.labelled)
+            self.splits = with_extra_text(self.splits, self.corpus)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
         tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))
@@ -106,7 +106,7 @@ class SpeechData(TaskData):
             }
         is_sampled = self.evaluated_tokens < self.train_tokens
         return {
-            "train": len(splits.train) - self.labelled * splits.extra,
+            "train": len(splits.train),
             "validation": len(splits.validation),
             "removed_from_train": splits.removed,
             **({"extra_lines": splits.extra} if splits.extra else {}),
@@ -125,8 +125,7 @@ class SpeechData(TaskData):
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts
         held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
-        extra = " and {} lines of running text" if self.labelled else ", {} of them labelled sentences"
-        extra = extra.format(counts["extra_lines"]) if "extra_lines" in counts else ""
+        extra = f", {counts['extra_lines']} of them labelled sentences" if "extra_lines" in counts else ""
         leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
         return (
             f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
@@ -160,17 +159,14 @@ class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
 
     Attributes:
-        train: the labelled rows to train on.
-        drawn: `train`, then the rows of `task.extra_text`, whose label is IGNORE. A line of running text that is
-            longer than `block_size` becomes several rows.
+        train: the rows to train on.
     """
 
     labelled = True
 
     def encode(self) -> None:
-        self.drawn = self.encode_rows(self.splits.train)
-        self.train_tokens = int(lengths_of(self.drawn).sum())
-        self.train = {name: column[self.drawn["labels"] != IGNORE] for name, column in self.drawn.items()}
+        self.train = self.drawn = self.encode_rows(self.splits.train)
+        self.train_tokens = int(lengths_of(self.train).sum())
         evaluated = sample_rows(self.train, self.task["evaluation_tokens"])
         self.evaluated_tokens = int(lengths_of(evaluated).sum())
         self.monitored = {("train", ""): evaluated}
@@ -181,20 +177,12 @@ class SentenceData(SpeechData):
         self.tested = {("test", ""): {**rows, "in_train": in_train, "row": torch.arange(len(in_train))}}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
-        """Return ids [N, block_size] and labels [N], IGNORE for rows without a class."""
-        size, labels, pieces = self.block_size, list[int](), list[list[int]]()
-        for label, text in rows:
-            words = self.tokenizer.encode(text)
-            starts = range(0, len(words), size) if label is None else (0,)
-            labels += [IGNORE if label is None else label] * len(starts)
-            pieces += [words[start : start + size] for start in starts]
-        ids = torch.full((len(pieces), size), PAD)
-        for row, words in enumerate(pieces):
+        """Return ids [N, block_size] and labels [N]."""
+        ids = torch.full((len(rows), self.block_size), PAD)
+        for row, (_, text) in enumerate(rows):
+            words = self.tokenizer.encode(text)[: self.block_size]
             ids[row, : len(words)] = torch.tensor(words)
-        return {"ids": ids, "labels": torch.tensor(labels)}
-
-    def count(self) -> dict[str, Any]:
-        return super().count() | ({"train_rows": len(self.drawn["ids"])} if self.splits.extra else {})
+        return {"ids": ids, "labels": torch.tensor([label for label, _ in rows])}
 
     def examples(self) -> list[Example]:
         """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""

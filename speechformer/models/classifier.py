@@ -24,7 +24,6 @@ class EncoderClassifier(nn.Module):
         block_size: length of the longest sentence, in tokens.
         pool: "mean" over the tokens, or "cls", the state of a trained token in front of the sentence.
         classifier_width: hidden width of the head.
-        masked_lm: whether it also predicts words, by a linear layer on the states of their tokens.
         stack: other arguments of `Stack`.
     """
 
@@ -35,7 +34,6 @@ class EncoderClassifier(nn.Module):
         block_size: int,
         pool: str,
         classifier_width: int,
-        masked_lm: bool = False,
         **stack: Any,
     ) -> None:
         super().__init__()
@@ -46,18 +44,10 @@ class EncoderClassifier(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(stack["width"], classifier_width), nn.ReLU(), nn.Linear(classifier_width, classes)
         )
-        self.words = nn.Linear(stack["width"], stack["vocab_size"]) if masked_lm else None
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return the logits of sentences padded with `PAD`, [B, classes]."""
-        return self.classify(self.states(ids_BT), ids_BT)
-
-    def states(self, ids_BT: Tensor) -> Tensor:
-        """Return the hidden states of sentences, [B, T, D]. A CLS token is first, and makes T one more."""
-        return self.encoder(ids_BT, ids_BT != PAD)[0]
-
-    def classify(self, x_BTD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Return the logits of sentences with these hidden states, [B, classes]."""
+        x_BTD = self.encoder(ids_BT, ids_BT != PAD)[0]
         if self.first_token:
             return self.head(x_BTD[:, 0])
         token_mask_BT1 = (ids_BT != PAD)[:, :, None]

@@ -65,7 +65,10 @@ def upgrade_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """
     upgraded = dict(checkpoint)
     if "hyper_parameters" in upgraded:
-        upgraded["hyper_parameters"] = _renamed(upgraded["hyper_parameters"], {"core": "architecture"})
+        arguments = _renamed(upgraded["hyper_parameters"], {"core": "architecture"})
+        if arguments.get("masked_lm", "") is None:  # of classifiers between 0.2 and 0.3, most of which did without
+            del arguments["masked_lm"]
+        upgraded["hyper_parameters"] = arguments
     if "state_dict" in upgraded:
         weights = upgraded["state_dict"].items()
         upgraded["state_dict"] = {re.sub(r"^core\.", "model.", name): weight for name, weight in weights}

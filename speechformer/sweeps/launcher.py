@@ -42,7 +42,7 @@ from speechformer.sweeps.sweeper import register_plugin
 from speechformer.training import runtime
 from speechformer.workers import end_with_parent
 
-DRAWN_FOR_EACH_RUN = ("unknown_rate", "noise", "ngram_targets", "masked_lm", "pretraining_epochs")
+DRAWN_FOR_EACH_RUN = ("unknown_rate", "ngram_targets")
 Job = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
 

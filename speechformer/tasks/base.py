@@ -40,16 +40,56 @@ def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
     return torch.stack([*logs]).logsumexp(dim=0) - math.log(len(logs))
 
 
-class EvaluableModule(TrainableModule):
-    """A LightningModule that is evaluated part by part (train, validation, ...), on batches that name their part."""
+class Task(TrainableModule):
+    """A task. A subclass declares the class variables, and its constructor builds `model`.
+
+    The constructor takes `architecture`, the arguments of the network, and `recipe`, the config group, and calls
+    `save_hyperparameters`. A subclass must define `training_step`, `new_metric`, `forward_batch` and
+    `update_metrics`; the other methods have defaults. It is evaluated split by split (train, validation, ...), on
+    batches that name theirs.
+    """
 
     metric: ClassVar[str]
     mode: ClassVar[str]  # "max" or "min": the direction in which the metric is better
     later_if_equal: ClassVar[bool] = False  # whether the last of equally good evaluations is the best
+    purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
+    datamodule: ClassVar[type[TaskData]]
+    abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
+    inputs: ClassVar[dict[str, str]]  # of the network, by name
+    output: ClassVar[str]
+    pads_input: ClassVar[bool] = True  # whether batches of the first input are padded
+    options: ClassVar[tuple[str, ...]] = ()  # keys of `architecture` that the network takes besides COMMON_OPTIONS
+    charts: ClassVar[dict[str, str]] = {}  # TensorBoard: title -> regular expression of the metrics' names
+    no_ensemble: ClassVar[str | None] = "the task does not define member_losses"  # None: runs can be an ensemble
+    # The report
+    compared: ClassVar[tuple[str, ...]] = ()  # metrics by which runs are compared, besides the main one
+    x_axis: ClassVar[str] = "step"  # or "epoch"
+    unit: str = "lines"
+    note: ClassVar[str] = ""
+    baseline_keys: ClassVar[tuple[str, ...]] = ()  # config keys that a baseline shares with the runs of its table
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         super().__init__(recipe)
         self.measured: dict[str, Metric] = {}  # of the current evaluation, by name
+
+    @classmethod
+    def data_class(cls, corpus: Any) -> type[TaskData]:
+        """Return the LightningDataModule for a corpus."""
+        return cls.datamodule
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> Task:
+        """Build a new task. Override this if the constructor has further arguments, which must be plain data."""
+        return cls(architecture=cls.architecture_arguments(config, data), recipe=config["recipe"])  # type: ignore
+
+    @classmethod
+    def architecture_arguments(cls, config: dict[str, Any], data: TaskData, **more: Any) -> dict[str, Any]:
+        """Return the arguments of the network as plain data, `more` included."""
+        for key, valid in CHOICES.items():
+            pick(valid, config["architecture"][key], f"architecture.{key}")
+        keys = (*COMMON_OPTIONS, *cls.options)
+        arguments = {key: value for key, value in config["architecture"].items() if key in keys}
+        return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
 
     def metric_name(self, split: str) -> str:
         """Return the name of the main metric on "train", "validation" or "test"."""
@@ -94,50 +134,6 @@ class EvaluableModule(TrainableModule):
         if self.trainer.logger is not None:
             self.trainer.logger.log_metrics(self.compute_metrics(), self.global_step)
 
-
-class Task(EvaluableModule):
-    """A task. A subclass declares the class variables, and its constructor builds `model`.
-
-    The constructor takes `architecture`, the arguments of the network, and `recipe`, the config group, and calls
-    `save_hyperparameters`. A subclass must define `training_step`, `new_metric`, `forward_batch` and
-    `update_metrics`; the other methods have defaults.
-    """
-
-    purpose: ClassVar[str]  # completes "a run of task=<name>, which ..."
-    datamodule: ClassVar[type[TaskData]]
-    abilities: ClassVar[frozenset[str]] = frozenset()  # methods of a trained run: "predict", "generate", "translate"
-    inputs: ClassVar[dict[str, str]]  # of the network, by name
-    output: ClassVar[str]
-    pads_input: ClassVar[bool] = True  # whether batches of the first input are padded
-    options: ClassVar[tuple[str, ...]] = ()  # keys of `architecture` that the network takes besides COMMON_OPTIONS
-    charts: ClassVar[dict[str, str]] = {}  # TensorBoard: title -> regular expression of the metrics' names
-    no_ensemble: ClassVar[str | None] = "the task does not define member_losses"  # None: runs can be an ensemble
-    # The report
-    compared: ClassVar[tuple[str, ...]] = ()  # metrics by which runs are compared, besides the main one
-    x_axis: ClassVar[str] = "step"  # or "epoch"
-    unit: str = "lines"
-    note: ClassVar[str] = ""
-    baseline_keys: ClassVar[tuple[str, ...]] = ()  # config keys that a baseline shares with the runs of its table
-
-    @classmethod
-    def data_class(cls, corpus: Any) -> type[TaskData]:
-        """Return the LightningDataModule for a corpus."""
-        return cls.datamodule
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], data: TaskData) -> Task:
-        """Build a new task. Override this if the constructor has further arguments, which must be plain data."""
-        return cls(architecture=cls.architecture_arguments(config, data), recipe=config["recipe"])  # type: ignore
-
-    @classmethod
-    def architecture_arguments(cls, config: dict[str, Any], data: TaskData, **more: Any) -> dict[str, Any]:
-        """Return the arguments of the network as plain data, `more` included."""
-        for key, valid in CHOICES.items():
-            pick(valid, config["architecture"][key], f"architecture.{key}")
-        keys = (*COMMON_OPTIONS, *cls.options)
-        arguments = {key: value for key, value in config["architecture"].items() if key in keys}
-        return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
-
     @property
     def has_counts(self) -> bool:
         """Whether counts of words take part in the predictions beside the network."""
@@ -146,7 +142,7 @@ class Task(EvaluableModule):
     @property
     def counts(self) -> Any:
         """The counts of words beside the network, whose `add(ids, logits)` combines both; None without any."""
-        return next((own for name in COUNTED if (own := getattr(self, name, None)) is not None), None)
+        return next((counts for name in COUNTED if (counts := getattr(self, name, None)) is not None), None)
 
     def forward(self, *ids: Tensor) -> Tensor:
         """Compute the logits of the network for its inputs; with counts of words, those of both."""
@@ -168,7 +164,7 @@ class Task(EvaluableModule):
 
         Override this if `forward_batch` does not return logits.
         """
-        logs = [own.forward_batch(own.model, batch).float().log_softmax(dim=-1) for own in members]
+        logs = [task.forward_batch(task.model, batch).float().log_softmax(dim=-1) for task in members]
         self.update_metrics(log_of_mean(logs), batch)
 
     def read(self, text: str, tokenizer: Any, max_tokens: int) -> TextInputs:

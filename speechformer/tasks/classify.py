@@ -12,9 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from speechformer.config import uses_several_devices
 from speechformer.console import format_metric
-from speechformer.corpora.special_tokens import IGNORE, PAD
+from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
@@ -28,12 +27,12 @@ from speechformer.models.naive_bayes import NaiveBayes
 from speechformer.models.stack import initialise
 from speechformer.runs.folder import PREDICTIONS
 from speechformer.runs.predictions import write_predictions
-from speechformer.tasks.masked_lm import MaskedLM, PretrainedTask
+from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs, read_words
-from speechformer.tasks.word_noise import WordNoise
+from speechformer.tasks.unknown_words import UnknownWords
 
 
-class Classify(PretrainedTask):
+class Classify(Task):
     """An `EncoderClassifier` under cross-entropy.
 
     Args:
@@ -41,7 +40,6 @@ class Classify(PretrainedTask):
         recipe: the config group.
         classes: the name of each class.
         naive_bayes: the arguments of `NaiveBayes`, which evaluation and prediction add; None for none.
-        masked_lm: the arguments of `MaskedLM`, whose loss training adds; None for none.
     """
 
     name, metric, mode = "classify", "accuracy", "max"
@@ -66,15 +64,13 @@ class Classify(PretrainedTask):
         recipe: dict[str, Any],
         classes: list[str],
         naive_bayes: dict[str, Any] | None = None,
-        masked_lm: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
         self.classes = classes
-        self.noise: WordNoise | None = None
+        self.unknown_words: UnknownWords | None = None
         self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
         self.naive_bayes = None if naive_bayes is None else NaiveBayes(**naive_bayes)
-        self.masked_lm = None if masked_lm is None else MaskedLM(**masked_lm)
         self.model = EncoderClassifier(**architecture)
         self.tested: Rows = {}
         self.predicted = torch.empty(0, dtype=torch.int64)  # of the test, by the last evaluation; -1: none
@@ -83,17 +79,17 @@ class Classify(PretrainedTask):
     @classmethod
     def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
         classes = list(data.corpus.classes)
-        masked_lm = masked_lm_arguments(config, data)
-        more = {"classes": len(classes), **({"masked_lm": True} if masked_lm else {})}
-        architecture = cls.architecture_arguments(config, data, **more)
-        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data), masked_lm)
+        architecture = cls.architecture_arguments(config, data, classes=len(classes))
+        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data))
 
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, SentenceData)
         self.tested = data.tested["test", ""]
         self.predicted = torch.full_like(self.tested["labels"], -1)
-        self.log_prior_C, self.noise = log_prior(data), word_noise(data)
-        self.attach_words(data.drawn["ids"])
+        self.unknown_words = unknown_words(data)
+        if data.task["balanced"]:
+            sentences_C = data.train["labels"].bincount(minlength=len(self.classes))
+            self.log_prior_C = sentences_C.clamp(min=1).log()
         if self.naive_bayes is not None:
             self.naive_bayes.fit(data.train["ids"], data.train["labels"])
 
@@ -107,10 +103,12 @@ class Classify(PretrainedTask):
         self.predicted = predictions_of(checkpoint, self.predicted).clamp(-1, len(self.classes) - 1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
-        loss, parts = training_loss(self, ids, batch["labels"])
-        self.tokens += (batch["ids"] != PAD).sum()
-        return self.track_loss(loss, batch, batch_idx, **parts)
+        ids = batch["ids"]
+        if self.unknown_words is not None:
+            ids = self.unknown_words.replace(ids, self.generator)
+        loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
+        self.tokens += (ids != PAD).sum()
+        return self.track_loss(loss, batch, batch_idx)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
         smoothing = self.recipe["label_smoothing"]
@@ -140,18 +138,42 @@ class Classify(PretrainedTask):
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
-        return shown_in_progress(metrics)
+        hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
+        return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
     def describe_examples(
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
     ) -> Iterator[tuple[str, str]]:
-        yield "who said it", table_of_examples(self, examples)
+        """Return sentences with the probability of each class, as a table in Markdown."""
+        classes = [escape_markdown(name) for name in self.classes]
+        rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
+        for example in examples:
+            probabilities = self(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
+            label = "" if example.label is None else classes[example.label]
+            sentence = escape_markdown(" ".join(example.tokens[0]))
+            rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
+        yield "who said it", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"])
+        """Return the accuracies with their intervals, and that of the majority class."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
+        if leaked := counts["test_in_train"]:
+            parts.append(("  in train too", "test_accuracy_in_train", leaked))
+            parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
+        rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
+        for label, name, n in parts:
+            if (value := metrics.get(name)) is not None:
+                low, high = wilson(value, n)
+                interval = f"{100 * low:.1f} - {100 * high:.1f} %"
+                rows.append((label, format_metric("accuracy", value), interval, str(n)))
+        return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        return accuracy_columns(metrics)
+        leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
+        if metrics.get("test_accuracy_in_train") is None:
+            leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
+        return ["test_accuracy", *leaked, "train_accuracy"]
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
@@ -159,20 +181,6 @@ class Classify(PretrainedTask):
             columns = self.tested["labels"], self.predicted, self.tested["in_train"]
             write_predictions(directory / PREDICTIONS, self.classes, *(column.tolist() for column in columns))
         return {}
-
-
-def accuracy_columns(metrics: dict[str, float | None]) -> list[str]:
-    """Return the accuracies that a report shows of runs with these metrics."""
-    leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
-    if metrics.get("test_accuracy_in_train") is None:
-        leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
-    return ["test_accuracy", *leaked, "train_accuracy"]
-
-
-def shown_in_progress(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the accuracies that the console shows of an evaluation."""
-    hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
-    return {name: value for name, value in metrics.items() if name not in hidden and "_accuracy_of_" not in name}
 
 
 def groups_of(batch: Batch, classes: Sequence[str]) -> dict[str, Tensor]:
@@ -193,12 +201,6 @@ def predictions_of(checkpoint: dict[str, Any], expected: Tensor) -> Tensor:
     return predicted
 
 
-def log_prior(data: SentenceData) -> Tensor | None:
-    """Return the log of the number of sentences of each class in train, [C]; None without `task.balanced`."""
-    counts_C = data.train["labels"].bincount(minlength=len(data.corpus.classes))
-    return counts_C.clamp(min=1).log() if data.task["balanced"] else None
-
-
 def naive_bayes_arguments(data: TaskData) -> dict[str, Any] | None:
     """Return the arguments of `NaiveBayes` for a corpus; None if the model stands alone."""
     assert isinstance(data, SentenceData)
@@ -208,57 +210,15 @@ def naive_bayes_arguments(data: TaskData) -> dict[str, Any] | None:
     return {"sentences": len(data.train["labels"]), "weight": data.task["naive_bayes"], **sizes}
 
 
-def word_noise(data: SentenceData) -> WordNoise | None:
+def unknown_words(data: SentenceData) -> UnknownWords | None:
     """Return what replaces words that occur once; None without `task.unknown_rate`."""
     if not (rate := data.task["unknown_rate"]):
         return None
     if data.task["tokens"] != "words":
         raise UserError("task.unknown_rate needs task.tokens=words: other tokens are never unknown.")
-    noise = WordNoise(data.drawn["ids"].flatten().long(), data.vocab_size, rate, 0.0)
-    noise.check()
-    return noise
-
-
-def masked_lm_arguments(config: dict[str, Any], data: TaskData) -> dict[str, Any] | None:
-    """Return the arguments of `MaskedLM`; None if the config has no masked language modelling.
-
-    Raises:
-        UserError: the settings contradict each other.
-    """
-    assert isinstance(data, SentenceData)
-    weight, epochs = data.task["masked_lm"], data.task["pretraining_epochs"]
-    if not weight and not epochs:
-        if data.task["extra_text"]:
-            raise UserError(
-                "task.extra_text adds sentences without a class, which only masked language modelling can use; set "
-                "task.masked_lm or task.pretraining_epochs."
-            )
-        return None
-    if uses_several_devices(config):  # whose losses would not be that of the whole batch
-        raise UserError("Masked language modelling needs one device; set trainer.devices=1 trainer.num_nodes=1.")
-    return {"weight": weight, "epochs": epochs}
-
-
-def training_loss(task: Classify, ids: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of the classes plus the weighted loss of masked words, or in pre-training the latter.
-
-    Also return the loss of masked words, by name, if it was computed.
-    """
-    masked_lm, prior, smoothing = task.masked_lm, task.log_prior_C, task.recipe["label_smoothing"]
-    if masked_lm is None:
-        return cross_entropy(task.model(ids), labels, prior, smoothing), {}
-    has_class = labels != IGNORE
-    if not task.is_pretraining and not masked_lm.weight and has_class.any():
-        return cross_entropy(task.model(ids[has_class]), labels[has_class], prior, smoothing), {}
-    inputs, chosen = masked_lm.mask(ids, task.generator)
-    states = task.model.states(inputs)
-    words = masked_lm.loss(task.model, states, ids, chosen)
-    parts = {"masked_lm_loss": words}
-    if task.is_pretraining:
-        return words, parts
-    logits = task.model.classify(states, inputs)
-    classes = cross_entropy(logits, labels, prior, smoothing, "sum") / has_class.sum().clamp(min=1)
-    return classes + masked_lm.weight * words, parts
+    words = UnknownWords(data.train["ids"].flatten().long(), data.vocab_size, rate)
+    words.check()
+    return words
 
 
 def cross_entropy(
@@ -272,30 +232,3 @@ def cross_entropy(
     if log_prior_C is not None:
         logits_BC = logits_BC + log_prior_C.to(logits_BC.device)
     return F.cross_entropy(logits_BC, labels_B, label_smoothing=smoothing, reduction=reduction)
-
-
-def table_of_examples(task: Classify, examples: Sequence[Example]) -> str:
-    """Return sentences with the probability of each class, as a table in Markdown."""
-    classes = [escape_markdown(name) for name in task.classes]
-    rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
-    for example in examples:
-        probabilities = task(example.ids[0].to(task.device)[None]).softmax(dim=-1)[0].tolist()
-        label = "" if example.label is None else classes[example.label]
-        sentence = escape_markdown(" ".join(example.tokens[0]))
-        rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
-    return "\n".join(rows)
-
-
-def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the accuracies with their intervals, and that of the majority class."""
-    parts = [(split, f"{split}_accuracy", counts[split]) for split in ("train", "validation", "test")]
-    if leaked := counts["test_in_train"]:
-        parts.append(("  in train too", "test_accuracy_in_train", leaked))
-        parts.append(("  not in train", "test_accuracy_not_in_train", counts["test"] - leaked))
-    rows: list[tuple[str, ...]] = [("accuracy", "", "95 % interval", "sentences")]
-    for label, name, n in parts:
-        if (value := metrics.get(name)) is not None:
-            low, high = wilson(value, n)
-            interval = f"{100 * low:.1f} - {100 * high:.1f} %"
-            rows.append((label, format_metric("accuracy", value), interval, str(n)))
-    return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]

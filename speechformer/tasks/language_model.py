@@ -29,7 +29,7 @@ from speechformer.tasks.distillation import FOLDS, MAX_TOKENS, CrossFittedTarget
 from speechformer.tasks.mixture import MixturePerplexities
 from speechformer.tasks.perplexity import PerplexityTask
 from speechformer.tasks.text import TextInputs
-from speechformer.tasks.word_noise import WordNoise
+from speechformer.tasks.unknown_words import UnknownWords
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
 
@@ -67,7 +67,7 @@ class LanguageModel(PerplexityTask):
         self.save_hyperparameters(logger=False)
         self.separate = separate
         self.mixture = None if mixture is None else CountsMixture(**mixture)
-        self.noise: WordNoise | None = None
+        self.unknown_words: UnknownWords | None = None
         self.teacher: CrossFittedTargets | None = None
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
@@ -96,27 +96,27 @@ class LanguageModel(PerplexityTask):
         self.attach_counts(data)
 
     def attach_counts(self, data: StreamData) -> None:
-        """Count the words of train, for noise, for the targets of training and for the mixture."""
-        own = data.task
-        if not any(own[key] for key in ("unknown_rate", "noise", "ngram_targets")) and self.mixture is None:
+        """Count the words of train, for unknown words, for the targets of training and for the mixture."""
+        stream, unknown_rate, share = data.stream, data.task["unknown_rate"], data.task["ngram_targets"]
+        if not unknown_rate and not share and self.mixture is None:
             return
-        assert isinstance(data.stream, Tensor)  # see `mixture_arguments`
-        self.noise = WordNoise(data.stream, data.vocab_size, own["unknown_rate"], own["noise"])
-        self.noise.check()
-        stream = self.noise.with_unknown(data.stream, torch.Generator().manual_seed(0))
-        if own["ngram_targets"]:
-            self.teacher = CrossFittedTargets(
-                stream, own["ngram"], len(data.tokenizer) - 1, data.vocab_size, own["ngram_targets"]
-            )
+        assert isinstance(stream, Tensor)  # see `mixture_arguments`
+        if unknown_rate:
+            self.unknown_words = UnknownWords(stream, data.vocab_size, unknown_rate)
+            self.unknown_words.check()
+            stream = self.unknown_words.replace(stream, torch.Generator().manual_seed(0))
+        if share:
+            words = len(data.tokenizer) - 1
+            self.teacher = CrossFittedTargets(stream, data.task["ngram"], words, data.vocab_size, share)
         if self.mixture is not None:
             self.mixture.stream.copy_(stream)
             self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids = batch["ids"] if self.noise is None else self.noise.with_unknown(batch["ids"], self.generator)
+        ids = batch["ids"]
+        if self.unknown_words is not None:
+            ids = self.unknown_words.replace(ids, self.generator)
         inputs, targets, output = ids[:, :-1], ids[:, 1:].flatten(), self.model.output
-        if self.noise is not None:
-            inputs = self.noise.inputs(inputs, self.generator)
         hidden = self.hidden(self.model, inputs).flatten(0, 1)
         if self.teacher is None:
             loss = next_token_loss(output.weight, output.bias, hidden, targets, self.recipe["label_smoothing"])
@@ -169,23 +169,23 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
     Raises:
         UserError: the settings that count words do not fit the corpus, or the protocol.
     """
-    own, kinds = data.task, {"none": False, "fixed": False, "context": True}
-    by_context = pick(kinds, own["ngram_mixture"], "task.ngram_mixture")
-    used = [f"task.{key}" for key in ("unknown_rate", "noise", "ngram_targets") if own[key]]
-    used += ["task.ngram_mixture"] * (own["ngram_mixture"] != "none")
+    task, kinds = data.task, {"none": False, "fixed": False, "context": True}
+    by_context = pick(kinds, task["ngram_mixture"], "task.ngram_mixture")
+    used = [f"task.{key}" for key in ("unknown_rate", "ngram_targets") if task[key]]
+    used += ["task.ngram_mixture"] * (task["ngram_mixture"] != "none")
     assert isinstance(data, StreamData)
     if used and (isinstance(data, DocumentData) or len(data.stream) >= LONG_STREAM):
         raise UserError(f"{used[0]} counts words in memory, for texts below {LONG_STREAM:,} tokens; remove it.")
-    if own["unknown_rate"] and own["tokens"] != "words":
+    if task["unknown_rate"] and task["tokens"] != "words":
         raise UserError("task.unknown_rate needs task.tokens=words: other vocabularies have no unknown words.")
-    if own["ngram_targets"] and len(data.stream) > MAX_TOKENS:
+    if task["ngram_targets"] and len(data.stream) > MAX_TOKENS:
         raise UserError(f"task.ngram_targets fits {FOLDS} models of counts, to texts of up to {MAX_TOKENS:,} tokens.")
-    if own["ngram_mixture"] == "none":
+    if task["ngram_mixture"] == "none":
         return None
     if not data.splits.validation:
         raise UserError("task.ngram_mixture fits its weights on a held-out part; set protocol=clean.")
     tokens, vocabulary = len(data.stream), len(data.tokenizer) - 1
-    return {"tokens": tokens, "order": own["ngram"], "vocabulary": vocabulary, "by_context": by_context}
+    return {"tokens": tokens, "order": task["ngram"], "vocabulary": vocabulary, "by_context": by_context}
 
 
 def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:

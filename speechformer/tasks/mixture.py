@@ -30,7 +30,7 @@ class MixturePerplexities:
 
     def reset(self) -> None:
         """Forget all log-probabilities."""
-        self.logs = {part: torch.full_like(own.logs_R, torch.nan) for part, own in self.counted.items()}
+        self.logs = {part: torch.full_like(counted.logs_R, torch.nan) for part, counted in self.counted.items()}
 
     def update(self, part: Part, logs_R: Tensor, places_R: Tensor) -> None:
         """Add log p of the targets at these places of a part's stream, in nats."""

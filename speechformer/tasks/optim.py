@@ -78,8 +78,8 @@ class MuonAdamW(torch.optim.Optimizer):
         weight_decay: float,
         betas: tuple[float, float],
     ) -> None:
-        matrices = [own for name, own in parameters if "blocks." in name and own.ndim == 2]
-        others = [own for name, own in parameters if not ("blocks." in name and own.ndim == 2)]
+        matrices = [parameter for name, parameter in parameters if "blocks." in name and parameter.ndim == 2]
+        others = [parameter for name, parameter in parameters if not ("blocks." in name and parameter.ndim == 2)]
         if not matrices:
             raise UserError("recipe.optimizer=muon needs the weight matrices of transformer blocks; use adamw.")
         self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)
@@ -95,15 +95,15 @@ class MuonAdamW(torch.optim.Optimizer):
         group, muon = self.param_groups
         self.adamw.state, self.adamw.param_groups = self.state, [group]
         self.adamw.step()
-        for own in muon["params"]:
-            if own.grad is None:
+        for matrix in muon["params"]:
+            if matrix.grad is None:
                 continue
-            if "momentum_buffer" not in self.state[own]:
-                self.state[own]["momentum_buffer"] = torch.zeros_like(own)
-            momentum = self.state[own]["momentum_buffer"].lerp_(own.grad, 1 - self.MOMENTUM)
-            update = orthogonalize(own.grad.lerp(momentum, self.MOMENTUM))
-            own.mul_(1 - muon["lr"] * muon["weight_decay"])
-            own.add_(update, alpha=-muon["lr"] * math.sqrt(max(1, own.size(0) / own.size(1))))
+            if "momentum_buffer" not in self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+            momentum = self.state[matrix]["momentum_buffer"].lerp_(matrix.grad, 1 - self.MOMENTUM)
+            update = orthogonalize(matrix.grad.lerp(momentum, self.MOMENTUM))
+            matrix.mul_(1 - muon["lr"] * muon["weight_decay"])
+            matrix.add_(update, alpha=-muon["lr"] * math.sqrt(max(1, matrix.size(0) / matrix.size(1))))
         return loss
 
 
@@ -127,10 +127,8 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 SCHEDULES["vaswani"] = SCHEDULES["inverse_sqrt"]
 
 
-def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any, restart: int = 0) -> Any:
+def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: Any) -> Any:
     """Build the optimizer of a recipe, and its schedule: linear warm-up, then `schedule` until the last step.
-
-    After `restart` steps, if it is not 0, the schedule begins again: it ends there, and at the last step.
 
     Weight decay applies to all parameters of the model, norms and biases included, as in the reports. "vaswani" is
     the schedule of Vaswani et al. 2017, equation 3: "inverse_sqrt" with the peak `lr` / sqrt(width * warmup_steps).
@@ -156,30 +154,27 @@ def build_optimizer(model: torch.nn.Module, recipe: dict, width: int, trainer: A
     optimizer = OPTIMIZERS[recipe["optimizer"]](parameters, **options)
     if warmup == 0 and recipe["schedule"] == "constant":
         return optimizer
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer, restart))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(recipe, trainer))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def lr_factor(recipe: dict[str, Any], trainer: Any, restart: int = 0) -> Callable[[int], float]:
+def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
     """Return the function from the step, counted from 0, to the fraction of the peak learning rate."""
     warmup, shape, endless = recipe["warmup_steps"], SCHEDULES[recipe["schedule"]], recipe["schedule"] in ENDLESS
     steps = 0 if endless else trainer.estimated_stepping_batches
     if not math.isfinite(steps):
         raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
-    parts = (restart, int(steps) - restart) if restart else (int(steps),)
-    if not endless and warmup >= (least := min(parts)):
-        which = "before or after pre-training ends, where the schedule starts again" if restart else "of the run"
+    steps = int(steps)
+    if not endless and warmup >= steps:
         raise UserError(
-            f"recipe.warmup_steps={warmup} is not less than the {least} steps {which}; set fewer, such as "
-            f"recipe.warmup_steps={least // 10}, or train longer."
+            f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run; set fewer, such as "
+            f"recipe.warmup_steps={steps // 10}, or train longer."
         )
 
     def factor(step: int) -> float:
-        restarted = restart and step >= restart
-        step -= restart if restarted else 0
         if step < warmup:
             return (step + 1) / warmup
         # The endless schedules count steps from 1, at which the warm-up reaches 1.
-        return shape(step + endless - warmup, parts[1 if restarted else 0] - warmup, warmup)
+        return shape(step + endless - warmup, steps - warmup, warmup)
 
     return factor

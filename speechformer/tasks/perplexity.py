@@ -89,15 +89,15 @@ class PerplexityTask(Task):
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
         (split, name), scored = batch["part"], batch["targets"] != IGNORE
         targets, metric = batch["targets"][scored], "_".join(filter(None, ("perplexity", name)))
-        logs = log_of_mean([own.logs(own.forward_batch(own.model, batch)[scored], targets) for own in members])
+        logs = log_of_mean([task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in members])
         if self.mixture_metric is not None and "places" in batch:
             self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
         chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
         if split in ("validation", "test"):
             chosen["known_"] = targets != UNKNOWN
-        for prefix, own in chosen.items():
-            if number := int(own.sum()):
-                self.measured[f"{split}_{prefix}{metric}"].update(-logs[own].mean(), number)
+        for prefix, mask in chosen.items():
+            if number := int(mask.sum()):
+                self.measured[f"{split}_{prefix}{metric}"].update(-logs[mask].mean(), number)
 
     def compute_metrics(self) -> dict[str, float]:
         metrics = super().compute_metrics()
@@ -115,23 +115,42 @@ class PerplexityTask(Task):
         return {name: value for name, value in metrics.items() if not name.startswith(HIDDEN)}
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"], result["config"]["task"]["lengths"])
+        """Return the perplexities of each text, and the mean in contexts of other lengths."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
+        if metrics.get("test_mixture_perplexity_mean"):
+            columns["with counts"] = "mixture_perplexity"
+        if metrics.get("test_unknown_rate_mean"):
+            columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
+        else:
+            columns |= {"per word": "word_perplexity", "bits per byte": "bits_per_byte"}
+        rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
+        for name in metrics:
+            if name in ("train_perplexity", "validation_perplexity"):
+                split = name.removesuffix("_perplexity")
+                rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
+        tests = [(name, str(test["tokens"])) for name, test in counts["tests"].items()]
+        for name, tokens in [*tests, ("mean", "")]:
+            values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
+            cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
+            rows.append((f"test {name}", *cells, tokens))
+        for length in result["config"]["task"]["lengths"]:
+            value = metrics.get(f"test_length_{length}_perplexity_mean")
+            said = "out of reach" if value is None else format_metric("", value)
+            rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
+        return rows
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        return columns_of(metrics, self.metric_name("test"), self.speakers)
-
-
-def columns_of(metrics: dict[str, float | None], main: str, speakers: Sequence[str]) -> list[str]:
-    """Return the columns of the report: the main metric, that of each test, and what there is besides."""
-    prefix = "test_perplexity_"
-    tests = [name for name in metrics if name.startswith(prefix) and name != main]
-    order = {f"{prefix}{name}": k for k, name in enumerate(speakers)}  # as in the classification task
-    tests.sort(key=lambda name: order.get(name, len(order)))
-    mixed = ["test_mixture_perplexity_mean", "test_mixture_known_perplexity_mean"]
-    more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
-    if metrics.get("test_unknown_rate_mean"):
-        more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
-    return [main, *tests, *mixed, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+        """Return the columns of the report: the main metric, that of each test, and what there is besides."""
+        main, prefix = self.metric_name("test"), "test_perplexity_"
+        tests = [name for name in metrics if name.startswith(prefix) and name != main]
+        order = {f"{prefix}{name}": k for k, name in enumerate(self.speakers)}  # as in the classification task
+        tests.sort(key=lambda name: order.get(name, len(order)))
+        mixed = ["test_mixture_perplexity_mean", "test_mixture_known_perplexity_mean"]
+        more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
+        if metrics.get("test_unknown_rate_mean"):
+            more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
+        return [main, *tests, *mixed, *more, "test_sliding_perplexity_mean", "train_perplexity"]
 
 
 def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
@@ -158,29 +177,3 @@ def per_unit(metrics: dict[str, float], sizes: dict[str, TextSize]) -> dict[str,
             units[f"test_word_perplexity_{test}"] = math.exp(per_word) if per_word < 700 else math.inf
             units[f"test_bits_per_byte_{test}"] = loss / math.log(2) / size.bytes
     return units
-
-
-def summary_rows(metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the perplexities of each text, and the mean in contexts of other lengths."""
-    columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
-    if metrics.get("test_mixture_perplexity_mean"):
-        columns["with counts"] = "mixture_perplexity"
-    if metrics.get("test_unknown_rate_mean"):
-        columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
-    else:
-        columns |= {"per word": "word_perplexity", "bits per byte": "bits_per_byte"}
-    rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
-    for name in metrics:
-        if name in ("train_perplexity", "validation_perplexity"):
-            split = name.removesuffix("_perplexity")
-            rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
-    tests = [(name, str(test["tokens"])) for name, test in counts["tests"].items()]
-    for name, tokens in [*tests, ("mean", "")]:
-        values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
-        cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
-        rows.append((f"test {name}", *cells, tokens))
-    for length in lengths:
-        value = metrics.get(f"test_length_{length}_perplexity_mean")
-        said = "out of reach" if value is None else format_metric("", value)
-        rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
-    return rows

@@ -109,31 +109,28 @@ class ProbeTask(Task):
         yield "which symbol is next", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"], self.lengths, self.groups)
+        """Return accuracies and exact answers beside those of chance: as in training, by length, by group."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        rows: list[tuple[str, ...]] = [("", "accuracy", "chance", "exact", "chance", "rows")]
+        parts = {
+            split: (split, "", counts[split]) for split in ("validation", "test") if f"{split}_accuracy" in metrics
+        }
+        for length in self.lengths:
+            parts[f"  length {length}"] = ("test", f"_length_{length}", counts["tests"][f"length_{length}"]["rows"])
+        for label, (split, end, number) in parts.items():
+            names = (f"{split}_accuracy{end}", f"chance_accuracy{end}", f"{split}_exact{end}", f"chance_exact{end}")
+            cells = [format_metric("accuracy", metrics.get(name)) for name in names]
+            reached = metrics.get(names[0]) is not None
+            rows.append((label, *cells, str(number)) if reached else (label, "out of reach", *[""] * 4))
+        for group in self.groups:
+            if (value := metrics.get(f"test_accuracy_{group}")) is not None:
+                rows.append((f"  {group.replace('_', ' ')}", format_metric("accuracy", value), *[""] * 4))
+        return rows
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         ends = ["", *(f"_length_{length}" for length in self.lengths)]
         return [f"test_{kind}{end}" for end in ends for kind in ("accuracy", "exact")] + ["chance_accuracy"]
 
     def report(self, metrics: dict[str, float | None]) -> dict[str, Any]:
-        own = super().report(metrics)
-        return own | {"compare": [name for name in own["columns"] if name.startswith("test_accuracy")]}
-
-
-def summary_rows(
-    metrics: dict[str, Any], counts: dict[str, Any], lengths: Sequence[int], groups: Sequence[str]
-) -> list[tuple[str, ...]]:
-    """Return accuracies and exact answers with those of chance: as in training, of each length and of each group."""
-    rows: list[tuple[str, ...]] = [("", "accuracy", "chance", "exact", "chance", "rows")]
-    parts = {split: (split, "", counts[split]) for split in ("validation", "test") if f"{split}_accuracy" in metrics}
-    for length in lengths:
-        parts[f"  length {length}"] = ("test", f"_length_{length}", counts["tests"][f"length_{length}"]["rows"])
-    for label, (split, end, number) in parts.items():
-        names = (f"{split}_accuracy{end}", f"chance_accuracy{end}", f"{split}_exact{end}", f"chance_exact{end}")
-        cells = [format_metric("accuracy", metrics.get(name)) for name in names]
-        reached = metrics.get(names[0]) is not None
-        rows.append((label, *cells, str(number)) if reached else (label, "out of reach", *[""] * 4))
-    for group in groups:
-        if (value := metrics.get(f"test_accuracy_{group}")) is not None:
-            rows.append((f"  {group.replace('_', ' ')}", format_metric("accuracy", value), *[""] * 4))
-    return rows
+        report = super().report(metrics)
+        return report | {"compare": [name for name in report["columns"] if name.startswith("test_accuracy")]}

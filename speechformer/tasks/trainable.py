@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -93,16 +92,7 @@ class TrainableModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         width = self.hparams["architecture"]["width"]
-        return build_optimizer(self.model, self.recipe, width, self.trainer, self.pretraining_steps())
-
-    def pretraining_steps(self) -> int:
-        """Return after how many steps optimizer and schedule begin again; 0 for never."""
-        return 0
-
-    @property
-    def is_pretraining(self) -> bool:
-        """Whether this epoch trains another loss than that of the task, so that no checkpoint of it is the best."""
-        return False
+        return build_optimizer(self.model, self.recipe, width, self.trainer)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
@@ -118,32 +108,28 @@ class TrainableModule(pl.LightningModule):
         self.trainer.should_stop |= stop
         return -1 if stop else None
 
-    def track_loss(self, loss: Tensor, batch: Batch, batch_idx: int, **parts: Tensor) -> Tensor:
+    def track_loss(self, loss: Tensor, batch: Batch, batch_idx: int) -> Tensor:
         """Record the loss of a training batch, and return the loss to differentiate.
 
         On a CPU every loss is checked for divergence; on an accelerator, which would have to synchronize, those of
         logged steps. On several devices the loss is weighted by the device's part of the batch.
-
-        Args:
-            parts: of the loss, to log by name.
         """
         logged = is_logged(self.trainer, batch_idx)
         recorded = loss.detach()
         if logged and "weight" in batch:
             recorded = self.trainer.strategy.reduce(recorded * batch["weight"], reduce_op="mean")
         if logged or loss.device.type == "cpu":
-            self.record_loss(float(recorded), self.global_step + 1, logged, parts)
+            self.record_loss(float(recorded), self.global_step + 1, logged)
         return loss * batch["weight"] if "weight" in batch else loss
 
-    def record_loss(self, loss: float, step: int, logged: bool, parts: Mapping[str, Tensor] = {}) -> None:
+    def record_loss(self, loss: float, step: int, logged: bool) -> None:
         """Record divergence; optionally log the training loss and the learning rate."""
         if self.diverged_at is None and not math.isfinite(loss):
             self.diverged_at = step
         # `self.log` costs as much as a layer, and writes only after the checkpoint of its step.
         if logged and self.trainer.logger is not None:
             lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-            own = {name: float(part.detach()) for name, part in parts.items()}
-            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr, **own}, step)
+            self.trainer.logger.log_metrics({"train_loss": loss, "lr": lr}, step)
 
     def diverged(self) -> bool:
         """Return whether the loss or a weight is NaN or infinite."""

@@ -92,10 +92,10 @@ class Translate(Task):
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
     def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
-        logs_R = log_of_mean([target_logs(own.model, batch) for own in members])
+        logs_R = log_of_mean([target_logs(task.model, batch) for task in members])
         self.measured[f"{batch['part']}_perplexity"].update(-logs_R.mean(), len(logs_R))
         if self.tokenizer is not None:
-            self.translate_batch(batch, self.tokenizer, [own.model for own in members])
+            self.translate_batch(batch, self.tokenizer, [task.model for task in members])
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -124,9 +124,9 @@ class Translate(Task):
         self, sources: list[list[int]], beam: int | None = None, models: Models = None
     ) -> list[list[int]]:
         """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
-        own, alpha = [self.model] if models is None else models, self.decoding["length_penalty"]
-        longest = min((model.max_length for model in own if model.max_length is not None), default=None)
-        return translate_ids(own, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
+        models, alpha = models or [self.model], self.decoding["length_penalty"]
+        longest = min((model.max_length for model in models if model.max_length is not None), default=None)
+        return translate_ids(models, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
 
     def compute_metrics(self) -> dict[str, float]:
         if self.scores is None:
@@ -146,11 +146,38 @@ class Translate(Task):
                 self.trainer.logger.log_text(name, text, self.global_step)  # type: ignore[attr-defined]
 
     def read(self, text: str, tokenizer: Subwords, max_tokens: int) -> TextInputs:
-        """Return a source and its translation as inputs of the network."""
-        return read_pair(self, text, tokenizer, min(max_tokens, self.model.max_length or max_tokens))
+        """Return at most `max_tokens` of a source, and of the translation that the task makes of it."""
+        limit = min(max_tokens, self.model.max_length or max_tokens)
+        notes = []
+        (ids,) = tokenizer.encode_all([text.strip()])
+        if len(ids) + 1 > limit:
+            notes.append(f"the first {limit - 1} of its {len(ids)} tokens are read")
+        source = [*ids[: limit - 1], END]
+        (translation,) = self.translate_ids([source])
+        if len(translation) + 1 > limit:
+            notes.append(f"the first {limit - 1} of the translation's {len(translation)} tokens are shown")
+        translation = translation[: limit - 1]
+        notes.append(f"translated: {tokenizer.decode(translation)}")
+        read, written = [BEGIN, *translation], [*translation, END]
+        tokens = [tokenizer.tokens(part) for part in (source, read, written)]
+        return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        return summary_rows(result["metrics"], result["corpus"]["counts"])
+        """Return the scores of the test set, of all sentences and by source length, and of the copied source."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        rows: list[tuple[str, ...]] = [
+            ("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")
+        ]
+        groups = {"all": ("", counts["test"])}
+        groups |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
+        for label, (group, n) in groups.items():
+            half = metrics.get(f"test_bleu_interval{group}")
+            cells = [format_metric("bleu", metrics.get(f"test_bleu{group}")), "" if half is None else f"± {half:.1f}"]
+            names = ("chrf", "length_ratio", "exact")
+            cells += [format_metric(name, metrics.get(f"test_{name}{group}")) for name in names]
+            rows.append((label, *cells, str(n)))
+        copy = (format_metric("bleu", metrics["copy_bleu"]), "", format_metric("chrf", metrics["copy_chrf"]))
+        return [*rows, ("the source, untranslated", *copy, "", "", "")]
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         test = ("bleu", "bleu_interval", "chrf", "length_ratio", "exact")
@@ -159,7 +186,10 @@ class Translate(Task):
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
-            write_table(directory / TRANSLATIONS, [(*pair, own) for pair, own in zip(self.texts["test"], written)])
+            rows = [(*pair, translation) for pair, translation in zip(self.texts["test"], written)]
+            lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
+            with atomic_write(directory / TRANSLATIONS) as file:
+                file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}
 
 
@@ -176,42 +206,3 @@ def target_logs(model: Translator, batch: Batch) -> Tensor:
     targets = batch["target"][:, 1:]
     logs_BTV = model(batch["source"], batch["target"][:, :-1]).float().log_softmax(dim=-1)
     return logs_BTV.gather(2, targets[..., None])[..., 0][targets != PAD]
-
-
-def write_table(path: Path, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Write sources, references and translations."""
-    lines = ["\t".join(map(on_one_line, row)) for row in [("source", "reference", "translation"), *rows]]
-    with atomic_write(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
-
-
-def read_pair(task: Translate, text: str, tokenizer: Subwords, limit: int) -> TextInputs:
-    """Read at most `limit` tokens of a source, and of the translation that the task makes of it."""
-    notes = []
-    (ids,) = tokenizer.encode_all([text.strip()])
-    if len(ids) + 1 > limit:
-        notes.append(f"the first {limit - 1} of its {len(ids)} tokens are read")
-    source = [*ids[: limit - 1], END]
-    (translation,) = task.translate_ids([source])
-    if len(translation) + 1 > limit:
-        notes.append(f"the first {limit - 1} of the translation's {len(translation)} tokens are shown")
-    translation = translation[: limit - 1]
-    notes.append(f"translated: {tokenizer.decode(translation)}")
-    read, written = [BEGIN, *translation], [*translation, END]
-    tokens = [tokenizer.tokens(part) for part in (source, read, written)]
-    return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes)
-
-
-def summary_rows(metrics: dict[str, Any], counts: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the scores of the test set, of all sentences and by source length, and those of the copied source."""
-    rows: list[tuple[str, ...]] = [("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")]
-    groups = {"all": ("", counts["test"])}
-    groups |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
-    for label, (group, n) in groups.items():
-        half = metrics.get(f"test_bleu_interval{group}")
-        cells = [format_metric("bleu", metrics.get(f"test_bleu{group}")), "" if half is None else f"± {half:.1f}"]
-        names = ("chrf", "length_ratio", "exact")
-        cells += [format_metric(name, metrics.get(f"test_{name}{group}")) for name in names]
-        rows.append((label, *cells, str(n)))
-    copy = (format_metric("bleu", metrics["copy_bleu"]), "", format_metric("chrf", metrics["copy_chrf"]))
-    return [*rows, ("the source, untranslated", *copy, "", "", "")]

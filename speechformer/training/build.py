@@ -26,13 +26,13 @@ from speechformer.training.callbacks import NoProfiler
 from speechformer.training.checkpoints import AtomicCheckpointIO, Checkpoints
 from speechformer.training.memory import check_memory
 from speechformer.training.tensorboard import ReplayLogger, TensorBoardCallback
-from speechformer.training.trackers import TRACKERS
+from speechformer.training.trackers import TRACKERS, Tracker
 
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
 
 
 class Environment(LightningEnvironment):
-    """Lightning's, but that NODE_RANK counts only in a run on several machines."""
+    """Lightning's environment, which ignores NODE_RANK unless `num_nodes` > 1."""
 
     def node_rank(self) -> int:
         return node_rank()
@@ -75,7 +75,7 @@ class Run:
         kind, self.tracker = folder.logger["name"], None
         pick({"csv": None, "tensorboard": None, **TRACKERS}, kind, "logger")
         if kind in TRACKERS:
-            self.tracker = TRACKERS[kind](folder.logger, folder, config)
+            self.tracker = Tracker(folder.logger, folder, config)
             loggers.append(self.tracker)
         elif kind == "tensorboard":
             tensorboard = TensorBoardLogger(folder.path, name="", version="tensorboard", default_hp_metric=False)
@@ -87,11 +87,11 @@ class Run:
         self.parameters = count_parameters(self.task.model)
 
 
-def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any) -> pl.Trainer:
+def build_trainer(config: dict[str, Any], folder: Path, device: Any, **more: Any) -> pl.Trainer:
     """Return Lightning's Trainer for a config.
 
     Args:
-        own: what comes from us: logger, callbacks.
+        more: arguments that the config does not have: logger, callbacks.
 
     Raises:
         UserError: Lightning does not accept an argument or value of `trainer.*`.
@@ -110,7 +110,7 @@ def build_trainer(config: dict[str, Any], folder: Path, device: Any, **own: Any)
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            **own,
+            **more,
             **arguments,
         )
     except Exception as error:  # a bad value raises almost any

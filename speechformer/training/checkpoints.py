@@ -71,7 +71,7 @@ class Checkpoints(Checkpoint):
         metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])
         better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
         better |= pl_module.later_if_equal and metric == self.best
-        if math.isfinite(metric) and better and not pl_module.is_pretraining:
+        if math.isfinite(metric) and better:
             self.best, self.best_step = metric, trainer.global_step
             trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
         if self.keep:
@@ -185,9 +185,9 @@ def resumable(task: Task, directory: Path) -> Path | None:
             continue
         try:
             checkpoint = read_checkpoint(path)
-            own_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
+            saved_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
             (optimizer,) = checkpoint["optimizer_states"]
-            if own_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
+            if saved_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
                 return path
             reason = f"{path} is not a checkpoint of this run."
         except UserError as error:

@@ -303,9 +303,9 @@ class EnsembleBatches:
 
     def __init__(self, members: Sequence[Run]) -> None:
         data = [copy.copy(member.data) for member in members]
-        for own, member in zip(data, members):
-            own.seed = member.config["seed"]
-        self.loaders = [own.train_dataloader() for own in data]
+        for member_data, member in zip(data, members):
+            member_data.seed = member.config["seed"]
+        self.loaders = [member_data.train_dataloader() for member_data in data]
         self.sampler = self
 
     def __len__(self) -> int:

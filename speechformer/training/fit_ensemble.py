@@ -96,8 +96,8 @@ def fit_ensemble(members: Sequence[Member], start: float) -> None:
         with lease_devices(config["trainer"], threads, None) as device:
             timer = PhaseTimer(start + time.perf_counter() - waiting)
             callbacks = [timer, EnsembleProgress(folders), CallMemberCallbacks()]
-            own = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
-            trainer = build_trainer(config, folders[0].path, device, **own)
+            options = {"callbacks": callbacks, "logger": False, "enable_checkpointing": False}
+            trainer = build_trainer(config, folders[0].path, device, **options)
             compile_for(trainer, ensemble, config["compile"])
             with closed_at_failure(*(run.tracker for run in runs)):
                 for run in runs:

@@ -69,7 +69,9 @@ def execute(
         else:
             folder.begin(config, devices.share_of_threads())
             with environment():
-                result = train(config, corpus, folder, launcher, start, on_evaluation)
+                from speechformer.training.fit import fit
+
+                result = fit(config, corpus, folder, launcher, start, on_evaluation)
         warn_of_absent_checkpoints(config, directory, result)
         return result
 
@@ -82,13 +84,6 @@ def share(folder: RunFolder) -> Iterator[RunFolder]:
         check_kinds(folder.path)
         folder.read()
     yield folder
-
-
-def train(*arguments: Any) -> dict[str, Any]:
-    """Train as `fit` does, which imports torch."""
-    from speechformer.training.fit import fit
-
-    return fit(*arguments)
 
 
 def warn_of_absent_checkpoints(config: dict[str, Any], directory: Path, result: dict[str, Any] | None) -> None:
