@@ -366,7 +366,7 @@ def test_one_correction_in_page_files_and_headline(tmp_path: Path) -> None:
 
 
 def test_values_that_do_not_vary_and_runs_that_all_diverged_are_said(tmp_path: Path) -> None:
-    """Oracle: five seeds of equal values; the winner is that on the held-out part; a collapsed row predicts nothing."""
+    """Oracle: five seeds of equal values; the best is that on the held-out part; a collapsed row predicts nothing."""
     runs = []
     for model, (held_out, tested) in {"nope": (0.9, 0.8), "rope": (0.8, 1.0), "alibi": (0.7, 1.0)}.items():
         for seed in range(5):
