@@ -103,7 +103,7 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
         (Path("nowhere"), None, "nowhere: no such folder"),
         (a_classifier / "run.json", None, "run.json is a file. Name a run's folder, such as .*classifier"),
         (tmp_path, None, "has no average.ckpt, best.ckpt, last.ckpt: it is not a run"),
-        (a_classifier.parent, None, "holds several runs; name one of them"),
+        (a_classifier.parent, None, "is a folder of runs; name one of them"),
         (a_classifier, "average.ckpt", "has no average.ckpt. Leave out the checkpoint"),
         (a_classifier, "bset.ckpt", "choose one of average.ckpt, best.ckpt, last.ckpt"),
     ):

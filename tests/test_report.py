@@ -241,7 +241,7 @@ def test_translations_are_shown_by_the_length_of_the_source(tmp_path: Path) -> N
     assert "Trained on 9,000 pairs, tested on 500" in about and "bleu: nrefs:1|tok:13a" in about
     (results,), (by_length,) = tables.results(study), tables.sources(study)
     rope = results.frame.set_index("").loc["RoPE"]
-    assert rope["test, BLEU ↑"] == "22.0 ± 2.0 †‡\n[17.0, 27.0]" and rope["length ratio"].startswith("0.955 ± 0.000")
+    assert rope["test BLEU ↑"] == "22.0 ± 2.0 †‡\n[17.0, 27.0]" and rope["length ratio"].startswith("0.955 ± 0.000")
     shortest = by_length.frame.set_index("")["1-10 words (300)"]
     assert shortest["RoPE"] == "22.0 ± 2.0\nchrF 44.0 ± 4.0\nratio 1.00 ± 0.00\nexact % 50.0 ± 0.0"
     assert shortest["untranslated source"].startswith("1.20\nchrF 2.40")

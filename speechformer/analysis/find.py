@@ -41,6 +41,6 @@ def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str
             f"{directory} has no best.ckpt, which its metrics are of. Restore it, or load last.ckpt instead."
         )
     if any(directory.glob(f"*/{runs.RESULT}")) or any(directory.glob(f"*/{runs.OWNER}")):
-        raise UserError(f"{directory} holds several runs; name one of them.")
+        raise UserError(f"{directory} is a folder of runs; name one of them.")
     wanted = checkpoint or ", ".join(CHECKPOINTS)
     raise UserError(f"{directory} has no {wanted}: it is not a run's folder, or no step has been saved yet.")

@@ -45,6 +45,10 @@ LATEX = str.maketrans(
     {"[": "{[}", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "–": "--", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
     | {"†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}", "¶": r"\P{}", "…": r"\ldots{}", "≥": r"$\geq$"}
 )
+SPECIAL = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 METHODS = (
     "Each row holds the runs of one configuration over several seeds. Weights are those after the last step; under "
     "protocol=clean, those of the checkpoint chosen on the validation part.",
@@ -55,6 +59,10 @@ METHODS = (
     "so many seeds find with a probability of 80 %.",
     "Significant at 5 % means after Holm's correction over all differences of the table. The first sentences compare "
     "the best row, by the held-out part if there is one, with its best rival alone.",
+    "Two intervals may overlap although the difference is significant: read the difference. Bold is the best value "
+    "of a column, not a test.",
+    "Test perplexity is the mean over the test files; per word and bits per byte do not depend on the tokenizer; in "
+    "a sliding window every token has at least half a block before it.",
     "Intervals cover the spread over seeds, not over other test sets. For translations, ± over sentences is half the "
     "95 % confidence interval of sacreBLEU's bootstrap for one run.",
     "Baselines are exact and have no seed. Perplexities are per token; words outside the vocabulary count as <unk>. "
@@ -117,8 +125,12 @@ def write_report(
         formats: of the figures, beside PNG.
 
     Raises:
-        UserError: the folder holds files that are not of a report.
+        UserError: a study has not a column that it names, or a file of the folder is not of a report.
     """
+    for study in studies:
+        for name in study.columns:
+            if name not in study.runs:
+                raise UserError(f"{study.title} has no column {name}; the names are those of `study.runs`.")
     folder = OutputFolder(Path(output))
     document, page = folder.file("report.md"), folder.file("report.html")
     sections = []
@@ -314,8 +326,12 @@ def as_latex(table: Table) -> str:
     styler = frame.style.apply(lambda _: bold, axis=None).hide(axis="index")
     styler = styler.format(escape="latex").format_index(one_line_of_column, escape="latex", axis="columns")
     columns = "l" + "r" * (len(frame.columns) - 1)
-    note = f"% {one_line(table.note, 4000)}\n" if table.note else ""
-    return note + styler.to_latex(hrules=True, column_format=columns).translate(LATEX)
+    text = "% needs \\usepackage{booktabs}\n" + styler.to_latex(hrules=True, column_format=columns)
+    if table.note:  # cells have one line, so no interval
+        note = one_line(table.note, 4000).replace(f", and the {texts.INTERVAL} of the mean", "").translate(SPECIAL)
+        last = rf"\multicolumn{{{len(frame.columns)}}}{{l}}{{\footnotesize {note}}} \\"
+        text = text.replace(r"\end{tabular}", f"{last}\n" r"\end{tabular}")
+    return text.translate(LATEX)
 
 
 def one_line_of_column(name: str) -> str:

@@ -334,7 +334,7 @@ def differences_table(study: Study) -> Iterator[Table]:
         "significant at 5 %",
     ]
     frame = pd.DataFrame(rows, columns=columns)
-    note = f"p-values are after Holm's correction over the {len(rows)} differences of this table."
+    note = f"p-values are after Holm's correction over all differences of this table ({len(rows)})."
     latex = [name for name in columns if name not in ("test", "detectable")]
     if rows:
         yield Table("differences", "Differences", frame, note, latex=latex)
