@@ -153,9 +153,11 @@ def learned_from(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run of any version, with the keys that it lacks."""
     config = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
+    removed = identity.REMOVED.get(config["task"]["name"], {})
     for key, value in identity.added_to(config["task"]["name"]).items():
         group, _, name = key.rpartition(".")
-        (config[group] if group else config).setdefault(name, value)
+        if group != "task" or name not in removed:
+            (config[group] if group else config).setdefault(name, value)
     return config
 
 

@@ -36,11 +36,13 @@ ADDED: dict[str, Any] = {
 WORDS: dict[str, Any] = {"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": 40000}
 COUNTS = {"unknown_rate": 0, "ngram": 5, "ngram_targets": 0, "ngram_mixture": "none"}
 # Added after version 0.2 and removed since: results of the time between have them
-REMOVED_FROM_CLASSIFY = {"masked_lm": 0, "pretraining_epochs": 0, "extra_text": False}
-REMOVED_FROM_LM = {"noise": 0}
+REMOVED: dict[str, dict[str, Any]] = {
+    "classify": {"masked_lm": 0, "pretraining_epochs": 0, "extra_text": False},
+    "lm": {"noise": 0},
+}
 ADDED_TO_TASK: dict[str, dict[str, Any]] = {
-    "classify": {**WORDS, "unknown_rate": 0, "balanced": False, "naive_bayes": 0, **REMOVED_FROM_CLASSIFY},
-    "lm": {**WORDS, **COUNTS, "documents": "joined", "extra_text": False, **REMOVED_FROM_LM},
+    "classify": {**WORDS, "unknown_rate": 0, "balanced": False, "naive_bayes": 0, **REMOVED["classify"]},
+    "lm": {**WORDS, **COUNTS, "documents": "joined", "extra_text": False, **REMOVED["lm"]},
     "translate": {"bpe_dropout": 0},
 }
 
