@@ -309,7 +309,8 @@ def test_every_figure_and_table_has_its_files(three: Path, tmp_path: Path) -> No
 def test_latex_is_escaped_and_has_six_columns_at_most(tmp_path: Path) -> None:
     """Oracle: LaTeX's rules: outside of commands, none of its special characters is bare, and braces balance."""
     frame = pd.DataFrame([["100 % #1 $x_{2}^3$ ~\\", "3.64 ± 0.02\n[3.62, 3.66]"]], columns=["", "a & b"])
-    text = as_latex(Table("t", "", frame, bold={(0, "a & b")}))
+    needs, _, text = as_latex(Table("t", "", frame, "50 % of a_b & {c}", {(0, "a & b")})).partition("\n")
+    assert needs.startswith("% needs") and r"\footnotesize 50 \% of a\_b \& \{c\}}" in text
     assert r"a \& b \\" in text and r"\textbf{3.64 $\pm$ 0.02}" in text
     bare = re.sub(r"\\\\|\\[&%$#_{}]", "", text.replace(r"$\pm$", ""))
     assert bare.count("{") == bare.count("}") and not re.search(r"[%#^]|(?<!\\)_", bare)
