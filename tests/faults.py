@@ -74,7 +74,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("generation/beam_search.py", "((5 + length) / 6)", "((6 + length) / 6)", "beam_search"),
     ("generation/sampling.py", "chosen[top_k:] = False", "chosen[top_k + 1:] = False", "sampling"),
     ("analysis/load.py", "if task.diverged():", "if False:", "load"),
-    ("analysis/play_page.py", 'for character in "<>&', 'for character in ">&', "play"),
+    ("analysis/self_contained.py", 'for character in "<>&', 'for character in ">&', "play"),
     (
         "analysis/play/engine.js",
         "Math.abs(i - j) < window * dilation",
