@@ -305,7 +305,7 @@ def draw(cells: Sequence[Cell]) -> tuple[Any, str]:
     for cell in cells:
         skills.setdefault(cell["model"], []).append(skill(cell))
     rows = sorted(skills, key=lambda row: -float(np.mean(np.nan_to_num(skills[row]))))
-    figure, axis = plt.subplots(figsize=(2.6 + 0.36 * len(columns), 1.7 + 0.32 * len(rows)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(2.6 + 0.25 * len(columns), 1.7 + 0.32 * len(rows)), layout="constrained")
     values = [[skill(table.get((row, *at))) for at, _ in columns] for row in rows]
     axis.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for (y, x), value in np.ndenumerate(values):
