@@ -32,7 +32,7 @@ archive() { # FOLDER ARGUMENTS OF FIND... : put files of OUT into FOLDER/runs.ta
     files=$(cd "$OUT" && find "${@:2}" | sort)
     [ -e "$archive" ] && before=$(tar -tJf "$archive" | wc -l)
     if [ "$(grep -c . <<<"$files")" -lt "$before" ]; then
-        echo "$OUT has no results, or fewer than $archive, which stays. Repeat the command to make the missing runs." >&2
+        echo "$OUT has no results, or fewer than $archive, which stays. Repeat the command to make the missing runs, or delete the archive to replace it." >&2
         exit 1
     fi
     mkdir -p "$1"

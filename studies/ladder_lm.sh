@@ -3,7 +3,7 @@
 #
 # Which settings make a small language model of the speeches better than a 5-gram? Each rung adds settings to the one
 # below. experiment=strong_lm is the last rung, from which each setting is taken back in turn.
-# Time: 3.8 hours of one core for the runs of the archive; then 20 members of ensembles. Repeat the command to resume.
+# Time: less than the 3.8 hours of one core of the archive, which has more runs; then 20 members of ensembles. Repeat the command to resume.
 # Data: the presidential speeches (python -m speechformer.download).
 # Writes outputs/reference/ladder/runs.tar.xz.
 source "$(dirname "$0")/common.sh"

@@ -72,9 +72,8 @@ def rungs(results: Results, name: str) -> list[Rung]:
     study = studies[0]
     found = {}
     for variant in study.variants:
-        if len(finished := study.finished(variant.label)):
-            run = next(run for run in study.results if str(run.folder) == finished["folder"].iloc[0])
-            words = [normalised(word) for word in run.result["overrides"] if not word.startswith(NOT_A_STEP)]
+        if finished := study.finished_runs(variant.label):
+            words = [normalised(word) for word in finished[0].result["overrides"] if not word.startswith(NOT_A_STEP)]
             found[tuple(words)] = variant
     built: list[Rung] = []
     words_of: dict[int, tuple[str, ...]] = {}

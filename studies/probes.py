@@ -27,7 +27,7 @@ from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Summary, contrast, holm
 from speechformer.report.tables import NONE, find, mean_and_sd, number, state
 from speechformer.runs.folder import read_json
-from studies.results import HERE, PageError, read_yaml, runs_of
+from studies.results import HERE, PageError, read_yaml
 
 AXES = ("model", "pattern", "layers", "tuned", "more")
 SEEDS = 5  # of a model, at least, to say that it differs from another
@@ -124,7 +124,7 @@ def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about:
 
 def measured(study: Study, variant: Variant, length: int) -> Cell:
     """Return the accuracies of a variant on a length, and what a reader may ask about them."""
-    metric, finished = f"test_accuracy_length_{length}", runs_of(study, variant.label)
+    metric, finished = f"test_accuracy_length_{length}", study.finished_runs(variant.label)
     summary = study.summary(variant.label, metric)
     shared = {"state": state(study, variant.label), "finished": bool(finished)}
     if summary is None:

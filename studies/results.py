@@ -58,12 +58,6 @@ def mixed(study: Study, label: str, metric: str) -> Values:
     return values(study, label, re.sub("^(test|validation)_", r"\1_mixture_", metric)) or values(study, label, metric)
 
 
-def runs_of(study: Study, label: str) -> list[Run]:
-    """Return the finished runs of a variant."""
-    folders = set(study.finished(label)["folder"])
-    return [run for run in study.results if str(run.folder) in folders]
-
-
 @dataclass(frozen=True)
 class Place:
     """A variant in its study, or (`baseline`) a run that only counts."""
@@ -75,7 +69,7 @@ class Place:
     @property
     def runs(self) -> list[Run]:
         """Its finished runs."""
-        return [self.baseline] if self.baseline else runs_of(self.study, self.variant.label)
+        return [self.baseline] if self.baseline else self.study.finished_runs(self.variant.label)
 
     def values(self, metric: str, at: float | None = None) -> Values:
         """Return a metric by seed."""

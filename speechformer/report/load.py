@@ -297,6 +297,11 @@ class Study:
         """Return the rows of `runs` of the finished runs of a variant."""
         return self.runs[(self.runs["variant"] == label) & (self.runs["status"] == "finished")]
 
+    def finished_runs(self, label: str) -> list[Run]:
+        """Return the results of the finished runs of a variant."""
+        folders = set(self.finished(label)["folder"])
+        return [run for run in self.results if str(run.folder) in folders]
+
     def has(self, metric: str) -> bool:
         """Return whether a metric was measured; `not_in_train` is left out where no test sentence is in train."""
         finished = self.runs[self.runs["status"] == "finished"].drop(columns="seed").select_dtypes("number")

@@ -455,8 +455,7 @@ def beside_baseline(study: Study, label: str) -> Iterator[str]:
     value = float(best_run.metrics[metric] or 0)
     name = content()["baselines"].get(best_run.baseline, best_run.baseline)
     effect = contrast([(1, study.values(label, metric))], constant=-value)
-    folders = set(study.finished(label)["folder"])
-    runs = [run for run in study.results if str(run.folder) in folders]
+    runs = study.finished_runs(label)
     if metric == "test_accuracy" and len(runs) > 1 and all(run.predictions() for run in [*runs, best_run]):
         effect = over_seeds_and_items([(1, right_answers(runs)), (-1, right_answers([best_run]))])
     if effect is not None:
