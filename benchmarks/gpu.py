@@ -60,8 +60,7 @@ def measure_patterns(rounds: int) -> Iterator[Row]:
 def measure_ensemble(rounds: int) -> Iterator[Row]:
     """Measure an ensemble and runs in sequence, once: their training, and the whole runs."""
     from speechformer.config import compose
-    from speechformer.training.fit_ensemble import execute_ensemble
-    from speechformer.training.run import execute
+    from speechformer.training.run import execute, execute_ensemble
     from speechformer.training.runtime import silence_libraries
 
     silence_libraries()

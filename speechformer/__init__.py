@@ -78,8 +78,8 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     from speechformer.errors import UserError
     from speechformer.runs import identity, naming
     from speechformer.training import runtime
-    from speechformer.training.memory import explained
     from speechformer.training.run import execute
+    from speechformer.training.runtime import explained
 
     for override in overrides:
         if override.lstrip("+~").startswith("hydra"):

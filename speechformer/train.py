@@ -36,8 +36,8 @@ from speechformer.sweeps import launcher, recovery, search, tuned
 from speechformer.sweeps.folder import COMMAND
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
-from speechformer.training.memory import explained
 from speechformer.training.run import execute
+from speechformer.training.runtime import explained
 from speechformer.workers import end_with_parent
 
 

@@ -11,8 +11,7 @@ from conftest import TINY, compose
 
 from speechformer.analysis.load import load
 from speechformer.runs import folder as runs
-from speechformer.training.fit_ensemble import execute_ensemble
-from speechformer.training.run import execute
+from speechformer.training.run import execute, execute_ensemble
 
 EXACT = ["trainer.precision=64-true"]
 MEASURED = ("seconds", "seconds_by_phase", "tokens_per_second", "machine", "versions")  # differ from run to run

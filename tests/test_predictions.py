@@ -13,8 +13,7 @@ from speechformer.analysis.load import load
 from speechformer.baselines import measure
 from speechformer.report.load import Run, read_runs
 from speechformer.runs.folder import PREDICTIONS, RESULT, DamagedError
-from speechformer.training.fit_ensemble import execute_ensemble
-from speechformer.training.run import execute
+from speechformer.training.run import execute, execute_ensemble
 
 
 @pytest.fixture(scope="module")

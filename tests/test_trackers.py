@@ -23,8 +23,7 @@ from speechformer.runs import identity
 from speechformer.runs.folder import read_json, read_result
 from speechformer.tasks.classify import Classify
 from speechformer.training import trackers
-from speechformer.training.fit_ensemble import execute_ensemble
-from speechformer.training.run import execute
+from speechformer.training.run import execute, execute_ensemble
 
 RUN = [*TINY, "corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "trainer.max_steps=40"]
 RUN += ["eval_interval=10", "checkpoint_every=10", "threads=1"]

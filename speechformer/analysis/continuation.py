@@ -64,7 +64,7 @@ def continue_text(
         raise UserError(f"The prompt has {len(ids)} words; give at most its last {MAX_PROMPT}.")
     generator, limit = torch.Generator().manual_seed(seed), count_tokens(run, len(ids), tokens)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    options["mixture"] = run.task.mixture
+    options["mixture"] = run.task.counts
     drawn = sample(run.model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
     end = END if isinstance(run.tokenizer, Subwords) else None  # of a document; other vocabularies have none
     return itertools.takewhile(lambda index: index != end, itertools.islice(drawn, limit))

@@ -11,17 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import CORPORA
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.splits import number_of_folds
+from speechformer.data.base import TaskData
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
 from speechformer.tasks.registry import build_data
 from speechformer.tasks.translate import TRANSLATIONS
+from speechformer.training.runtime import quiet
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -54,7 +57,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
     result = {
         **{name: results[0][name] for name in ("status", "task", "seed", "corpus", "steps", "numerics")},
         "metrics": metrics,
-        "report": task.report(metrics),
+        "report": task.view.report(metrics),
         "config": config | settings,
         "overrides": [*(results[0]["overrides"] or []), *(f"{name}={value}" for name, value in settings.items())],
         "members": [
@@ -68,7 +71,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
-    return result | {"summary": [list(row) for row in task.summary(result)]}
+    return result | {"summary": [list(row) for row in task.view.summary(result)]}
 
 
 def name_of(results: Sequence[dict[str, Any]]) -> int | str:
@@ -85,19 +88,27 @@ def name_of(results: Sequence[dict[str, Any]]) -> int | str:
     return f"{len(results)} ({'; '.join(members)})" if differ else len(results)
 
 
-@torch.no_grad()
-def measure(runs: Sequence[TrainedRun], data: Any) -> dict[str, float | None]:
-    """Return the metrics of an ensemble on everything that is evaluated at the end of a run."""
-    task = runs[0].task
+def measure(runs: Sequence[TrainedRun], data: TaskData) -> dict[str, float | None]:
+    """Return the metrics of an ensemble on everything that is evaluated at the end of a run, by Lightning's `test`."""
+    task, device = runs[0].task, runs[0].task.device
     data.limit_length(min((run.max_length for run in runs if run.max_length is not None), default=None))
     weights = {name: weight.clone() for name, weight in task.state_dict().items()}
     task.attach(data)
     task.load_state_dict(weights)  # `attach` may set initial ones
-    task.on_validation_epoch_start()
-    for batch in data.test_dataloader():
-        on_device = {name: x.to(task.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-        task.evaluate_members([run.task for run in runs], on_device)
-    return data.reference_metrics() | task.compute_metrics()
+    task.ensemble = [run.task for run in runs] if len(runs) > 1 else ()
+    with quiet():
+        trainer = pl.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            plugins=[LightningEnvironment()],  # also inside a SLURM job
+        )
+        trainer.test(task, datamodule=data, verbose=False)
+    task.to(device)  # Lightning has moved it to the CPU
+    return data.reference_metrics() | task.metrics
 
 
 def result_of(run: TrainedRun) -> dict[str, Any]:

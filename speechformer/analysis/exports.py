@@ -177,7 +177,7 @@ def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
         path, difference = export(run, format, folder)
         megabytes = path.stat().st_size / 2**20
         console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
-    if run.task.has_counts:
+    if run.task.counts is not None:
         console.say("The export has the counts of words, too, and so the training text that was counted.")
     describe(run, formats, folder)
     console.write(f"{folder / 'README.md'} has an example that needs no speechformer.")

@@ -281,7 +281,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
         tokenizer = describe_tokenizer(run.tokenizer)
         if tokenizer not in tokenizers:
             tokenizers.append(tokenizer)
-        label += ", without its counts" if run.task.has_counts else ""
+        label += ", without its counts" if run.task.counts is not None else ""
         shared = {"label": label, "total": total, "model": model, "tokenizer": tokenizers.index(tokenizer)}
         exported.append(export_run(run, own, types) | shared)
         lines.append(f"{exported[-1]['name']} ({run.label}): {list_checkpoints(own, total)}")

@@ -135,8 +135,10 @@ class EnsembleLauncher(Launcher):
         valid = type(self.members) is int and self.members >= 1
         require(valid, "hydra.launcher.members", "a whole number of at least 1", self.members)
         jobs = [self.compose_job(overrides, initial_job_idx + k) for k, overrides in enumerate(job_overrides)]
-        # a run that was interrupted resumes alone
-        groups, alone = group_jobs(job for job in jobs if runs.state(job[1]).status == "left")
+        # a run that was interrupted alone resumes alone
+        states = [runs.state(directory) for _, directory, _ in jobs]
+        new = [state.status == "left" or (state.result is None and state.owner.get("ensemble")) for state in states]
+        groups, alone = group_jobs(job for job, is_new in zip(jobs, new) if is_new)
         for group in groups:
             for first in range(0, len(group), self.members):
                 self.train(group[first : first + self.members])
@@ -167,7 +169,7 @@ class EnsembleLauncher(Launcher):
         console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
         try:
             with runtime.process_set_up():
-                from speechformer.training.fit_ensemble import execute_ensemble
+                from speechformer.training.run import execute_ensemble
 
                 execute_ensemble(jobs)
         except Exception as error:

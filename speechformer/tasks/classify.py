@@ -30,112 +30,19 @@ from speechformer.runs.predictions import write_predictions
 from speechformer.tasks.base import Task
 from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.unknown_words import UnknownWords
+from speechformer.tasks.view import View
 
 
-class Classify(Task):
-    """An `EncoderClassifier` under cross-entropy.
+class ClassifyView(View):
+    """Accuracies with their intervals, those on leaked and other sentences, and each sentence's probabilities."""
 
-    Args:
-        architecture: the arguments of `EncoderClassifier`.
-        recipe: the config group.
-        classes: the name of each class.
-        naive_bayes: the arguments of `NaiveBayes`, which evaluation and prediction add; None for none.
-    """
-
-    name, metric, mode = "classify", "accuracy", "max"
-    purpose = "classifies the speaker of a sentence"
-    abilities = frozenset({"predict"})
-    datamodule = SentenceData
-    inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
-    output = "logits [sentences, classes]"
-    options = ("pool", "classifier_width")
     charts: ClassVar = {
         "accuracy": r"(train|validation|test)_accuracy",
         "accuracy on leaked and other test sentences": r"test_accuracy_(in_train|not_in_train)",
         "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
     }
     compared, x_axis = ("test_accuracy_not_in_train",), "epoch"
-    no_ensemble, baseline_keys = None, ("block_size",)  # sentences are cut there
-    model: EncoderClassifier
-
-    def __init__(
-        self,
-        architecture: dict[str, Any],
-        recipe: dict[str, Any],
-        classes: list[str],
-        naive_bayes: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(recipe)
-        self.save_hyperparameters(logger=False)
-        self.classes = classes
-        self.unknown_words: UnknownWords | None = None
-        self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
-        self.naive_bayes = None if naive_bayes is None else NaiveBayes(**naive_bayes)
-        self.model = EncoderClassifier(**architecture)
-        self.tested: Rows = {}
-        self.predicted = torch.empty(0, dtype=torch.int64)  # of the test, by the last evaluation; -1: none
-        initialise(self.model, recipe["init"], recipe["init_std"])
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
-        classes = list(data.corpus.classes)
-        architecture = cls.architecture_arguments(config, data, classes=len(classes))
-        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data))
-
-    def attach(self, data: TaskData) -> None:
-        assert isinstance(data, SentenceData)
-        self.tested = data.tested["test", ""]
-        self.predicted = torch.full_like(self.tested["labels"], -1)
-        self.unknown_words = unknown_words(data)
-        if data.task["balanced"]:
-            sentences_C = data.train["labels"].bincount(minlength=len(self.classes))
-            self.log_prior_C = sentences_C.clamp(min=1).log()
-        if self.naive_bayes is not None:
-            self.naive_bayes.fit(data.train["ids"], data.train["labels"])
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        if "progress" in checkpoint:
-            checkpoint["progress"]["predicted"] = self.predicted.clone()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.predicted = predictions_of(checkpoint, self.predicted).clamp(-1, len(self.classes) - 1)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids = batch["ids"]
-        if self.unknown_words is not None:
-            ids = self.unknown_words.replace(ids, self.generator)
-        loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
-        self.tokens += (ids != PAD).sum()
-        return self.track_loss(loss, batch, batch_idx)
-
-    def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
-        smoothing = self.recipe["label_smoothing"]
-        losses = cross_entropy(model(batch["ids"]), batch["labels"], self.log_prior_C, smoothing, "none")
-        return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
-
-    def new_metric(self) -> Metric:
-        options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
-        return MulticlassAccuracy(len(self.classes), **options).to(self.device)
-
-    def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
-        logits_BC = model(batch["ids"])
-        return logits_BC if self.naive_bayes is None else self.naive_bayes.add(batch["ids"], logits_BC)
-
-    def update_metrics(self, logits: Tensor, batch: Batch) -> None:
-        (split, _), labels = batch["part"], batch["labels"]
-        if "row" in batch and len(self.predicted):
-            self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
-        self.measured[f"{split}_accuracy"].update(logits, labels)
-        for name, chosen in groups_of(batch, self.classes).items():
-            if chosen.any():
-                self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
-
-    def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
-        block_size = self.hparams["architecture"]["block_size"]
-        limit = min(max_tokens, self.model.max_length or max_tokens, block_size)
-        return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
+    baseline_keys = ("block_size",)  # sentences are cut there
 
     def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
         hidden = set() if "test_accuracy_in_train" in metrics else {"test_accuracy_not_in_train"}
@@ -145,10 +52,10 @@ class Classify(Task):
         self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
     ) -> Iterator[tuple[str, str]]:
         """Return sentences with the probability of each class, as a table in Markdown."""
-        classes = [escape_markdown(name) for name in self.classes]
+        classes = [escape_markdown(name) for name in self.task.classes]
         rows = ["| sentence | said by | " + " | ".join(classes) + " |", "|---" * (2 + len(classes)) + "|"]
         for example in examples:
-            probabilities = self(example.ids[0].to(self.device)[None]).softmax(dim=-1)[0].tolist()
+            probabilities = self.task(example.ids[0].to(self.task.device)[None]).softmax(dim=-1)[0].tolist()
             label = "" if example.label is None else classes[example.label]
             sentence = escape_markdown(" ".join(example.tokens[0]))
             rows.append("| " + " | ".join([sentence, label, *(f"{100 * p:.0f} %" for p in probabilities)]) + " |")
@@ -175,6 +82,108 @@ class Classify(Task):
             leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
         return ["test_accuracy", *leaked, "train_accuracy"]
 
+
+class Classify(Task):
+    """An `EncoderClassifier` under cross-entropy.
+
+    Args:
+        architecture: the arguments of `EncoderClassifier`.
+        recipe: the config group.
+        classes: the name of each class.
+        naive_bayes: the arguments of `NaiveBayes`, which evaluation and prediction add; None for none.
+    """
+
+    name, metric, mode = "classify", "accuracy", "max"
+    purpose = "classifies the speaker of a sentence"
+    abilities = frozenset({"predict"})
+    datamodule = SentenceData
+    inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
+    output = "logits [sentences, classes]"
+    options = ("pool", "classifier_width")
+    no_ensemble = None
+    view_class = ClassifyView
+    model: EncoderClassifier
+
+    def __init__(
+        self,
+        architecture: dict[str, Any],
+        recipe: dict[str, Any],
+        classes: list[str],
+        naive_bayes: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(recipe)
+        self.save_hyperparameters(logger=False)
+        self.classes = classes
+        self.unknown_words: UnknownWords | None = None
+        self.log_prior_C: Tensor | None = None  # of the classes in train, with task.balanced
+        self.counts = None if naive_bayes is None else NaiveBayes(**naive_bayes)
+        self.model = EncoderClassifier(**architecture)
+        self.tested: Rows = {}
+        self.predicted = torch.empty(0, dtype=torch.int64)  # of the test, by the last evaluation; -1: none
+        initialise(self.model, recipe["init"], recipe["init_std"])
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], data: TaskData) -> Classify:
+        classes = list(data.corpus.classes)
+        architecture = cls.architecture_arguments(config, data, classes=len(classes))
+        return cls(architecture, config["recipe"], classes, naive_bayes_arguments(data))
+
+    def attach(self, data: TaskData) -> None:
+        assert isinstance(data, SentenceData)
+        self.tested = data.tested["test", ""]
+        self.predicted = torch.full_like(self.tested["labels"], -1)
+        self.unknown_words = unknown_words(data)
+        if data.task["balanced"]:
+            sentences_C = data.train["labels"].bincount(minlength=len(self.classes))
+            self.log_prior_C = sentences_C.clamp(min=1).log()
+        if self.counts is not None:
+            self.counts.fit(data.train["ids"], data.train["labels"])
+
+    def progress(self) -> dict[str, Any]:
+        return super().progress() | {"predicted": self.predicted.clone()}
+
+    def restore(self, progress: dict[str, Any], batches: dict[str, int]) -> None:
+        super().restore(progress, batches)
+        predicted = progress["predicted"]
+        if predicted.shape != self.predicted.shape or predicted.dtype != torch.int64:
+            raise ValueError("its predictions are not of this test set")
+        self.predicted = predicted.clamp(-1, len(self.classes) - 1)
+
+    def training_loss(self, batch: Batch) -> Tensor:
+        ids = batch["ids"]
+        if self.unknown_words is not None:
+            ids = self.unknown_words.replace(ids, self.generator)
+        loss = cross_entropy(self.model(ids), batch["labels"], self.log_prior_C, self.recipe["label_smoothing"])
+        self.tokens += (ids != PAD).sum()
+        return loss
+
+    def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor]:
+        smoothing = self.recipe["label_smoothing"]
+        losses = cross_entropy(model(batch["ids"]), batch["labels"], self.log_prior_C, smoothing, "none")
+        return losses.view(members, -1).mean(dim=1), (batch["ids"].view(members, -1) != PAD).sum(dim=1)
+
+    def new_metric(self) -> Metric:
+        options: dict[str, Any] = {"average": "micro", "validate_args": False, "sync_on_compute": False}
+        return MulticlassAccuracy(len(self.classes), **options).to(self.device)
+
+    def forward_batch(self, model: EncoderClassifier, batch: Batch) -> Tensor:
+        logits_BC = model(batch["ids"])
+        return logits_BC if self.counts is None else self.counts.add(batch["ids"], logits_BC)
+
+    def update_metrics(self, logits: Tensor, batch: Batch) -> None:
+        (split, _), labels = batch["part"], batch["labels"]
+        if "row" in batch and len(self.predicted):
+            self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
+        self.measured[f"{split}_accuracy"].update(logits, labels)
+        for name, chosen in groups_of(batch, self.classes).items():
+            if chosen.any():
+                self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])
+
+    def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
+        block_size = self.hparams["architecture"]["block_size"]
+        limit = min(max_tokens, self.model.max_length or max_tokens, block_size)
+        return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
+
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
         if len(self.predicted) and self.predicted.min() >= 0 and not self.diverged():
@@ -191,14 +200,6 @@ def groups_of(batch: Batch, classes: Sequence[str]) -> dict[str, Tensor]:
     if batch["part"][0] != "train":
         groups |= {f"of_{name}": batch["labels"] == label for label, name in enumerate(classes)}
     return groups
-
-
-def predictions_of(checkpoint: dict[str, Any], expected: Tensor) -> Tensor:
-    """Return the predictions that a checkpoint has, or `expected`; a `ValueError` if they are not like these."""
-    predicted = checkpoint.get("progress", {}).get("predicted", expected)  # versions up to 0.2 have none
-    if type(predicted) is not Tensor or predicted.shape != expected.shape or predicted.dtype != torch.int64:
-        raise ValueError("its predictions are not of this test set")
-    return predicted
 
 
 def naive_bayes_arguments(data: TaskData) -> dict[str, Any] | None:

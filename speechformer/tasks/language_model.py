@@ -3,38 +3,122 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchmetrics import Metric
 
+from speechformer.console import format_metric
 from speechformer.corpora.documents import Documents
-from speechformer.corpora.special_tokens import END
+from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import LONG_STREAM, Batch, Example, Stream
 from speechformer.data.documents import DocumentData
-from speechformer.data.speeches import StreamData
+from speechformer.data.speeches import StreamData, TextSize
 from speechformer.errors import UserError, pick
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
+from speechformer.metrics.perplexity import MeanPerplexity
 from speechformer.models.decoder import Decoder
 from speechformer.models.mixture import CountsMixture
 from speechformer.models.stack import initialise
+from speechformer.tasks.base import Task, log_of_mean
 from speechformer.tasks.distillation import FOLDS, MAX_TOKENS, CrossFittedTargets
 from speechformer.tasks.mixture import MixturePerplexities
-from speechformer.tasks.perplexity import PerplexityTask
 from speechformer.tasks.text import TextInputs
 from speechformer.tasks.unknown_words import UnknownWords
+from speechformer.tasks.view import View
 
 PROMPT, CONTINUATION = 6, 20  # words of the sample in TensorBoard
+HIDDEN = (
+    "test_sliding_",
+    "test_known_",
+    "validation_known_",
+    "test_mixture_known_",
+    "validation_mixture_known_",
+    "test_word_",
+    "test_bits_",
+)  # metrics that the console does not show in training
 
 
-class LanguageModel(PerplexityTask):
+class LanguageModelView(View):
+    """Perplexities of each text, and the mean in contexts of other lengths."""
+
+    charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
+    note = "Perplexity per token; lower is better."
+    baseline_keys = ("task.extra_text",)
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.unit = self.task.unit
+
+    def progress_columns(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if not name.startswith(HIDDEN)}
+
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        """Return the perplexities of each text, and the mean in contexts of other lengths."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        columns = {"in blocks": "perplexity", "sliding window": "sliding_perplexity"}
+        if metrics.get("test_mixture_perplexity_mean"):
+            columns["with counts"] = "mixture_perplexity"
+        if metrics.get("test_unknown_rate_mean"):
+            columns |= {"known words": "known_perplexity", "unknown": "unknown_rate"}
+        else:
+            columns |= {"per word": "word_perplexity", "bits per byte": "bits_per_byte"}
+        rows: list[tuple[str, ...]] = [("perplexity", *columns, "tokens")]
+        for name in metrics:
+            if name in ("train_perplexity", "validation_perplexity"):
+                split = name.removesuffix("_perplexity")
+                rows.append((split, format_metric(name, metrics[name]), *[""] * len(columns)))
+        tests = [(name, str(test["tokens"])) for name, test in counts["tests"].items()]
+        for name, tokens in [*tests, ("mean", "")]:
+            values = {metric: metrics.get(f"test_{metric}_{name}") for metric in columns.values()}
+            cells = (format_metric(metric.replace("perplexity", ""), value) for metric, value in values.items())
+            rows.append((f"test {name}", *cells, tokens))
+        for length in result["config"]["task"]["lengths"]:
+            value = metrics.get(f"test_length_{length}_perplexity_mean")
+            said = "out of reach" if value is None else format_metric("", value)
+            rows.append((f"  in contexts of {length}", said, *[""] * len(columns)))
+        return rows
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        """Return the columns of the report: the main metric, that of each test, and what there is besides."""
+        main, prefix = self.task.metric_name("test"), "test_perplexity_"
+        tests = [name for name in metrics if name.startswith(prefix) and name != main]
+        order = {f"{prefix}{name}": k for k, name in enumerate(self.task.speakers)}  # as in the classification task
+        tests.sort(key=lambda name: order.get(name, len(order)))
+        mixed = ["test_mixture_perplexity_mean", "test_mixture_known_perplexity_mean"]
+        more = ["test_word_perplexity_mean", "test_bits_per_byte_mean"]
+        if metrics.get("test_unknown_rate_mean"):
+            more = ["test_known_perplexity_mean", "test_unknown_rate_mean"]
+        return [main, *tests, *mixed, *more, "test_sliding_perplexity_mean", "train_perplexity"]
+
+    def describe_examples(
+        self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
+    ) -> Iterator[tuple[str, str]]:
+        for example in examples[:1]:
+            prompt = example.ids[0][:PROMPT].tolist()
+            max_length = self.task.model.max_length
+            room = CONTINUATION if max_length is None else min(CONTINUATION, max_length - len(prompt) + 1)
+            generator = torch.Generator().manual_seed(0)
+            drawn = sample(self.task.model, prompt, generator=generator, words=len(tokenizer))
+            try:
+                words = "".join(tokenizer.stream(itertools.islice(drawn, room)))
+            except UserError as error:
+                words = str(error)
+            parts = (escape_markdown(part) for part in ("".join(tokenizer.stream(prompt)), words))
+            yield "what comes next", "{} **{}**".format(*parts)
+
+
+class LanguageModel(Task):
     """A `Decoder` under cross-entropy over the next token. Perplexity is exp(mean negative log-likelihood per token).
 
     Args:
@@ -42,9 +126,14 @@ class LanguageModel(PerplexityTask):
         recipe: the config group.
         separate: whether attention stays within documents, from one <eos> to the next.
         mixture: the arguments of `CountsMixture`; None for no mixture with counts.
+
+    Attributes:
+        speakers: the names of the tests, in the order of the report.
+        text_sizes: of each test.
+        mixture_metric: of a model that is mixed with counts; None for others.
     """
 
-    name = "lm"
+    name, metric, mode = "lm", "perplexity", "min"
     purpose = "continues a text"
     abilities = frozenset({"generate"})
     datamodule = StreamData
@@ -53,7 +142,7 @@ class LanguageModel(PerplexityTask):
     pads_input = False
     options = ("tied_output", "output_bias")
     no_ensemble = None
-    baseline_keys = ("task.extra_text",)
+    view_class = LanguageModelView
     model: Decoder
 
     def __init__(
@@ -65,8 +154,11 @@ class LanguageModel(PerplexityTask):
     ) -> None:
         super().__init__(recipe)
         self.save_hyperparameters(logger=False)
-        self.separate = separate
-        self.mixture = None if mixture is None else CountsMixture(**mixture)
+        self.separate, self.unit = separate, "lines"
+        self.counts = None if mixture is None else CountsMixture(**mixture)
+        self.mixture_metric: MixturePerplexities | None = None
+        self.speakers: list[str] = []
+        self.text_sizes: dict[str, TextSize] = {}
         self.unknown_words: UnknownWords | None = None
         self.teacher: CrossFittedTargets | None = None
         self.model = Decoder(**architecture)
@@ -98,7 +190,7 @@ class LanguageModel(PerplexityTask):
     def attach_counts(self, data: StreamData) -> None:
         """Count the words of train, for unknown words, for the targets of training and for the mixture."""
         stream, unknown_rate, share = data.stream, data.task["unknown_rate"], data.task["ngram_targets"]
-        if not unknown_rate and not share and self.mixture is None:
+        if not unknown_rate and not share and self.counts is None:
             return
         assert isinstance(stream, Tensor)  # see `mixture_arguments`
         if unknown_rate:
@@ -108,11 +200,11 @@ class LanguageModel(PerplexityTask):
         if share:
             words = len(data.tokenizer) - 1
             self.teacher = CrossFittedTargets(stream, data.task["ngram"], words, data.vocab_size, share)
-        if self.mixture is not None:
-            self.mixture.stream.copy_(stream)
-            self.mixture_metric = MixturePerplexities(self.mixture, data.streams)
+        if self.counts is not None:
+            self.counts.stream.copy_(stream)
+            self.mixture_metric = MixturePerplexities(self.counts, data.streams)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_loss(self, batch: Batch) -> Tensor:
         ids = batch["ids"]
         if self.unknown_words is not None:
             ids = self.unknown_words.replace(ids, self.generator)
@@ -123,7 +215,7 @@ class LanguageModel(PerplexityTask):
         else:
             loss = self.teacher.loss(output.weight, output.bias, hidden, batch["start"], targets)
         self.tokens += inputs.numel()
-        return self.track_loss(loss, batch, batch_idx)
+        return loss
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""
@@ -140,27 +232,71 @@ class LanguageModel(PerplexityTask):
         losses_R = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="none")
         return losses_R.view(members, -1).mean(dim=1), tokens
 
+    def metric_name(self, split: str) -> str:
+        """Return the name of the main metric; of several test texts it is the mean of their perplexities."""
+        return f"{split}_perplexity" + ("_mean" if split == "test" else "")
+
+    def new_metric(self) -> Metric:
+        return MeanPerplexity(sync_on_compute=False).to(self.device)
+
+    def forward_batch(self, model: Decoder, batch: Batch) -> Tensor:
+        return model.hidden(batch["ids"])
+
+    def update_metrics(self, hidden_BTD: Tensor, batch: Batch) -> None:
+        (split, name), scored = batch["part"], batch["targets"] != IGNORE
+        hidden, targets = hidden_BTD[scored], batch["targets"][scored]
+        weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
+        loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
+        self.measured[f"{split}_{metric}"].update(loss, tokens)
+        if self.mixture_metric is not None and "places" in batch:
+            self.mixture_metric.update(batch["part"], self.logs(hidden, targets), batch["places"][scored])
+        if split not in ("validation", "test"):
+            return
+        is_unknown = targets == UNKNOWN
+        if unknown := int(is_unknown.sum()):  # a few: cheaper than the loss of the known ones
+            rest = loss * tokens - next_token_loss(weight, bias, hidden[is_unknown], targets[is_unknown]) * unknown
+            loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
+        if tokens:
+            self.measured[f"{split}_known_{metric}"].update(loss, tokens)
+
+    def logs(self, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
+        """Return log p of targets, in nats, [R]."""
+        output = self.model.output
+        logits_RV = F.linear(hidden_RD, output.weight, output.bias).float()
+        return logits_RV.log_softmax(dim=1).gather(1, targets_R[:, None])[:, 0]
+
+    def evaluate_ensemble(self, batch: Batch) -> None:
+        (split, name), scored = batch["part"], batch["targets"] != IGNORE
+        targets, metric = batch["targets"][scored], "_".join(filter(None, ("perplexity", name)))
+        logs = log_of_mean(
+            [task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in self.ensemble]
+        )
+        if self.mixture_metric is not None and "places" in batch:
+            self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
+        chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
+        if split in ("validation", "test"):
+            chosen["known_"] = targets != UNKNOWN
+        for prefix, mask in chosen.items():
+            if number := int(mask.sum()):
+                self.measured[f"{split}_{prefix}{metric}"].update(-logs[mask].mean(), number)
+
+    def begin_evaluation(self) -> None:
+        super().begin_evaluation()
+        if self.mixture_metric is not None:
+            self.mixture_metric.reset()
+
+    def compute_metrics(self) -> dict[str, float]:
+        metrics = super().compute_metrics()
+        if self.mixture_metric is not None:
+            metrics |= self.mixture_metric.compute()
+        metrics |= per_unit(metrics, self.text_sizes)
+        return metrics | means_over_tests(metrics)
+
     def read(self, text: str, tokenizer: Tokenizer | Subwords, max_tokens: int) -> TextInputs:
         inputs, block_size = super().read(text, tokenizer, max_tokens), self.hparams["architecture"]["block_size"]
         if len(inputs.ids[0]) > block_size:
             inputs.notes.append(f"it was trained on {block_size} tokens at once")
         return inputs
-
-    def describe_examples(
-        self, examples: Sequence[Example], tokenizer: Tokenizer | Subwords
-    ) -> Iterator[tuple[str, str]]:
-        for example in examples[:1]:
-            prompt = example.ids[0][:PROMPT].tolist()
-            max_length = self.model.max_length
-            room = CONTINUATION if max_length is None else min(CONTINUATION, max_length - len(prompt) + 1)
-            generator = torch.Generator().manual_seed(0)
-            drawn = sample(self.model, prompt, generator=generator, words=len(tokenizer))
-            try:
-                words = "".join(tokenizer.stream(itertools.islice(drawn, room)))
-            except UserError as error:
-                words = str(error)
-            parts = (escape_markdown(part) for part in ("".join(tokenizer.stream(prompt)), words))
-            yield "what comes next", "{} **{}**".format(*parts)
 
 
 def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
@@ -194,3 +330,29 @@ def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:
     for places in torch.arange(len(stream)).split(1 << 20):
         counts_V += stream[places].long().bincount(minlength=vocab_size)
     return (counts_V / counts_V.sum()).log().float()
+
+
+def means_over_tests(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the means of what was measured on each test, such as `test_perplexity_mean`."""
+    tests = defaultdict(list)
+    for name, value in metrics.items():
+        for kind in ("_perplexity_", "_bits_per_byte_"):
+            split, _, test = name.partition(kind)
+            if test:
+                tests[split + kind].append(value)
+    return {f"{kind}mean": sum(values) / len(values) for kind, values in tests.items()}
+
+
+def per_unit(metrics: dict[str, float], sizes: dict[str, TextSize]) -> dict[str, float]:
+    """Return the perplexity of each test per word and its bits per byte, which vocabularies have in common.
+
+    With unknown words they are too low: <unk> stands for many words, and which one it is costs nothing.
+    """
+    units: dict[str, float] = {}
+    for test, size in sizes.items():
+        if (perplexity := metrics.get(f"test_perplexity_{test}")) is not None:
+            loss = size.tokens * math.log(perplexity)
+            per_word = loss / max(1, size.words)
+            units[f"test_word_perplexity_{test}"] = math.exp(per_word) if per_word < 700 else math.inf
+            units[f"test_bits_per_byte_{test}"] = loss / math.log(2) / size.bytes
+    return units

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import speechformer.tasks
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
 from speechformer.errors import UserError, one_sentence
 from speechformer.probes.registry import GeneratedRows
-from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
-from speechformer.tasks.classify import Classify
-from speechformer.tasks.language_model import LanguageModel
-from speechformer.tasks.probe import ProbeTask
-from speechformer.tasks.translate import Translate
 
-TASKS: dict[str, type[Task]] = {
-    "classify": Classify,
-    "lm": LanguageModel,
-    "probe": ProbeTask,
-    "translate": Translate,
-}
+for module in pkgutil.iter_modules(speechformer.tasks.__path__):  # a task is a module of this folder
+    importlib.import_module(f"speechformer.tasks.{module.name}")
+TASKS: dict[str, type[Task]] = {task.name: task for task in sorted(Task.__subclasses__(), key=lambda task: task.name)}
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
@@ -70,7 +65,6 @@ def load_task(path: Path) -> Task:
     """
     checkpoint = read_checkpoint(path)
     try:
-        checkpoint = upgrade_checkpoint(checkpoint)
         task = TASKS[checkpoint["task"]](**checkpoint["hyper_parameters"])
         task.load_state_dict(checkpoint["state_dict"])
     except Exception as error:  # its content can be anything

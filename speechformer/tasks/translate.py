@@ -25,10 +25,46 @@ from speechformer.models.encoder_decoder import Translator, build_translator
 from speechformer.models.stack import initialise
 from speechformer.tasks.base import Task, log_of_mean
 from speechformer.tasks.text import TextInputs
+from speechformer.tasks.view import View
 
 SHOWN = 5  # validation sentences in TensorBoard
 TRANSLATIONS = "translations.tsv"
-Models = Sequence[Translator] | None  # of an ensemble
+
+
+class TranslateView(View):
+    """Scores of all sentences and by source length, those of the copied source, and some translations."""
+
+    charts: ClassVar = {"BLEU": r"validation_bleu", "perplexity": r"validation_perplexity"}
+    unit = "pairs"
+
+    def describe_evaluation(self) -> Iterator[tuple[str, str]]:
+        """Yield translations of the held-out part, evenly spaced."""
+        written = self.task.translations.get("validation", [])
+        number = min(SHOWN, len(written))
+        for k in (place * len(written) // number for place in range(number)):
+            source, reference = self.task.texts["validation"][k]
+            yield f"translations/{k + 1}", f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
+
+    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
+        """Return the scores of the test set, of all sentences and by source length, and of the copied source."""
+        metrics, counts = result["metrics"], result["corpus"]["counts"]
+        rows: list[tuple[str, ...]] = [
+            ("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")
+        ]
+        groups = {"all": ("", counts["test"])}
+        groups |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
+        for label, (group, n) in groups.items():
+            half = metrics.get(f"test_bleu_interval{group}")
+            cells = [format_metric("bleu", metrics.get(f"test_bleu{group}")), "" if half is None else f"± {half:.1f}"]
+            names = ("chrf", "length_ratio", "exact")
+            cells += [format_metric(name, metrics.get(f"test_{name}{group}")) for name in names]
+            rows.append((label, *cells, str(n)))
+        copy = (format_metric("bleu", metrics["copy_bleu"]), "", format_metric("chrf", metrics["copy_chrf"]))
+        return [*rows, ("the source, untranslated", *copy, "", "", "")]
+
+    def columns(self, metrics: dict[str, float | None]) -> list[str]:
+        test = ("bleu", "bleu_interval", "chrf", "length_ratio", "exact")
+        return [f"test_{name}" for name in test]
 
 
 class Translate(Task):
@@ -53,9 +89,8 @@ class Translate(Task):
     }
     output = "logits of the target's token after each [pairs, tokens, vocabulary]"
     options = ("tied_output", "shared_embeddings")
-    charts: ClassVar = {"BLEU": r"validation_bleu", "perplexity": r"validation_perplexity"}
     no_ensemble = "batches of translation differ in size from seed to seed"
-    unit = "pairs"
+    view_class = TranslateView
     model: Translator
 
     def __init__(self, architecture: dict[str, Any], recipe: dict[str, Any], decoding: dict[str, Any]) -> None:
@@ -66,7 +101,6 @@ class Translate(Task):
         self.tokenizer: Subwords | None = None  # without it and `texts` only perplexity is measured
         self.texts: dict[str, list[tuple[str, str]]] = {}
         self.translations: dict[str, list[str]] = {}  # of each part, from the last evaluation
-        self.scores: dict[str, float] | None = None  # computed once per evaluation
         initialise(self.model, recipe["init"], recipe["init_std"])
 
     @classmethod
@@ -78,12 +112,12 @@ class Translate(Task):
         assert isinstance(data, PairData)
         self.tokenizer, self.texts = data.tokenizer, data.texts
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_loss(self, batch: Batch) -> Tensor:
         source, targets = batch["source"], batch["target"][:, 1:]
         scored = (targets != PAD).flatten().nonzero().flatten()
         loss = self.loss(batch, scored, self.recipe["label_smoothing"])
         self.tokens += (source != PAD).sum() + len(scored)
-        return self.track_loss(loss, batch, batch_idx)
+        return loss
 
     def loss(self, batch: Batch, scored: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean loss of the targets with these indices in the flattened batch."""
@@ -91,15 +125,9 @@ class Translate(Task):
         targets, output = batch["target"][:, 1:].flatten()[scored], self.model.output
         return next_token_loss(output.weight, output.bias, hidden, targets, smoothing)
 
-    def evaluate_members(self, members: Sequence[Any], batch: Batch) -> None:
-        logs_R = log_of_mean([target_logs(task.model, batch) for task in members])
-        self.measured[f"{batch['part']}_perplexity"].update(-logs_R.mean(), len(logs_R))
-        if self.tokenizer is not None:
-            self.translate_batch(batch, self.tokenizer, [task.model for task in members])
-
-    def on_validation_epoch_start(self) -> None:
-        super().on_validation_epoch_start()
-        self.translations, self.scores = {}, None
+    def begin_evaluation(self) -> None:
+        super().begin_evaluation()
+        self.translations = {}
 
     def new_metric(self) -> Metric:
         return MeanPerplexity(sync_on_compute=False).to(self.device)
@@ -107,11 +135,14 @@ class Translate(Task):
     def evaluate_batch(self, batch: Batch) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as in `speechformer.translate`, in any precision
             scored = (batch["target"][:, 1:] != PAD).flatten().nonzero().flatten()
-            self.measured[f"{batch['part']}_perplexity"].update(self.loss(batch, scored), len(scored))
+            models = [task.model for task in self.ensemble]
+            logs = [target_logs(model, batch) for model in models]
+            loss = -log_of_mean(logs).mean() if logs else self.loss(batch, scored)
+            self.measured[f"{batch['part']}_perplexity"].update(loss, len(scored))
             if self.tokenizer is not None:
-                self.translate_batch(batch, self.tokenizer)
+                self.translate_batch(batch, self.tokenizer, models)
 
-    def translate_batch(self, batch: Batch, tokenizer: Subwords, models: Models = None) -> None:
+    def translate_batch(self, batch: Batch, tokenizer: Subwords, models: Sequence[Translator] = ()) -> None:
         """Add the translations of an evaluation batch to `translations`, by the model or by an ensemble."""
         part = batch["part"]
         sources = [ids[ids != PAD].tolist() for ids in batch["source"]]
@@ -121,7 +152,7 @@ class Translate(Task):
             texts[row] = tokenizer.decode(ids)
 
     def translate_ids(
-        self, sources: list[list[int]], beam: int | None = None, models: Models = None
+        self, sources: list[list[int]], beam: int | None = None, models: Sequence[Translator] = ()
     ) -> list[list[int]]:
         """Translate ids that end with <eos>, with this beam or that of the test, by the model or by an ensemble."""
         models, alpha = models or [self.model], self.decoding["length_penalty"]
@@ -129,21 +160,14 @@ class Translate(Task):
         return translate_ids(models, sources, beam=beam or self.decoding["beam"], alpha=alpha, max_length=longest)
 
     def compute_metrics(self) -> dict[str, float]:
-        if self.scores is None:
-            self.scores = super().compute_metrics()
-            for part, translations in self.translations.items():
-                sources, references = zip(*self.texts[part])
-                if part == "test":
-                    self.scores |= score_test(sources, translations, references)
-                else:
-                    self.scores[f"{part}_bleu"] = bleu(translations, references)
-        return self.scores
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        if self.trainer.logger is not None:
-            for name, text in shown(self.texts["validation"], self.translations.get("validation", [])):
-                self.trainer.logger.log_text(name, text, self.global_step)  # type: ignore[attr-defined]
+        metrics = super().compute_metrics()
+        for part, translations in self.translations.items():
+            sources, references = zip(*self.texts[part])
+            if part == "test":
+                metrics |= score_test(sources, translations, references)
+            else:
+                metrics[f"{part}_bleu"] = bleu(translations, references)
+        return metrics
 
     def read(self, text: str, tokenizer: Subwords, max_tokens: int) -> TextInputs:
         """Return at most `max_tokens` of a source, and of the translation that the task makes of it."""
@@ -162,27 +186,6 @@ class Translate(Task):
         tokens = [tokenizer.tokens(part) for part in (source, read, written)]
         return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes)
 
-    def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        """Return the scores of the test set, of all sentences and by source length, and of the copied source."""
-        metrics, counts = result["metrics"], result["corpus"]["counts"]
-        rows: list[tuple[str, ...]] = [
-            ("test", "BLEU", "95 % interval", "chrF", "length ratio", "exact", "sentences")
-        ]
-        groups = {"all": ("", counts["test"])}
-        groups |= {f"  {name} words": (f"_at_{name}", n) for name, n in counts["test_by_length"].items() if n}
-        for label, (group, n) in groups.items():
-            half = metrics.get(f"test_bleu_interval{group}")
-            cells = [format_metric("bleu", metrics.get(f"test_bleu{group}")), "" if half is None else f"± {half:.1f}"]
-            names = ("chrf", "length_ratio", "exact")
-            cells += [format_metric(name, metrics.get(f"test_{name}{group}")) for name in names]
-            rows.append((label, *cells, str(n)))
-        copy = (format_metric("bleu", metrics["copy_bleu"]), "", format_metric("chrf", metrics["copy_chrf"]))
-        return [*rows, ("the source, untranslated", *copy, "", "", "")]
-
-    def columns(self, metrics: dict[str, float | None]) -> list[str]:
-        test = ("bleu", "bleu_interval", "chrf", "length_ratio", "exact")
-        return [f"test_{name}" for name in test]
-
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
         if (written := self.translations.get("test")) and self.global_rank == 0:
@@ -191,14 +194,6 @@ class Translate(Task):
             with atomic_write(directory / TRANSLATIONS) as file:
                 file.write(("\n".join(lines) + "\n").encode())
         return {"scoring": signatures()}
-
-
-def shown(pairs: Sequence[tuple[str, str]], written: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what TensorBoard shows of translations, evenly spaced, with its name."""
-    number = min(SHOWN, len(written))
-    for k in (place * len(written) // number for place in range(number)):
-        source, reference = pairs[k]
-        yield f"translations/{k + 1}", f"source: {source}  \nreference: {reference}  \nmodel: {written[k]}"
 
 
 def target_logs(model: Translator, batch: Batch) -> Tensor:

@@ -1,32 +1,28 @@
-"""Callbacks of every training: the phase timer and the progress bar."""
+"""What accompanies every training: the phase timer, and progress on the console and in `run.json`.
+
+A training has one run, or the runs of an ensemble.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
 from speechformer import console
-from speechformer.runs.folder import RunFolder
 
-BAR = "{desc} {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}"
+if TYPE_CHECKING:
+    from speechformer.training.fit import Run
+
 OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
 PROGRESS_EVERY = 5  # seconds between updates of run.json
-
-
-class NoProfiler(PassThroughProfiler):
-    """A profiler that costs nothing: Lightning enters its profiler a hundred times in a step."""
-
-    NOTHING = contextlib.nullcontext()
-
-    def profile(self, action_name: str) -> Any:
-        return self.NOTHING
 
 
 class PhaseTimer(pl.Callback):
@@ -50,9 +46,7 @@ class PhaseTimer(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.enter("training")
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         self.stepped = True
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -73,79 +67,76 @@ class PhaseTimer(pl.Callback):
             self.seconds[phase] += seconds
 
 
-class Progress(pl.Callback):
-    """A progress bar on stderr, a line on stdout for each evaluation, and the step in the run's `run.json`."""
+class Bar(TQDMProgressBar):
+    """Lightning's progress bar, with the loss."""
 
-    def __init__(self, folder: RunFolder, on_evaluation: OnEvaluation | None = None) -> None:
-        self.folder, self.on_evaluation = folder, on_evaluation
-        self.reported_at = 0.0
-        self.bar: tqdm | None = None
-        self.steps: int | None = None  # of the whole run
-        self.columns: list[str] = []
-
-    def report(self, **progress: Any) -> None:
-        """Write how far the run is into its `run.json`."""
-        self.folder.report_progress(**progress)
-
-    def loss_of(self, outputs: Any) -> float:
-        """Return the loss of a training step."""
-        return float(outputs["loss"])
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        total = trainer.estimated_stepping_batches
-        warmup = pl_module.recipe["warmup_steps"]
-        if warmup >= total and trainer.is_global_zero:
-            console.say(
-                f"recipe.warmup_steps={warmup} is at least the run's {int(total)} steps, so the learning rate never "
-                "reaches its peak. Set recipe.warmup_steps lower or trainer.max_epochs higher."
-            )
-        self.steps = int(total) if math.isfinite(total) else None
-        # disable=None: no bar where stderr is a file, in which it would be a thousand lines
-        self.bar = tqdm(
-            total=self.steps,
-            initial=trainer.global_step,
-            desc="Training",
-            bar_format=BAR,
-            disable=None if trainer.is_global_zero else True,
-            leave=False,
-        )
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10, leave=False)
+        self.loss = math.nan
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.folder.discard_replaced()
+        if batch_idx % self.refresh_rate == 0:
+            self.loss = float(outputs["loss"]) / len(pl_module.tasks)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: Any) -> dict[str, Any]:
+        return {"loss": f"{self.loss:.3f}"}
+
+
+def progress_bars() -> list[pl.Callback]:
+    """Return a progress bar where somebody sees it; in a file it would be a thousand lines."""
+    return [Bar()] if sys.stdout.isatty() else []
+
+
+class Progress(pl.Callback):
+    """A line on stdout for each evaluation, and how far the runs are in their `run.json`."""
+
+    def __init__(self, runs: Sequence[Run], on_evaluation: OnEvaluation | None) -> None:
+        self.runs, self.on_evaluation = runs, on_evaluation
+        self.reported_at = 0.0
+        self.steps: int | None = None  # of the whole run
+        self.columns: list[str] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        total, warmup = trainer.estimated_stepping_batches, self.runs[0].config["recipe"]["warmup_steps"]
+        self.steps = int(total) if math.isfinite(total) else None
+        if warmup >= total and trainer.is_global_zero:
+            console.say(
+                f"recipe.warmup_steps={warmup} is at least the run's {self.steps} steps, so the learning rate never "
+                "reaches its peak. Set recipe.warmup_steps lower or trainer.max_epochs higher."
+            )
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         now = time.monotonic()
+        for run in self.runs:
+            run.folder.discard_replaced()
         if now - self.reported_at > PROGRESS_EVERY and trainer.is_global_zero:
             self.reported_at = now
-            with contextlib.suppress(OSError):  # a lost update does not matter
-                self.report(step=trainer.global_step, steps=self.steps)
-        if self.bar is None or self.bar.disable:
-            return
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self.bar.set_postfix_str(f"loss {self.loss_of(outputs):.3f}", refresh=False)
-        self.bar.update(trainer.global_step - self.bar.n)
+            for run in self.runs:
+                with contextlib.suppress(OSError):  # a lost update does not matter
+                    run.folder.report_progress(step=trainer.global_step, steps=self.steps)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or trainer.sanity_checking:
             return
-        measured = pl_module.compute_metrics()
-        metrics = pl_module.progress_columns(measured)
-        cells = (console.format_metric(name, value).rjust(len(name)) for name, value in metrics.items())
+        active = [run.task for run in self.runs if run.task.diverged_at is None]
+        shown = [task.view.progress_columns(task.metrics) for task in active]
+        names = list(shown[0]) if shown else []
+        means = {name: sum(metrics[name] for metrics in shown) / len(shown) for name in names}
         with tqdm.external_write_mode():  # above the bar
-            if list(metrics) != self.columns:
-                self.columns = list(metrics)
-                console.say("   step  " + "  ".join(self.columns))
+            if names != self.columns:
+                self.columns = names
+                console.say("   step  " + "  ".join(names))
+            cells = (console.format_metric(name, value).rjust(len(name)) for name, value in means.items())
             console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
         if self.on_evaluation is not None:
-            self.on_evaluation(trainer.global_step, measured, pl_module.metric_name("validation"))
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if self.bar is not None:
-            self.bar.close()
+            (task,) = pl_module.tasks
+            self.on_evaluation(trainer.global_step, task.metrics, task.metric_name("validation"))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-        self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
-            last = self.folder.path / "last.ckpt"
+            last = self.runs[0].folder.path / "last.ckpt"
             then = f"resumes from {last}" if last.exists() else "starts again: no checkpoint yet"
             console.say(f"Interrupted at step {trainer.global_step}; the same command {then}.")

@@ -2,7 +2,10 @@
 
 A run that is killed resumes from `last.ckpt` exactly: the file holds everything that later steps or the result depend
 on. Lightning saves weights, optimizer, schedule and loops; the task its random state, curve and the position in the
-batches; callbacks and loggers their state.
+batches; callbacks their state. An ensemble has the `last.ckpt` of its first run's folder until it ends.
+
+The other files hold weights alone, of each run: `best.ckpt`, `weights/<step>.ckpt` of the evaluations to average,
+which are removed at the end, and `checkpoints/<step>.ckpt`, which stay.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -27,28 +30,19 @@ from speechformer.runs.folder import HISTORY, LAST, PREVIOUS, WEIGHTS
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import read_checkpoint
 
+if TYPE_CHECKING:
+    from speechformer.training.fit import Run
+
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at an interval, and weights alone: `best.ckpt`, those to average, and those of the history.
+    """Writes the checkpoints of some runs, and keeps the rows of their `metrics.csv` in `last.ckpt`.
 
-    `weights/<step>.ckpt` are averaged at the end and removed; `checkpoints/<step>.ckpt` stay.
-
-    Args:
-        monitor: the metric that decides which evaluation is best.
-        every: steps between writes of `last.ckpt`.
-        keep: how many of the last evaluations' weights to keep.
-        keep_every: steps between checkpoints of the history, from step 0 on; None: no history.
-
-    Attributes: `best` (the metric) and `best_step`, None before the first evaluation.
+    Lightning's `ModelCheckpoint` would not do: it forgets the best evaluation if the folder is moved, passes over an
+    evaluation outside `fit`, and saves between a step and the evaluation that belongs to it.
     """
 
-    def __init__(
-        self, directory: Path, monitor: str, every: int, keep: int = 0, keep_every: int | None = None
-    ) -> None:
-        self.directory, self.monitor, self.every, self.keep = directory, monitor, every, keep
-        self.keep_every = keep_every
-        self.best: float | None = None
-        self.best_step: int | None = None
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs, self.config = runs, runs[0].config
         self.saved_at = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -67,52 +61,49 @@ class Checkpoints(Checkpoint):
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        # every device uses the first one's metric, because the last bits of theirs may differ
-        metric = trainer.strategy.broadcast(pl_module.compute_metrics()[self.monitor])
-        better = self.best is None or (metric > self.best if pl_module.mode == "max" else metric < self.best)
-        better |= pl_module.later_if_equal and metric == self.best
-        if math.isfinite(metric) and better:
-            self.best, self.best_step = metric, trainer.global_step
-            trainer.save_checkpoint(self.directory / "best.ckpt", weights_only=True)
-        if self.keep:
-            self.save_weights(trainer, pl_module)
+        if trainer.sanity_checking:
+            return
+        for run in self.runs if trainer.is_global_zero else ():
+            if run.task.diverged_at is None:
+                if run.best[1] == trainer.global_step:
+                    run.save_weights("best.ckpt")
+                if run.averaged > 1:
+                    self.keep_weights(run, trainer.global_step)
         if trainer.state.fn == "fit":
             self.save_last(trainer)
 
-    def save_weights(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Write the weights of this evaluation, and remove those that are no longer among the last `keep`."""
+    def keep_weights(self, run: Run, step: int) -> None:
+        """Write the weights of this evaluation, and remove those that are no longer among the last `averaged`."""
+        run.save_weights(f"{WEIGHTS}/{step}.ckpt")
         # by the curve, so that a resumed run keeps the same files
-        first = min(int(point["step"]) for point in pl_module.curve[-self.keep :])
-        (self.directory / WEIGHTS).mkdir(exist_ok=True)
-        trainer.save_checkpoint(self.directory / WEIGHTS / f"{trainer.global_step}.ckpt", weights_only=True)
-        if trainer.is_global_zero:
-            for file in (self.directory / WEIGHTS).glob("*.ckpt"):
-                if file.stem.isdecimal() and int(file.stem) < first:
-                    file.unlink(missing_ok=True)
+        first = min(int(point["step"]) for point in run.task.curve[-run.averaged :])
+        for file in (run.folder.path / WEIGHTS).glob("*.ckpt"):
+            if file.stem.isdecimal() and int(file.stem) < first:
+                file.unlink(missing_ok=True)
 
     def save_history(self, trainer: pl.Trainer) -> None:
-        """Write the weights of this step if it is a multiple of `keep_every`. A resumed run writes the same again."""
-        if self.keep_every is not None and trainer.global_step % self.keep_every == 0:
-            (self.directory / HISTORY).mkdir(exist_ok=True)
-            trainer.save_checkpoint(self.directory / HISTORY / f"{trainer.global_step}.ckpt", weights_only=True)
+        """Write the weights at a multiple of `keep_every_n_steps`. A resumed run writes the same again."""
+        every = self.config["keep_every_n_steps"]
+        if every is not None and trainer.global_step % every == 0 and trainer.is_global_zero:
+            for run in self.runs:
+                run.save_weights(f"{HISTORY}/{trainer.global_step}.ckpt")
 
     def save_last(self, trainer: pl.Trainer) -> None:
-        """Write `last.ckpt` if a multiple of `every` steps has passed since the last write."""
-        step = trainer.global_step
-        if is_stepped(trainer) and step // self.every > self.saved_at // self.every:
+        """Write `last.ckpt` if a multiple of `checkpoint_every` steps has passed since the last write."""
+        step, every = trainer.global_step, self.config["checkpoint_every"]
+        if is_stepped(trainer) and step // every > self.saved_at // every:
             self.saved_at = step
-            trainer.save_checkpoint(self.directory / LAST)
+            trainer.save_checkpoint(self.runs[0].folder.path / LAST)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_step": self.best_step, "saved_at": self.saved_at}
+        for run in self.runs if self.runs[0].folder.writes else ():
+            run.loggers.flush()
+        return {"saved_at": self.saved_at, "rows": [run.loggers.csv.rows for run in self.runs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
-        if self.best is not None and not (type(self.best) is float and type(self.best_step) is int):
-            raise ValueError("its best metric is no number")
-        if self.best is not None and not (self.directory / "best.ckpt").is_file():
-            raise ValueError("best.ckpt, which belongs to it, is missing")
         self.saved_at = state_dict["saved_at"]
+        for run, rows in zip(self.runs, state_dict["rows"], strict=True):
+            run.loggers.csv.rows = [{**row} for row in rows]
 
 
 def is_stepped(trainer: pl.Trainer) -> bool:
@@ -125,17 +116,35 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoints that are written atomically and read with `weights_only=True`."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        try:
-            with atomic_write(Path(path)) as file:
-                torch.save(checkpoint, file)
-                if Path(path).name == LAST and Path(path).exists():
-                    keep_previous(Path(path))
-        except RuntimeError as error:  # torch reports a full disk so
-            reason = "the file could not be written to its end, perhaps because the disk is full"
-            raise OSError(errno.EIO, reason, str(path)) from error
+        save(checkpoint, Path(path))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> Any:
         return read_checkpoint(Path(path))
+
+
+def save(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint atomically; the `last.ckpt` before becomes `previous.ckpt`."""
+    path.parent.mkdir(exist_ok=True)
+    try:
+        with atomic_write(path) as file:
+            torch.save(checkpoint, file)
+            if path.name == LAST and path.exists():
+                keep_previous(path)
+    except RuntimeError as error:  # torch reports a full disk so
+        reason = "the file could not be written to its end, perhaps because the disk is full"
+        raise OSError(errno.EIO, reason, str(path)) from error
+
+
+def save_weights(task: Task, path: Path, step: int) -> None:
+    """Write the weights of a task and what rebuilds it, as Lightning's `load_from_checkpoint` reads it."""
+    checkpoint = {
+        "task": task.name,
+        "global_step": step,
+        "pytorch-lightning_version": pl.__version__,
+        "hyper_parameters": dict(task.hparams),
+        "state_dict": {name: tensor.clone() for name, tensor in task.state_dict().items()},  # of an ensemble: views
+    }
+    save(checkpoint, path)
 
 
 def keep_previous(path: Path) -> None:
@@ -148,6 +157,19 @@ def keep_previous(path: Path) -> None:
         os.replace(path, previous)
 
 
+def best_of(curve: Sequence[dict[str, float]], metric: str, task: Task) -> tuple[float | None, int | None]:
+    """Return the best value of a metric on a curve, and its step; None if no value is finite."""
+    best, best_step = None, None
+    for point in curve:
+        value = point.get(metric, math.nan)
+        if not math.isfinite(value):
+            continue
+        better = best is None or (value > best if task.mode == "max" else value < best)
+        if better or (task.later_if_equal and value == best):
+            best, best_step = value, int(point["step"])
+    return best, best_step
+
+
 def average(files: Sequence[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of some checkpoints, as a `state_dict`. Vaswani et al. 2017, section 6.1."""
     states = [read_checkpoint(file)["state_dict"] for file in files]
@@ -157,29 +179,30 @@ def average(files: Sequence[Path]) -> dict[str, Tensor]:
     }
 
 
-def load_chosen_weights(task: Task, directory: Path, averaged: int) -> None:
-    """Load the weights to test: those of `best.ckpt`, or the mean of the last `averaged` evaluations'.
+def load_chosen_weights(run: Run) -> None:
+    """Load the weights to test: those of `best.ckpt`, or the mean of the last evaluations'.
 
     Raises:
         UserError: the file cannot be read.
     """
-    path = directory / ("best.ckpt" if averaged == 1 else "average.ckpt")
-    if averaged > 1:
-        steps = list(dict.fromkeys(int(point["step"]) for point in task.curve))[-averaged:]
-        files = [directory / WEIGHTS / f"{step}.ckpt" for step in steps]
+    path = run.folder.path / ("best.ckpt" if run.averaged == 1 else "average.ckpt")
+    if run.averaged > 1:
+        steps = list(dict.fromkeys(int(point["step"]) for point in run.task.curve))[-run.averaged :]
+        files = [run.folder.path / WEIGHTS / f"{step}.ckpt" for step in steps]
         if not path.exists() or all(file.exists() for file in files):
-            task.load_state_dict(average(files))
-            task.trainer.save_checkpoint(path, weights_only=True)
+            run.task.load_state_dict(average(files))
+            if run.folder.writes:
+                run.save_weights(path.name)
             return
     try:  # an average.ckpt is of this run, whose result was lost
-        task.load_state_dict(read_checkpoint(path)["state_dict"])
+        run.task.load_state_dict(read_checkpoint(path)["state_dict"])
     except (UserError, RuntimeError) as error:
         raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 
 
-def resumable(task: Task, directory: Path) -> Path | None:
-    """Return the checkpoint of `task` to resume from, the last that is not damaged; None if there is none."""
-    shapes = {name: tensor.shape for name, tensor in task.state_dict().items()}
+def resumable(module: pl.LightningModule, directory: Path) -> tuple[Path | None, int | None]:
+    """Return the last checkpoint of a module that is not damaged, to resume from, and its step; None without one."""
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for path in (directory / LAST, directory / PREVIOUS):
         if not path.exists():
             continue
@@ -187,12 +210,13 @@ def resumable(task: Task, directory: Path) -> Path | None:
             checkpoint = read_checkpoint(path)
             saved_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
             (optimizer,) = checkpoint["optimizer_states"]
-            if saved_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
-                return path
+            is_ours = checkpoint.get("identities") == getattr(module, "identities", None)  # of an ensemble's runs
+            if is_ours and saved_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
+                return path, int(checkpoint["global_step"])
             reason = f"{path} is not a checkpoint of this run."
         except UserError as error:
             reason = str(error)
         except (KeyError, ValueError, TypeError, AttributeError):
             reason = f"{path} is not a checkpoint of this run."
         console.say(f"{reason} The run goes back to an earlier checkpoint, or to its beginning.")
-    return None
+    return None, None

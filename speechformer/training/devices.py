@@ -20,6 +20,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from speechformer import console
+from speechformer.config import count_devices
+from speechformer.errors import UserError
+from speechformer.runs.rank import local_rank
 
 
 def lease_folder() -> Path:
@@ -93,8 +96,7 @@ def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
     """
     import torch
 
-    wanted, before = config["trainer"]["devices"], torch.get_num_threads()
-    processes = len(wanted) if isinstance(wanted, list) else int(wanted)
+    processes, before = count_devices(config["trainer"]["devices"]), torch.get_num_threads()
     number = config["threads"] or owner.get("threads") or max(1, all_threads() // processes)
     torch.set_num_threads(number)
     if processes > 1:  # otherwise Lightning divides the cores by itself
@@ -103,3 +105,44 @@ def threads(config: dict[str, Any], owner: dict[str, Any]) -> Iterator[int]:
         yield number
     finally:
         torch.set_num_threads(before)
+
+
+def check_processes(arguments: dict[str, Any]) -> None:
+    """Require that a run on the CPU starts no more processes than there are cores; two may try it on one core.
+
+    Raises:
+        UserError: `trainer.devices` is higher.
+    """
+    import torch
+
+    accelerator = arguments["accelerator"]
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
+    if on_cpu and count_devices(arguments["devices"]) > max(2, cores()):
+        raise UserError(
+            f"trainer.devices={arguments['devices']} would start as many processes, and this machine lends "
+            f"{cores()} cores. One device is the fastest on a CPU: omit trainer.devices."
+        )
+
+
+@contextlib.contextmanager
+def lease_devices(arguments: dict[str, Any], threads: int, launcher: str | None) -> Iterator[Any]:
+    """Lock the devices that a run with `trainer.*` arguments uses, for as long as it uses them.
+
+    Yields:
+        Lightning's `devices`: one free GPU where any one is asked for, otherwise what the config names.
+    """
+    import torch
+
+    wanted = arguments["devices"]
+    with contextlib.ExitStack() as leases:
+        if arguments["accelerator"] in ("gpu", "cuda", "auto") and torch.cuda.is_available():
+            names = gpu_names()
+            if wanted in (1, "1"):
+                wanted = [leases.enter_context(lease(names))]
+            elif local_rank() == 0:  # the first process of a machine locks them for all
+                several = wanted if isinstance(wanted, list) else range(int(wanted))
+                for index in sorted(several):  # in order, so that no two runs wait for each other
+                    leases.enter_context(lease(names[index : index + 1] or names))
+        elif launcher == "submitit_local":  # it starts all jobs at once
+            leases.enter_context(lease(cpu_slots(threads)))
+        yield wanted

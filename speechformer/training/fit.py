@@ -1,6 +1,6 @@
-"""Train and evaluate one run: from a config, a corpus and a folder to a result.
+"""Train and evaluate: from configs, a corpus and folders to results. One run, or the runs of an ensemble.
 
-data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen checkpoint  ->  result
+data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen weights  ->  results
 """
 
 from __future__ import annotations
@@ -10,121 +10,267 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hydra
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from speechformer import console
-from speechformer.config import count_devices
+from speechformer.config import count_devices, value_of
 from speechformer.errors import UserError, one_sentence
+from speechformer.kernels.dispatch import compile_blocks
+from speechformer.models.stack import count_parameters
 from speechformer.runs import identity
-from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
+from speechformer.runs.folder import LAST, TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
-from speechformer.tasks.registry import build_data
+from speechformer.tasks.optim import has_amx
+from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training import devices
-from speechformer.training.build import Run, build_trainer, compile_for, lease_devices, warn_of_slow_precision
-from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress
-from speechformer.training.checkpoints import load_chosen_weights, resumable
-from speechformer.training.memory import SIGNS, peak_bytes, reset_peak
-from speechformer.training.trackers import closed_at_failure
+from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress, progress_bars
+from speechformer.training.checkpoints import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    best_of,
+    load_chosen_weights,
+    resumable,
+    save_weights,
+)
+from speechformer.training.ensemble import Ensemble, EnsembleData
+from speechformer.training.loggers import RunLoggers
+from speechformer.training.pictures import Pictures
+from speechformer.training.runtime import check_memory, lacks_memory, peak_bytes, reset_peak
+
+NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
+
+
+class Environment(LightningEnvironment):
+    """Lightning's environment, which ignores NODE_RANK unless `num_nodes` > 1."""
+
+    def node_rank(self) -> int:
+        return node_rank()
+
+
+class NoProfiler(PassThroughProfiler):
+    """A profiler that costs nothing: Lightning enters its profiler a hundred times in a step."""
+
+    NOTHING = contextlib.nullcontext()
+
+    def profile(self, action_name: str) -> Any:
+        return self.NOTHING
+
+
+class Run:
+    """A run under way: config, folder, data, task.
+
+    Attributes: `monitor`, the metric that chooses the best evaluation; `averaged`, of how many evaluations the
+    weights are averaged; `metrics`, the final ones; `loggers` and `trainer`, once there are any.
+    """
+
+    loggers: RunLoggers
+    trainer: pl.Trainer
+
+    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
+        self.config, self.folder, self.data = config, folder, data
+        pl.seed_everything(config["seed"], workers=True, verbose=False)
+        self.task = TASKS[config["task"]["name"]].from_config(config, data)
+        self.task.attach(data)
+        self.averaged = config["task"].get("average_checkpoints", 1)
+        self.monitor = self.task.metric_name(data.chosen_on)
+        self.metrics: dict[str, float | None] = {}
+        self.parameters = count_parameters(self.task.model)
+
+    @property
+    def best(self) -> tuple[float | None, int | None]:
+        """The metric of the best evaluation, and its step."""
+        return best_of(self.task.curve, self.monitor, self.task)
+
+    @property
+    def steps(self) -> int:
+        """The steps that the run has done."""
+        return self.task.diverged_at or self.trainer.global_step
+
+    def save_weights(self, name: str) -> None:
+        """Write the weights into a file of the run's folder."""
+        save_weights(self.task, self.folder.path / name, self.steps)
+
+    def open(self, threads: int, ensemble_size: int, resumes: bool) -> None:
+        """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
+        self.folder.remove_outputs(keep_results=resumes)
+        tokenizer = self.folder.path / TOKENIZER
+        self.data.tokenizer.save(tokenizer)
+        self.folder.owner |= {"threads": threads, "ensemble": ensemble_size > 1}
+        self.folder.owner |= {"tokenizer_sha256": sha256(tokenizer)}
+        if self.loggers.tracker is not None:
+            self.loggers.tracker.open(self.loggers.csv.rows)
+            console.say(self.loggers.tracker.about)
+        self.folder.report_progress()
 
 
 def fit(
-    config: dict[str, Any],
+    members: Sequence[tuple[dict[str, Any], RunFolder]],
     corpus: Any,
-    folder: RunFolder,
     launcher: str | None,
     start: float,
     on_evaluation: OnEvaluation | None = None,
-) -> dict[str, Any]:
-    """Train, evaluate and test one run. It resumes from the folder's `last.ckpt`, if there is one.
+) -> list[dict[str, Any]]:
+    """Train, evaluate and test one run, or several as an ensemble. It resumes from `last.ckpt`, if there is one.
 
     Args:
-        config: the resolved config as plain data.
-        folder: the run's folder, which this process owns.
+        members: the resolved config as plain data, and the folder, which this process owns, of each run.
         launcher, on_evaluation: as for `execute`.
+        start: when the process began with it, by `time.perf_counter`.
 
     Returns:
-        The content of `result.json`.
+        The content of each `result.json`.
 
     Raises:
         UserError: the config or the corpus asks for something impossible.
     """
+    config, folder = members[0]
     rank = node_rank() * count_devices(config["trainer"]["devices"]) + local_rank()
-    with devices.threads(config, folder.owner) as threads:
-        run = Run(config, folder, build_data(config, corpus))
-        run.data.limit_length(run.task.model.max_length)
+    with devices.threads(config, folder.owner) as threads, contextlib.ExitStack() as stack:
+        data = build_data(config, corpus)
+        check_memory(config, data.vocab_size)
+        runs = [build_run(*member, data, len(members) > 1) for member in members]
+        data.limit_length(runs[0].task.model.max_length)
+        module, source = (runs[0].task, data) if len(runs) == 1 else ensemble_of(runs)
         if rank:
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()
-        with lease_devices(config["trainer"], threads, launcher) as device:
-            timer = PhaseTimer(start + time.perf_counter() - waiting)
-            checkpoint = resumable(run.task, folder.path)
-            progress = Progress(folder, on_evaluation)
-            callbacks = [run.logger, timer, progress, *run.callbacks]
-            trainer = build_trainer(config, folder.path, device, callbacks=callbacks, logger=run.logger)
-            compile_for(trainer, run.task, config["compile"])
-            with closed_at_failure(run.tracker):
-                if not rank:
-                    prepare_folder(run, threads, resumes=checkpoint is not None)
-                    announce(run, trainer.strategy.root_device, resumes=checkpoint is not None)
-                train_and_evaluate(run, trainer, timer, checkpoint)
+        device = stack.enter_context(devices.lease_devices(config["trainer"], threads, launcher))
+        timer = PhaseTimer(start + time.perf_counter() - waiting)
+
+        checkpoint, step = resumable(module, folder.path)
+        for run in runs:
+            run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, step and step + 1)
+            stack.enter_context(closed_at_failure(run))
+        callbacks = [timer, Progress(runs, on_evaluation), Pictures(runs), Checkpoints(runs), *progress_bars()]
+        trainer = build_trainer(config, folder.path, device, callbacks, runs)
+        for run in runs:
+            run.trainer = trainer
+            if not rank:
+                run.open(threads, len(runs), resumes=checkpoint is not None)
+        if not rank:
+            announce(runs, trainer.strategy.root_device, resumes=checkpoint is not None)
+
+        train(runs, module, source, trainer, checkpoint, timer)
+        test(runs, module, source, trainer)
         timer.enter("evaluation")
-        result = make_result(run, timer.seconds, describe_machine(trainer))
-        conclude(run, result)
-    return result
+        results = [make_result(run, timer.seconds, describe_machine(trainer, len(runs))) for run in runs]
+        for run, result in zip(runs, results):
+            conclude(run, result)
+    return results
 
 
-def prepare_folder(run: Run, threads: int, resumes: bool) -> None:
-    """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
-    run.folder.remove_outputs(keep_results=resumes)
-    tokenizer = run.folder.path / TOKENIZER
-    run.data.tokenizer.save(tokenizer)
-    run.folder.owner |= {"threads": threads, "tokenizer_sha256": sha256(tokenizer)}
-    if run.tracker is not None:
-        run.tracker.open()
-    run.folder.report_progress()
+def build_run(config: dict[str, Any], folder: RunFolder, data: Any, is_member: bool) -> Run:
+    """Return a run; a member of an ensemble goes on drawing the random numbers that it would draw alone."""
+    run = Run(config, folder, data)
+    if is_member:
+        run.task.generator = torch.Generator()
+        run.task.generator.set_state(torch.get_rng_state())
+    return run
 
 
-def announce(run: Run, device: torch.device, resumes: bool) -> None:
+def ensemble_of(runs: Sequence[Run]) -> tuple[Ensemble, EnsembleData]:
+    """Return the module and the data of several runs that train as one."""
+    return Ensemble(runs), EnsembleData(runs[0].data, [run.config["seed"] for run in runs])
+
+
+def build_trainer(
+    config: dict[str, Any], folder: Path, device: Any, callbacks: list[pl.Callback], runs: Sequence[Run] = ()
+) -> pl.Trainer:
+    """Return Lightning's Trainer for a config. It logs to the loggers of a single run; an ensemble logs by itself.
+
+    Raises:
+        UserError: Lightning does not accept an argument or value of `trainer.*`.
+    """
+    arguments = {**config["trainer"], "devices": device}
+    devices.check_processes(arguments)
+    arguments["profiler"] = arguments.get("profiler") or NoProfiler()
+    if config["eval_interval"] is not None:
+        batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
+        arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
+    defaults = {
+        "enable_progress_bar": any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks),
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    try:
+        more = [hydra.utils.instantiate(callback) for callback in arguments.pop("callbacks", None) or ()]
+        return pl.Trainer(
+            default_root_dir=folder,
+            # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
+            plugins=[AtomicCheckpointIO(), Environment()],
+            logger=runs[0].loggers.all if len(runs) == 1 else False,
+            callbacks=[*callbacks, *more],
+            **{**defaults, **arguments},
+        )
+    except Exception as error:  # a bad value raises almost any
+        remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU."
+        remedy *= "gpu backend" in str(error)
+        raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
+
+
+def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
     """Print the corpus, the parameters and the folder of a run that begins, and warn if its precision may be slow."""
-    console.say(run.data.corpus_line())
-    console.say(console.parameters_line(run.parameters))
-    console.say(f"Folder: {run.folder.path}")
-    if run.tracker is not None:
-        console.say(run.tracker.about)
+    console.say(runs[0].data.corpus_line())
+    console.say(console.parameters_line(runs[0].parameters))
+    more = f" and {len(runs) - 1} more, in an ensemble" if len(runs) > 1 else ""
+    console.say(f"Folder: {runs[0].folder.path}{more}")
     if resumes:
         console.say("The run was interrupted; it resumes from its last checkpoint.")
-    warn_of_slow_precision(str(run.config["trainer"]["precision"]), device)
+    precision = str(runs[0].config["trainer"]["precision"])
+    if device.type == "cpu" and precision.startswith("bf16") and has_amx() is False:
+        console.warn(
+            f"trainer.precision={precision} may be slower than 32-true on this CPU, because it has no AMX. "
+            "Compare with trainer.precision=32-true."
+        )
 
 
-def train_and_evaluate(run: Run, trainer: pl.Trainer, timer: PhaseTimer, checkpoint: Any) -> None:
-    """Train, evaluate the last step, and test the chosen weights; the metrics go into `run.metrics`."""
-    task, data = run.task, run.data
+def train(
+    runs: Sequence[Run], module: Any, source: Any, trainer: pl.Trainer, checkpoint: Path | None, timer: PhaseTimer
+) -> None:
+    """Train to the last step, evaluate it wherever the interval ends, and write `last.ckpt`."""
+    config = runs[0].config
+    if config["compile"] is not None:
+        compile_blocks(module, config["compile"], trainer.strategy.root_device, trainer.accumulate_grad_batches)
     reset_peak(trainer.strategy.root_device)
     with resuming(checkpoint, timer):
-        trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+        trainer.fit(module, datamodule=source, ckpt_path=checkpoint)
     timer.enter("evaluation")
-    sound = not task.diverged()
-    if sound and (not task.curve or task.curve[-1]["step"] != trainer.global_step):
-        trainer.validate(task, datamodule=data, verbose=False)  # the last step, wherever the interval ends
-    trainer.save_checkpoint(run.folder.path / "last.ckpt")
-    if not sound:
-        return
-    add_last_evaluation(run)
-    if data.chosen_on == "validation":
-        if run.checkpoints.best is None:
-            return
-        load_chosen_weights(task, run.folder.path, run.averaged)
-        trainer.test(task, datamodule=data, verbose=False)
-    elif (extra := data.extra_dataloader()) is not None:  # the rest was measured at the last step
-        trainer.test(task, extra, verbose=False)
+    sound = [run for run in runs if not run.task.diverged()]
+    if any(not run.task.curve or run.task.curve[-1]["step"] != trainer.global_step for run in sound):
+        trainer.validate(module, datamodule=source, verbose=False)
+    if isinstance(module, Ensemble):
+        module.tie()  # Lightning has moved it back from its device
+        for run in runs:
+            run.save_weights(LAST)
     else:
-        return
-    run.metrics |= task.compute_metrics()
+        trainer.save_checkpoint(runs[0].folder.path / LAST)
+
+
+def test(runs: Sequence[Run], module: Any, source: Any, trainer: pl.Trainer) -> None:
+    """Test the chosen weights of each run that has not diverged; the metrics go into `run.metrics`."""
+    data, extra, tested = runs[0].data, None, []
+    for run in runs:
+        if run.task.diverged():
+            continue
+        last = {name: value for name, value in run.task.curve[-1].items() if name != "step"}
+        run.metrics |= data.reference_metrics() | last
+        if data.chosen_on == "validation" and run.best[0] is not None:
+            load_chosen_weights(run)
+            tested.append(run)
+    if data.chosen_on != "validation" and (extra := data.extra_dataloader()) is not None:
+        tested = [run for run in runs if run.metrics]  # the rest was measured at the last step
+    if tested:
+        trainer.test(module, extra, datamodule=None if extra else source, verbose=False)
+    for run in tested:
+        run.metrics |= run.task.metrics
 
 
 @contextlib.contextmanager
@@ -132,10 +278,10 @@ def resuming(checkpoint: Path | None, timer: PhaseTimer) -> Iterator[None]:
     """Blame the checkpoint for an exception before the first step after it."""
     try:
         yield
-    except (UserError, OSError, MemoryError):
+    except (UserError, OSError):
         raise
     except Exception as error:
-        if checkpoint is None or timer.stepped or any(sign in str(error) for sign in SIGNS):
+        if checkpoint is None or timer.stepped or lacks_memory(error):
             raise
         raise UserError(
             f"{checkpoint} is not as speechformer writes it ({one_sentence(error) or type(error).__name__}). Remove "
@@ -143,13 +289,7 @@ def resuming(checkpoint: Path | None, timer: PhaseTimer) -> Iterator[None]:
         ) from error
 
 
-def add_last_evaluation(run: Run) -> None:
-    """Add to a run's metrics those that need no model, and those of its last evaluation."""
-    run.metrics |= run.data.reference_metrics()
-    run.metrics |= {name: value for name, value in run.task.curve[-1].items() if name != "step"}
-
-
-def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
+def describe_machine(trainer: pl.Trainer, ensemble_size: int) -> dict[str, Any]:
     """Return the machine and devices of a run, as plain data."""
     device = trainer.strategy.root_device
     return {
@@ -158,23 +298,22 @@ def describe_machine(trainer: pl.Trainer) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "ensemble_size": 1,
-        "peak_bytes": peak_bytes(device),
+        "ensemble_size": ensemble_size,
+        "peak_bytes": peak_bytes(device) if ensemble_size == 1 else None,
     }
 
 
 def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a run that came to its end, and write its artifacts."""
-    config, task, metrics, owner, saved = run.config, run.task, run.metrics, run.folder.owner, run.checkpoints
+    config, task, metrics, owner, (best, best_step) = run.config, run.task, run.metrics, run.folder.owner, run.best
     diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
-    best = {"metric": saved.monitor, "value": saved.best, "step": saved.best_step, "chosen_on": run.data.chosen_on}
-    run.logger.save()
+    run.loggers.flush()
     result = {
         "status": "diverged" if diverged else "finished",
         "task": task.name,
         "metrics": metrics,
-        "report": task.report(metrics),
-        "best": best,
+        "report": task.view.report(metrics),
+        "best": {"metric": run.monitor, "value": best, "step": best_step, "chosen_on": run.data.chosen_on},
         "curve": task.curve,
         "parameters": run.parameters,
         "corpus": run.data.description,
@@ -183,7 +322,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         "identity": owner["identity"],
         "numerics": identity.NUMERICS_VERSION,
         "seed": config["seed"],
-        "steps": task.trainer.global_step,
+        "steps": run.steps,
         "attempts": owner["attempts"],
         "tokenizer_sha256": owner.get("tokenizer_sha256"),
         "seconds": sum(seconds.values()),
@@ -197,7 +336,7 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
         with warning_only("further files of the task"):
             result |= task.write_artifacts(run.folder.path)
     if metrics:
-        result["summary"] = [list(row) for row in task.summary(result)]
+        result["summary"] = [list(row) for row in task.view.summary(result)]
     if task.diverged_at is not None:
         result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
     elif diverged:
@@ -206,19 +345,42 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
 
 
 def conclude(run: Run, result: dict[str, Any]) -> None:
-    """Write the result of a run, and after it what only shows it: final metrics of the logger, the summary."""
+    """Write the result of a run, and after it what only shows it: final metrics of the loggers, the summary."""
     run.folder.finish(result)
     constant = run.data.reference_metrics()
     values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
     final: dict[str, Any] = {f"metrics_final/{name}": value for name, value in values.items()}
-    with warning_only("TensorBoard's table of hyperparameters"):
-        for tensorboard in run.logger.tensorboards:
-            tensorboard.log_hyperparams(run.hyperparameters, final)
-        run.logger.finalize("success")
-    if run.tracker is not None:
-        run.tracker.close(result["status"] == "finished", final)
+    if run.loggers.tensorboard is not None:
+        with warning_only("TensorBoard's table of hyperparameters"):
+            shown = hyperparameters(run.config, run.folder.overrides or ())
+            run.loggers.tensorboard.log_hyperparams(shown, final)
+            run.loggers.tensorboard.save()
+    if run.loggers.tracker is not None:
+        run.loggers.tracker.close(result["status"] == "finished", final)
     if run.folder.writes:
         console.say(console.summary(result))
+
+
+def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what TensorBoard's table shows of a config: what most people vary, and what the command line sets."""
+    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
+    for override in overrides:
+        key, _, text = override.lstrip("+~").partition("=")
+        if not key.startswith(NOT_SHOWN):
+            value = value_of(config, key)
+            shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
+    return shown
+
+
+@contextlib.contextmanager
+def closed_at_failure(run: Run) -> Iterator[None]:
+    """End the tracking service's run as failed if the block raises."""
+    try:
+        yield
+    except BaseException:
+        if run.loggers.tracker is not None:
+            run.loggers.tracker.close(False, {})
+        raise
 
 
 @contextlib.contextmanager

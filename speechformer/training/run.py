@@ -1,4 +1,4 @@
-"""Execute one run: check the config, read the corpus, own the folder, train, and write the result.
+"""Execute a run, or several as an ensemble: check the config, read the corpus, own the folder, train, write results.
 
 Heavy imports stand inside functions, so that a run that has ended, or that another process works on, is answered at
 once.
@@ -19,7 +19,15 @@ from speechformer import console
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
-from speechformer.runs.folder import HISTORY, RunFolder, check_is_ours, check_kinds, own
+from speechformer.runs.folder import (
+    HISTORY,
+    ForeignError,
+    OccupiedError,
+    RunFolder,
+    check_is_ours,
+    check_kinds,
+    own,
+)
 from speechformer.runs.rank import check_machines, is_first, node_rank
 from speechformer.training import devices, runtime
 
@@ -71,9 +79,40 @@ def execute(
             with environment():
                 from speechformer.training.fit import fit
 
-                result = fit(config, corpus, folder, launcher, start, on_evaluation)
+                (result,) = fit([(config, folder)], corpus, launcher, start, on_evaluation)
         warn_of_absent_checkpoints(config, directory, result)
         return result
+
+
+def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> list[Path]:
+    """Execute runs that `sweeps.launcher.group_jobs` has grouped as one ensemble, those that have not begun alone.
+
+    Args:
+        jobs: config, folder and overrides of each run.
+
+    Returns:
+        The folders of the runs that have a result now; none if fewer than two are left.
+    """
+    start, members = time.perf_counter(), []
+    with contextlib.ExitStack() as owned:
+        for cfg, directory, overrides in jobs:
+            config = as_plain(cfg)
+            logger = [config.pop(name) for name in ("force", "logger")][1]
+            corpus = load(config)
+            fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
+            with contextlib.suppress(ForeignError, OccupiedError):  # then it runs alone
+                folder = owned.enter_context(own(directory, config, fingerprint, overrides, wait=False))
+                if folder.result is None and (not folder.previous or folder.previous.get("ensemble")):
+                    folder.logger = logger
+                    members.append((config, folder))
+        if len(members) < 2:
+            return []
+        for config, folder in members:
+            folder.begin(config, devices.share_of_threads())
+        from speechformer.training.fit import fit
+
+        fit(members, corpus, None, start)
+    return [folder.path for _, folder in members]
 
 
 @contextlib.contextmanager

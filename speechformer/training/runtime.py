@@ -1,4 +1,4 @@
-"""The process around a run: its memory management, and what libraries print.
+"""The process around a run: its memory management, what libraries print, and failed allocations.
 
 The commands change their own process (`process_set_up`). A notebook that calls `speechformer.fit` gets its settings
 back (`isolated`).
@@ -16,6 +16,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speechformer.errors import UserError, one_sentence
+
+if TYPE_CHECKING:
+    import torch
 
 LIGHTNING = ("lightning.pytorch", "lightning.fabric")
 IGNORED_WARNINGS = (
@@ -26,6 +33,13 @@ IGNORED_WARNINGS = (
     ".*sync_dist=True.*",  # every device evaluates everything, so there is nothing to reduce
     "The `srun` command is available on your system but is not used",  # launchers handle SLURM
 )
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "integer multiplication overflow",
+)  # torch's
+SMALLER = "make width, ff, layers, vocab_size, block_size or batch_size smaller"
 
 
 @functools.cache
@@ -107,3 +121,67 @@ def isolated() -> Iterator[None]:
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an exception says that an allocation failed."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn a failed allocation, and what Lightning rejects when training begins, into a `UserError`."""
+    try:
+        yield
+    except Exception as error:
+        if lacks_memory(error):
+            reason = one_sentence(error)[:200]
+            raise UserError(f"There is not enough memory; {SMALLER}. {reason}".strip()) from error
+        if type(error).__name__ != "MisconfigurationException":  # Lightning's; it takes seconds to import
+            raise
+        raise UserError(f"trainer: {one_sentence(error)}") from error
+
+
+def check_memory(config: dict[str, Any], vocab_size: int) -> None:
+    """Require memory for the weights of a model, their gradients, and the optimizer's state, by a rough count.
+
+    Raises:
+        UserError: the machine, or the GPU, has less than they need.
+    """
+    import torch
+
+    width, layers = config["width"], config["layers"] * (4 * config["width"] + 2 * config["ff"])
+    needed = 16 * width * (layers + vocab_size + config["block_size"])  # four numbers of four bytes each
+    if config["trainer"]["accelerator"] != "cpu" and torch.cuda.is_available():
+        available = torch.cuda.get_device_properties(0).total_memory
+    else:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
+    if needed > available:
+        raise UserError(
+            f"The model needs about {needed / 2**30:,.0f} GiB for its weights, gradients and the optimizer's state, "
+            f"and there are {available / 2**30:,.0f} GiB; {SMALLER}."
+        )
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak_bytes` count from now on, where the system can."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: VmHWM
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the most memory that this process had, or on a GPU that its tensors had; None where nothing tells."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")  # Linux; `ru_maxrss` would begin with the peak of the parent process
+    if not status.exists():
+        return None
+    words = status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()
+    return 1024 * int(words[0]) if words else None

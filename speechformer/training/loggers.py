@@ -1,0 +1,260 @@
+"""What a run logs, and where: `metrics.csv` always, and what `logger=` names.
+
+TensorBoard and the tracking services are Lightning's loggers. A resumed run logs the steps after its checkpoint
+again. TensorBoard drops what it had of them (`purge_step`), `metrics.csv` is written from rows that the checkpoint
+holds, and the services get the same values once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from speechformer import console
+from speechformer.corpora.files import write_file
+from speechformer.errors import UserError, one_sentence, pick
+from speechformer.runs.folder import RunFolder
+
+# TensorBoard opens on the first group of charts: the task's main metrics
+TRAINING = ("train_loss", "lr", "gradient_norm", "weight_norm")
+
+
+class MetricsFile(Logger):
+    """`metrics.csv`: a row for each call, kept in `rows` and written atomically."""
+
+    name, version = "csv", ""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.rows = path, list[dict[str, float]]()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.rows.append({"step": int(step or 0), **metrics})
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: `config.yaml` has them."""
+
+    def save(self) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, sorted({name for row in self.rows for name in row}))
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_file(self.path, text.getvalue().encode())
+
+
+class TensorBoard(TensorBoardLogger):
+    """Lightning's TensorBoard logger in the run's folder, with metrics in groups of charts.
+
+    Args:
+        charts: the task's, title -> regular expression of metrics. These stand in the group `metrics`, which comes
+            first, others in `metrics_more`.
+        first_step: the first step that this attempt logs; None for all.
+    """
+
+    def __init__(self, folder: Path, charts: Mapping[str, str], first_step: int | None) -> None:
+        super().__init__(folder, name="", version="tensorboard", default_hp_metric=False, purge_step=first_step)
+        self.charts, self.main = dict(charts), re.compile("|".join(charts.values()))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:  # type: ignore[override]
+        super().log_metrics({self.tag(name): value for name, value in metrics.items()}, step)
+
+    def tag(self, name: str) -> str:
+        """Return the name of a metric with its group."""
+        if name.startswith("attention_entropy"):
+            return f"training_{name}"
+        group = "training" if name in TRAINING else "metrics" if self.main.fullmatch(name) else "metrics_more"
+        return f"{group}/{name}"
+
+    def lay_out(self) -> None:
+        """Define the page of custom scalars: the task's charts, and those of the training."""
+        charts = {
+            "Metrics": {title: rf"metrics/({pattern})" for title, pattern in self.charts.items()},
+            "Training": {name.replace("_", " "): f"training/{name}" for name in TRAINING},
+            "Attention": {"entropy of each head, in nats": r"training_attention_entropy.*/.+"},
+        }
+        pages = {
+            page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in shown.items()}
+            for page, shown in charts.items()
+        }
+        self.experiment.add_custom_scalars(pages)
+
+    def log_picture(self, name: str, picture: Image.Image, step: int) -> None:
+        """Log an image, compressed at a fifth of the time that `add_image` takes."""
+        png = io.BytesIO()
+        picture.quantize(64, method=Image.Quantize.FASTOCTREE).save(png, "PNG", compress_level=3)
+        width, height = picture.size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png.getvalue())
+        self.experiment.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+
+class Tracker(Logger):
+    """A tracking service's logger, without which a run goes on if the service fails after the start.
+
+    Args:
+        settings: the config group `logger`.
+        folder: the run's, whose `run.json` knows the service's run of an earlier attempt.
+        config: of the run, for the service to show.
+
+    Attributes: `logger`, None before `open` and after `close` or a failure; `about`, a line for the console.
+    """
+
+    version = about = ""
+    logger: Logger | None = None
+
+    def __init__(self, settings: dict[str, Any], folder: RunFolder, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.settings, self.folder, self.config = settings, folder, config
+
+    @property
+    def name(self) -> str:
+        return self.settings["name"]
+
+    def open(self, rows: list[dict[str, float]]) -> None:
+        """Continue the service's run of an earlier attempt, or start one with the rows logged so far.
+
+        Raises:
+            UserError: the library is missing, or the service rejects the run.
+        """
+        if importlib.util.find_spec(self.name) is None:
+            raise UserError(f"logger={self.name} needs the library {self.name}: pip install {self.name}")
+        before = self.folder.previous.get("tracker") or {}
+        previous = before.get("id") if before.get("name") == self.name else None
+        try:
+            self.logger, continues, self.about = TRACKERS[self.name](self.settings, self.folder.path.name, previous)
+            if not continues:
+                self.logger.log_hyperparams(self.config)
+                for row in rows:
+                    self.log_metrics({name: row[name] for name in row if name != "step"}, int(row["step"]))
+            identifier = self.logger.version
+        except Exception as error:
+            reason = one_sentence(error).rstrip(".") or type(error).__name__
+            raise UserError(f"logger={self.name} cannot start a run: {reason}.") from error
+        self.folder.owner["tracker"] = {"name": self.name, "id": identifier}
+
+    @contextlib.contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Turn the first exception into a warning, and log nothing more."""
+        try:
+            yield
+        except Exception as error:
+            self.logger = None
+            reason = one_sentence(error).rstrip(".") or type(error).__name__
+            console.warn(f"Warning: logger={self.name} failed, and the run goes on without it: {reason}.")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if self.logger is not None:  # of a run on several devices, in the first process
+            with self.tolerated():
+                self.logger.log_metrics({**metrics}, step)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: `open` has logged the config."""
+
+    def close(self, succeeded: bool, final: dict[str, float]) -> None:
+        """Log the final metrics, and end the service's run."""
+        if self.logger is not None:
+            with self.tolerated():
+                self.logger.log_metrics(final)
+                self.logger.finalize("success" if succeeded else "failed")
+                if isinstance(self.logger, WandbLogger):  # which leaves it to the end of the process
+                    self.logger.experiment.finish(exit_code=int(not succeeded))
+            self.logger = None
+
+
+Opened = tuple[Logger, bool, str]  # the logger, whether it continues the previous run, a line for the console
+
+
+def open_wandb(settings: dict[str, Any], name: str, previous: str | None) -> Opened:
+    """Return the logger of a W&B run. Offline W&B cannot continue a run."""
+    offline = settings["offline"] or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
+    continues = previous is not None and not offline
+    logger = WandbLogger(
+        name=name,
+        project=settings["project"],
+        entity=settings["entity"],
+        mode="offline" if offline else None,
+        id=previous if continues else None,
+        resume="allow" if continues else None,
+        save_dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B keeps that of its first run
+        reinit="create_new",  # an ensemble logs several runs at once
+        settings={"console": "off"},
+    )
+    about = f"W&B: {logger.experiment.url or logger.experiment.settings.sync_dir}"
+    if previous is not None and offline:
+        about += f", a new run instead of {previous}, because W&B cannot continue a run offline"
+    return logger, continues, about
+
+
+class Mlflow(MLFlowLogger):
+    """Lightning's MLflow logger, with names that MLflow accepts: each other sign becomes its code point."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        signs = re.compile(r"[^\w/. -]", re.ASCII)
+        named = {signs.sub(lambda match: f"-{ord(match[0]):x}-", name): value for name, value in metrics.items()}
+        super().log_metrics(named, step)
+
+
+def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Opened:
+    """Return the logger of an MLflow run; a previous one that was deleted is not continued."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    for module in ("alembic", "mlflow.store.db.utils"):  # they report each step of making a database
+        logging.getLogger(module).setLevel(logging.WARNING)
+    default = f"sqlite:///{Path('mlflow.db').resolve()}"  # MLflow would remember a relative one
+    uri = settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default
+    client, continues = MlflowClient(uri), False
+    with contextlib.suppress(MlflowException):  # it exists, perhaps since a moment ago
+        client.create_experiment(settings["experiment"])
+    if previous is not None:
+        with contextlib.suppress(MlflowException):
+            client.update_run(previous, status="RUNNING")
+            continues = True
+    logger = Mlflow(settings["experiment"], name, uri, run_id=previous if continues else None)
+    return logger, continues, f"MLflow: run {logger.run_id} in {uri}"
+
+
+TRACKERS = {"wandb": open_wandb, "mlflow": open_mlflow}
+
+
+class RunLoggers:
+    """The loggers of a run: `csv`, and `tensorboard` or a `tracker` if `logger=` names one.
+
+    Args:
+        charts: those of the task's view.
+        first_step: the first step that a resumed attempt logs; None for a run that begins.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: dict[str, Any], charts: Mapping[str, str], first_step: int | None
+    ) -> None:
+        name = folder.logger["name"]
+        pick({"csv": None, "tensorboard": None, **TRACKERS}, name, "logger")
+        self.csv = MetricsFile(folder.path / "metrics.csv")
+        self.tensorboard = TensorBoard(folder.path, charts, first_step) if name == "tensorboard" else None
+        self.tracker = Tracker(folder.logger, folder, config) if name in TRACKERS else None
+        self.all: list[Logger] = [
+            logger for logger in (self.tensorboard, self.csv, self.tracker) if logger is not None
+        ]
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log metrics of a step everywhere."""
+        for logger in self.all:
+            logger.log_metrics({**metrics}, step)
+
+    def flush(self) -> None:
+        """Write what has been logged, so that a killed run that resumes has it."""
+        self.csv.save()
+        if self.tensorboard is not None:
+            self.tensorboard.experiment.flush()
