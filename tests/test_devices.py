@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from speechformer.errors import UserError
 from speechformer.training import devices
-from speechformer.training.build import check_processes, lease_devices
+from speechformer.training.devices import check_processes, lease_devices
 
 CONTEXT = multiprocessing.get_context("fork")
 

@@ -28,8 +28,7 @@ from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import TextSize
 from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
-from speechformer.tasks.language_model import LanguageModel
-from speechformer.tasks.perplexity import per_unit
+from speechformer.tasks.language_model import LanguageModel, per_unit
 from speechformer.tasks.registry import build_data
 
 TEXT = {

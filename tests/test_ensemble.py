@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from conftest import TINY, compose
 
 from speechformer.analysis.load import load
 from speechformer.runs import folder as runs
+from speechformer.training.ensemble import Ensemble
 from speechformer.training.run import execute, execute_ensemble
 
 EXACT = ["trainer.precision=64-true"]
@@ -67,7 +69,8 @@ def check(one: Path, alone: Path, within: float) -> None:
     for name in ("last.ckpt", "best.ckpt"):
         if (alone / name).exists():
             checkpoints = [torch.load(directory / name, weights_only=True) for directory in (one, alone)]
-            close(*checkpoints, within)
+            for key in ("task", "global_step", "hyper_parameters", "state_dict"):
+                close(*(checkpoint[key] for checkpoint in checkpoints), within)
     predictions = [[path.read_text() for path in directory.glob("predictions.tsv")] for directory in (one, alone)]
     assert predictions[0] == predictions[1] and len(predictions[0]) == (results[1]["task"] == "classify")
     rows = [(directory / "metrics.csv").read_text().splitlines() for directory in (one, alone)]
@@ -89,7 +92,7 @@ LM = "task=lm trainer.max_steps=12 eval_interval=5 keep_every_n_steps=8"
 )
 def test_a_member_is_the_run_alone(words: str, members: list[str], little: Path, tmp_path: Path) -> None:
     """Seeds, patterns, positions and learning rates at once; double precision, so that rounding does not hide a
-    difference: within 1e-9 after all steps, checkpoints and the state of the optimiser included."""
+    difference: within 1e-9 after all steps, checkpoints included."""
     shared = [*(own(little)[3:] if "corpus=stories" in words else own(little)), *EXACT, *words.split()]
     different = ["model=alibi seed=0", "model=rope seed=7 recipe.lr=3e-3", "model=alibi model.scale=2 pattern=window"]
     if members:
@@ -122,14 +125,16 @@ def test_all_that_diverge_end_the_training(little: Path, tmp_path: Path) -> None
         assert result["status"] == "diverged" and result["steps"] < 100
 
 
-def test_a_member_that_was_interrupted_goes_on_alone(
-    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_ensemble_that_was_interrupted_goes_on(
+    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Oracle: the run that nothing interrupted."""
-    from speechformer.training.ensemble import Ensemble
+    """Oracle: the ensemble that nothing interrupted, to the bit; a member alone begins anew."""
+    base = [*own(little), "task=lm", "trainer.max_steps=14", "recipe=cosine", "recipe.warmup_steps=2"]
+    members = [f"seed={k}" for k in range(3)]
 
-    base = [*own(little), *EXACT, "task=lm", "trainer.max_steps=14"]
-    jobs = [(compose(*base, f"seed={k}"), tmp_path / f"one{k}", [f"seed={k}"]) for k in range(2)]
+    def jobs(place: str) -> list[Any]:
+        return [(compose(*base, word), tmp_path / place / str(k), [word]) for k, word in enumerate(members)]
+
     losses = Ensemble.losses
 
     def interrupted(self: Ensemble, batch: Any) -> torch.Tensor:
@@ -137,19 +142,29 @@ def test_a_member_that_was_interrupted_goes_on_alone(
             raise KeyboardInterrupt
         return losses(self, batch)
 
+    execute_ensemble(jobs("whole"))
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Ensemble, "losses", interrupted)
-        execute_ensemble(jobs)
-    assert not (tmp_path / "one0" / runs.RESULT).exists()
-    assert torch.load(tmp_path / "one0" / "last.ckpt", weights_only=True)["global_step"] == 10
-    assert execute_ensemble(jobs) == []  # those that have begun are left to go on alone
-    cfg, directory, words = jobs[0]
-    execute(cfg, directory, words)
-    execute(compose(*base, "seed=0"), tmp_path / "alone", words)
-    states = [torch.load(folder / "last.ckpt", weights_only=True) for folder in (directory, tmp_path / "alone")]
-    # Lightning reads a checkpoint in single precision, whatever that of the run
-    close(states[0]["state_dict"], states[1]["state_dict"], 1e-6)
-    close(runs.read_result(directory)["metrics"], runs.read_result(tmp_path / "alone")["metrics"], 1e-5)
+        execute_ensemble(jobs("killed"))
+    assert not (tmp_path / "killed" / "0" / runs.RESULT).exists()
+    shutil.copytree(tmp_path / "killed", tmp_path / "other")
+    capsys.readouterr()
+    assert execute_ensemble(jobs("killed")) == [tmp_path / "killed" / str(k) for k in range(3)]
+    assert "resumes from its last checkpoint" in capsys.readouterr().out
+    for k in range(3):
+        results = [runs.read_result(tmp_path / place / str(k)) for place in ("killed", "whole")]
+        assert [results[0][name] for name in ("metrics", "curve", "best")] == [
+            results[1][name] for name in ("metrics", "curve", "best")
+        ]
+        states = [torch.load(tmp_path / p / str(k) / "last.ckpt", weights_only=True) for p in ("killed", "whole")]
+        assert all(torch.equal(x, states[1]["state_dict"][name]) for name, x in states[0]["state_dict"].items())
+        assert (tmp_path / "killed" / str(k) / "metrics.csv").read_text() == (
+            tmp_path / "whole" / str(k) / "metrics.csv"
+        ).read_text()
+    cfg, directory, words = jobs("other")[0]
+    assert execute(cfg, directory, words)["status"] == "finished"
+    assert "last.ckpt is not a checkpoint of this run" in capsys.readouterr().out
+    assert execute_ensemble(jobs("other")) == [tmp_path / "other" / str(k) for k in (1, 2)]
 
 
 def test_what_was_trained_as_one_is_used_like_any_run(little: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     metrics, run = result["metrics"], load(tmp_path)
     name = next(iter(result["corpus"]["counts"]["tests"]))
     data = build_data(result["config"], load_corpus(result["config"]))
-    ids, mixed = data.streams["test", name], run.task.mixture
+    ids, mixed = data.streams["test", name], run.task.counts
     logs = []
     for start in range(0, len(ids) - 1, 32):
         inputs = ids[start : min(start + 32, len(ids) - 1)]

@@ -61,11 +61,12 @@ def translation(seed: int = 0) -> Translate:
 
 def evaluate(task: Any, parts: dict) -> dict[str, float]:
     task.eval()
-    task.on_validation_epoch_start()
+    task.begin_evaluation()
     with torch.no_grad():
         for batch in EvaluationBatches(parts):
             task.validation_step(batch)
-    return task.compute_metrics()
+    task.end_evaluation()
+    return task.metrics
 
 
 def test_perplexity_is_torchmetrics_perplexity() -> None:
@@ -136,14 +137,13 @@ def test_loss_in_chunks_is_the_loss_at_once(rows: int, smoothing: float) -> None
 
 def test_training_loss_is_the_loss_of_the_next_token() -> None:
     task = language_model().eval()
-    task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
     ids = torch.randint(2, 50, (4, 21))
     by_hand = [
         -task.model(ids[b : b + 1, : t + 1])[0, -1].log_softmax(-1)[ids[b, t + 1]]
         for b in range(4)
         for t in range(20)
     ]
-    torch.testing.assert_close(task.training_step({"ids": ids}, 0), torch.stack(by_hand).mean())
+    torch.testing.assert_close(task.training_loss({"ids": ids}), torch.stack(by_hand).mean())
     assert task.tokens == 80
 
 
@@ -258,10 +258,9 @@ def test_a_translations_loss_counts_every_target_token_once_and_no_padding() -> 
     expected = torch.cat(losses).mean()
     sides = (pad_sequence([torch.tensor(ids) for ids in side], batch_first=True) for side in zip(*pairs))
     batch: dict[str, Any] = dict(zip(("source", "target"), sides))
-    task.track_loss = lambda loss, batch, batch_idx: loss  # type: ignore[method-assign]
-    torch.testing.assert_close(task.training_step(batch, 0), expected)
+    torch.testing.assert_close(task.training_loss(batch), expected)
     assert int(task.tokens) == 6 + 6
-    task.on_validation_epoch_start()
+    task.begin_evaluation()
     task.evaluate_batch({"part": "validation", **batch})
     assert task.compute_metrics()["validation_perplexity"] == pytest.approx(expected.exp().item(), rel=1e-5)
 
@@ -289,37 +288,37 @@ def test_every_task_is_complete(name: str) -> None:
     examples = data.examples()
     assert all(len(example.ids) == len(kind.inputs) for example in examples) and kind.output and kind.purpose
     task.eval()
-    task.on_validation_epoch_start()
+    task.begin_evaluation()
     with torch.no_grad():
         for batch in data.test_dataloader() if name != "translate" else ():
             task.evaluate_batch(batch)
-        described = list(task.describe_examples(examples, data.tokenizer))
+        described = list(task.view.describe_examples(examples, data.tokenizer))
     assert all(title and text for title, text in described)
     metrics = data.reference_metrics() | task.compute_metrics()
-    report = task.report(metrics)
+    report = task.view.report(metrics)
     assert report["metric"] == task.metric_name("test") and set(report["columns"]) <= set(metrics)
     assert name == "translate" or report["columns"][0] == report["metric"]
     result = {"metrics": metrics, "corpus": data.description, "config": config}
-    assert len({len(row) for row in task.summary(result)}) == 1
-    assert set(task.progress_columns(metrics)) <= set(metrics)
+    assert len({len(row) for row in task.view.summary(result)}) == 1
+    assert set(task.view.progress_columns(metrics)) <= set(metrics)
     assert "Corpus" in data.corpus_line() and data.limit_length(None) is None
 
 
 def test_the_report_shows_what_there_is_in_the_order_of_the_speakers() -> None:
     metrics = {"test_accuracy": 0.9, "test_accuracy_in_train": 1.0, "test_accuracy_not_in_train": 0.5}
-    report = classifier().report({"train_accuracy": 1.0, **metrics})
+    report = classifier().view.report({"train_accuracy": 1.0, **metrics})
     assert report["columns"] == [*metrics, "train_accuracy"]
     assert report["compare"] == ["test_accuracy", "test_accuracy_not_in_train"] and report["higher_is_better"]
-    report = classifier().report({**metrics, "test_accuracy_in_train": None})  # no test sentence is in train
+    report = classifier().view.report({**metrics, "test_accuracy_in_train": None})  # no test sentence is in train
     assert report["columns"] == report["compare"] == ["test_accuracy"]
     task = language_model()
     task.speakers = ["b", "a"]
     perplexities = [f"test_perplexity_{name}" for name in ("mean", "b", "a", "c")]
     metrics = dict.fromkeys(sorted(perplexities), 1.0)
-    assert task.report(metrics)["columns"] == perplexities and not task.report(metrics)["higher_is_better"]
+    assert task.view.report(metrics)["columns"] == perplexities and not task.view.report(metrics)["higher_is_better"]
     metrics |= {"test_known_perplexity_mean": 1.0, "test_unknown_rate_mean": 0.0}
-    assert len(task.report(metrics)["columns"]) == 4  # no word is unknown
-    assert len(task.report({**metrics, "test_unknown_rate_mean": 0.02})["columns"]) == 6
+    assert len(task.view.report(metrics)["columns"]) == 4  # no word is unknown
+    assert len(task.view.report({**metrics, "test_unknown_rate_mean": 0.02})["columns"]) == 6
 
 
 def test_balanced_classes_have_the_loss_of_adjusted_logits() -> None:

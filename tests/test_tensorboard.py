@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
+from speechformer.tasks.classify import Classify
 from speechformer.tasks.registry import build_data
+from speechformer.training.pictures import Pictures
 from speechformer.training.run import execute
-from speechformer.training.tensorboard import TensorBoardCallback
 
 OWN = ["corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=2", "trainer.log_every_n_steps=2"]
 
@@ -73,15 +73,22 @@ def test_the_entropy_of_each_head_is_that_of_the_maps(run: Path, words: list[str
 
 
 def test_maps_and_texts_come_with_the_first_few_evaluations_and_the_last(
-    run: Path, words: list[str], tmp_path: Path
+    run: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a run that goes on: TensorBoard's files begin anew, and what was shown is written again."""
-    folder = shutil.copytree(run, tmp_path / "again")
-    shutil.rmtree(folder / "tensorboard")
-    (folder / "result.json").unlink()
+    """Also of a run that was killed after its second evaluation, and goes on."""
+    folder = tmp_path / "again"
+    evaluated = [int(point["step"]) for point in read_result(run)["curve"]]
+
+    def killed(self: Classify, batch: Any, loss: Any = Classify.training_loss) -> torch.Tensor:
+        if self.global_step == evaluated[1] + 1:
+            raise KeyError("killed")
+        return loss(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(Classify, "training_loss", killed)
+        execute(compose(*words, "trainer.max_epochs=5", "checkpoint_every=1"), folder)
     execute(compose(*words, "trainer.max_epochs=5"), folder)
     assert read_result(folder)["metrics"] == read_result(run)["metrics"]
-    evaluated = [int(point["step"]) for point in read_result(run)["curve"]]
     expected = [evaluated[k - 1] for k in (1, 2, 4, 5)]
     for events in (events_of(run), events_of(folder)):
         pictures = events.Images("training_attention_maps/encoder")
@@ -116,7 +123,7 @@ def test_training_is_the_same_with_it_and_without(
     run: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hook in ("on_fit_start", "on_before_optimizer_step", "on_validation_end", "on_train_end"):
-        monkeypatch.delattr(TensorBoardCallback, hook)
+        monkeypatch.delattr(Pictures, hook)
     run_in(tmp_path, *words, "trainer.max_epochs=5")
     assert torch.equal(weights_of(run), weights_of(tmp_path))
     assert not any("entropy" in tag for tag in events_of(tmp_path).Tags()["scalars"])

@@ -76,7 +76,11 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
         LIMITS[ability],
         "The model is for experiments with attention. Its weights may hold sentences of its training set, and their "
         "license, if there is one.",
-        *(["The files hold the training text itself, whose words were counted."] if run.task.counts is not None else []),
+        *(
+            ["The files hold the training text itself, whose words were counted."]
+            if run.task.counts is not None
+            else []
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 

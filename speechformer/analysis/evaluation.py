@@ -89,7 +89,7 @@ def name_of(results: Sequence[dict[str, Any]]) -> int | str:
 
 
 def measure(runs: Sequence[TrainedRun], data: TaskData) -> dict[str, float | None]:
-    """Return the metrics of an ensemble on everything that is evaluated at the end of a run, by Lightning's `test`."""
+    """Return the metrics of an ensemble on all that is evaluated at the end of a run, by Lightning's `test`."""
     task, device = runs[0].task, runs[0].task.device
     data.limit_length(min((run.max_length for run in runs if run.max_length is not None), default=None))
     weights = {name: weight.clone() for name, weight in task.state_dict().items()}

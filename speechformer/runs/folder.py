@@ -286,7 +286,8 @@ class RunFolder:
 
     def remove_outputs(self, *, keep_results: bool) -> None:
         """Remove what an attempt left and the next one writes again; with `keep_results` what it does not resume."""
-        remove_matching(self.path / CURVES, EVENTS)
+        if not keep_results:
+            remove_matching(self.path / CURVES, EVENTS)
         remove_matching(self.path, PARTIAL)
         remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
         remove_matching(self.path / HISTORY, STEP_PARTIAL if keep_results else STEPS)

@@ -95,15 +95,16 @@ class Checkpoints(Checkpoint):
             self.saved_at = step
             trainer.save_checkpoint(self.runs[0].folder.path / LAST)
 
-    def state_dict(self) -> dict[str, Any]:
-        for run in self.runs if self.runs[0].folder.writes else ():
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rows"] = [run.loggers.csv.rows for run in self.runs]
+        for run in self.runs if trainer.is_global_zero else ():
             run.loggers.flush()
-        return {"saved_at": self.saved_at, "rows": [run.loggers.csv.rows for run in self.runs]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"saved_at": self.saved_at}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.saved_at = state_dict["saved_at"]
-        for run, rows in zip(self.runs, state_dict["rows"], strict=True):
-            run.loggers.csv.rows = [{**row} for row in rows]
 
 
 def is_stepped(trainer: pl.Trainer) -> bool:
@@ -200,8 +201,8 @@ def load_chosen_weights(run: Run) -> None:
         raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 
 
-def resumable(module: pl.LightningModule, directory: Path) -> tuple[Path | None, int | None]:
-    """Return the last checkpoint of a module that is not damaged, to resume from, and its step; None without one."""
+def resumable(module: pl.LightningModule, directory: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Return the last checkpoint of a module that is not damaged, to resume from, and its content; None and {}."""
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for path in (directory / LAST, directory / PREVIOUS):
         if not path.exists():
@@ -211,12 +212,15 @@ def resumable(module: pl.LightningModule, directory: Path) -> tuple[Path | None,
             saved_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
             (optimizer,) = checkpoint["optimizer_states"]
             is_ours = checkpoint.get("identities") == getattr(module, "identities", None)  # of an ensemble's runs
-            if is_ours and saved_shapes == shapes and optimizer["param_groups"] and checkpoint["loops"]["fit_loop"]:
-                return path, int(checkpoint["global_step"])
+            has_parts = (
+                optimizer["param_groups"] and checkpoint["loops"]["fit_loop"] and checkpoint["global_step"] >= 0
+            )
+            if is_ours and saved_shapes == shapes and has_parts:
+                return path, checkpoint
             reason = f"{path} is not a checkpoint of this run."
         except UserError as error:
             reason = str(error)
         except (KeyError, ValueError, TypeError, AttributeError):
             reason = f"{path} is not a checkpoint of this run."
         console.say(f"{reason} The run goes back to an earlier checkpoint, or to its beginning.")
-    return None, None
+    return None, {}

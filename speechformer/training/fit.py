@@ -145,9 +145,9 @@ def fit(
         device = stack.enter_context(devices.lease_devices(config["trainer"], threads, launcher))
         timer = PhaseTimer(start + time.perf_counter() - waiting)
 
-        checkpoint, step = resumable(module, folder.path)
-        for run in runs:
-            run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, step and step + 1)
+        checkpoint, content = resumable(module, folder.path)
+        for run, rows in zip(runs, content.get("rows") or [[]] * len(runs), strict=True):
+            run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, rows, content.get("global_step"))
             stack.enter_context(closed_at_failure(run))
         callbacks = [timer, Progress(runs, on_evaluation), Pictures(runs), Checkpoints(runs), *progress_bars()]
         trainer = build_trainer(config, folder.path, device, callbacks, runs)
@@ -354,7 +354,7 @@ def conclude(run: Run, result: dict[str, Any]) -> None:
         with warning_only("TensorBoard's table of hyperparameters"):
             shown = hyperparameters(run.config, run.folder.overrides or ())
             run.loggers.tensorboard.log_hyperparams(shown, final)
-            run.loggers.tensorboard.save()
+            run.loggers.tensorboard.finalize("success")
     if run.loggers.tracker is not None:
         run.loggers.tracker.close(result["status"] == "finished", final)
     if run.folder.writes:

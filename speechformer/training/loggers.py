@@ -14,7 +14,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ class MetricsFile(Logger):
 
     name, version = "csv", ""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: Sequence[dict[str, float]]) -> None:
         super().__init__()
-        self.path, self.rows = path, list[dict[str, float]]()
+        self.path, self.rows = path, [*rows]
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.rows.append({"step": int(step or 0), **metrics})
@@ -72,6 +72,8 @@ class TensorBoard(TensorBoardLogger):
 
     def tag(self, name: str) -> str:
         """Return the name of a metric with its group."""
+        if name.startswith("metrics_final/"):  # of the table of hyperparameters
+            return name
         if name.startswith("attention_entropy"):
             return f"training_{name}"
         group = "training" if name in TRAINING else "metrics" if self.main.fullmatch(name) else "metrics_more"
@@ -196,13 +198,16 @@ def open_wandb(settings: dict[str, Any], name: str, previous: str | None) -> Ope
     return logger, continues, about
 
 
+def mlflow_name(name: str) -> str:
+    """Return a name that MLflow accepts: each letter outside ASCII and each sign becomes its code point."""
+    return re.sub(r"[^\w/. -]", lambda match: f"-{ord(match[0]):x}-", name, flags=re.ASCII)
+
+
 class Mlflow(MLFlowLogger):
-    """Lightning's MLflow logger, with names that MLflow accepts: each other sign becomes its code point."""
+    """Lightning's MLflow logger, with names that MLflow accepts."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        signs = re.compile(r"[^\w/. -]", re.ASCII)
-        named = {signs.sub(lambda match: f"-{ord(match[0]):x}-", name): value for name, value in metrics.items()}
-        super().log_metrics(named, step)
+        super().log_metrics({mlflow_name(name): value for name, value in metrics.items()}, step)
 
 
 def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Opened:
@@ -233,15 +238,22 @@ class RunLoggers:
 
     Args:
         charts: those of the task's view.
-        first_step: the first step that a resumed attempt logs; None for a run that begins.
+        rows: of `metrics.csv`, that an earlier attempt has logged.
+        step: of the checkpoint that a run resumes from; None for a run that begins.
     """
 
     def __init__(
-        self, folder: RunFolder, config: dict[str, Any], charts: Mapping[str, str], first_step: int | None
+        self,
+        folder: RunFolder,
+        config: dict[str, Any],
+        charts: Mapping[str, str],
+        rows: Sequence[dict[str, float]],
+        step: int | None,
     ) -> None:
         name = folder.logger["name"]
         pick({"csv": None, "tensorboard": None, **TRACKERS}, name, "logger")
-        self.csv = MetricsFile(folder.path / "metrics.csv")
+        self.csv = MetricsFile(folder.path / "metrics.csv", rows)
+        first_step = None if step is None else step + 1
         self.tensorboard = TensorBoard(folder.path, charts, first_step) if name == "tensorboard" else None
         self.tracker = Tracker(folder.logger, folder, config) if name in TRACKERS else None
         self.all: list[Logger] = [
