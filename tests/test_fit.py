@@ -33,7 +33,7 @@ from speechformer.tasks.language_model import LanguageModel
 from speechformer.tasks.probe import ProbeTask
 from speechformer.tasks.translate import Translate
 from speechformer.training import devices, runtime
-from speechformer.training.fit import hyperparameters
+from speechformer.training.results import hyperparameters
 from speechformer.training.run import execute
 
 LM = ["task=lm", "trainer.max_steps=9", "eval_interval=3", "recipe=cosine", "recipe.warmup_steps=2"]

@@ -33,6 +33,9 @@ from speechformer.tasks.unknown_words import UnknownWords
 from speechformer.tasks.view import View
 
 
+MORE_METRICS: dict[str, type[Metric]] = {}  # of torchmetrics for classes, measured on each split beside the accuracy
+
+
 class ClassifyView(View):
     """Accuracies with their intervals, those on leaked and other sentences, and each sentence's probabilities."""
 
@@ -80,7 +83,7 @@ class ClassifyView(View):
         leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
         if metrics.get("test_accuracy_in_train") is None:
             leaked = []  # no test sentence is in train, so the accuracy of the others is that of all
-        return ["test_accuracy", *leaked, "train_accuracy"]
+        return ["test_accuracy", *leaked, "train_accuracy", *(f"test_{name}" for name in MORE_METRICS)]
 
 
 class Classify(Task):
@@ -175,6 +178,10 @@ class Classify(Task):
         if "row" in batch and len(self.predicted):
             self.predicted[batch["row"].cpu()] = logits.argmax(dim=1).cpu()
         self.measured[f"{split}_accuracy"].update(logits, labels)
+        for name, metric_class in MORE_METRICS.items():
+            if f"{split}_{name}" not in self.measured:
+                self.measured[f"{split}_{name}"] = metric_class(len(self.classes)).to(self.device)
+            self.measured[f"{split}_{name}"].update(logits, labels)
         for name, chosen in groups_of(batch, self.classes).items():
             if chosen.any():
                 self.measured[f"{split}_accuracy_{name}"].update(logits[chosen], labels[chosen])

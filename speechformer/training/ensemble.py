@@ -196,13 +196,18 @@ class EnsembleData(pl.LightningDataModule):
     def __init__(self, data: Any, seeds: Sequence[int]) -> None:
         super().__init__()
         self.data, self.seeds = data, seeds
-        self.val_dataloader, self.test_dataloader = data.val_dataloader, data.test_dataloader
 
     def train_dataloader(self) -> EnsembleBatches:
         each = [copy.copy(self.data) for _ in self.seeds]
         for data, seed in zip(each, self.seeds):
             data.seed = seed
         return EnsembleBatches([data.train_dataloader() for data in each])
+
+    def val_dataloader(self) -> Any:
+        return self.data.val_dataloader()
+
+    def test_dataloader(self) -> Any:
+        return self.data.test_dataloader()
 
 
 class EnsembleBatches:

@@ -6,26 +6,19 @@ data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the c
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.profilers import PassThroughProfiler
 
 from speechformer import console
-from speechformer.config import count_devices, value_of
+from speechformer.config import count_devices
 from speechformer.errors import UserError, one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.models.stack import count_parameters
-from speechformer.runs import identity
 from speechformer.runs.folder import LAST, TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.optim import has_amx
@@ -33,7 +26,6 @@ from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training import devices
 from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress, progress_bars
 from speechformer.training.checkpoints import (
-    AtomicCheckpointIO,
     Checkpoints,
     best_of,
     load_chosen_weights,
@@ -43,25 +35,9 @@ from speechformer.training.checkpoints import (
 from speechformer.training.ensemble import Ensemble, EnsembleData
 from speechformer.training.loggers import RunLoggers
 from speechformer.training.pictures import Pictures
-from speechformer.training.runtime import check_memory, lacks_memory, peak_bytes, reset_peak
-
-NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
-
-
-class Environment(LightningEnvironment):
-    """Lightning's environment, which ignores NODE_RANK unless `num_nodes` > 1."""
-
-    def node_rank(self) -> int:
-        return node_rank()
-
-
-class NoProfiler(PassThroughProfiler):
-    """A profiler that costs nothing: Lightning enters its profiler a hundred times in a step."""
-
-    NOTHING = contextlib.nullcontext()
-
-    def profile(self, action_name: str) -> Any:
-        return self.NOTHING
+from speechformer.training.results import conclude, describe_machine, make_result
+from speechformer.training.runtime import check_memory, lacks_memory, reset_peak
+from speechformer.training.trainer import build_trainer
 
 
 class Run:
@@ -150,7 +126,8 @@ def fit(
             run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, rows, content.get("global_step"))
             stack.enter_context(closed_at_failure(run))
         callbacks = [timer, Progress(runs, on_evaluation), Pictures(runs), Checkpoints(runs), *progress_bars()]
-        trainer = build_trainer(config, folder.path, device, callbacks, runs)
+        loggers = runs[0].loggers.all if len(runs) == 1 else []  # an ensemble logs by itself
+        trainer = build_trainer(config, folder.path, device, callbacks, loggers)
         for run in runs:
             run.trainer = trainer
             if not rank:
@@ -179,41 +156,6 @@ def build_run(config: dict[str, Any], folder: RunFolder, data: Any, is_member: b
 def ensemble_of(runs: Sequence[Run]) -> tuple[Ensemble, EnsembleData]:
     """Return the module and the data of several runs that train as one."""
     return Ensemble(runs), EnsembleData(runs[0].data, [run.config["seed"] for run in runs])
-
-
-def build_trainer(
-    config: dict[str, Any], folder: Path, device: Any, callbacks: list[pl.Callback], runs: Sequence[Run] = ()
-) -> pl.Trainer:
-    """Return Lightning's Trainer for a config. It logs to the loggers of a single run; an ensemble logs by itself.
-
-    Raises:
-        UserError: Lightning does not accept an argument or value of `trainer.*`.
-    """
-    arguments = {**config["trainer"], "devices": device}
-    devices.check_processes(arguments)
-    arguments["profiler"] = arguments.get("profiler") or NoProfiler()
-    if config["eval_interval"] is not None:
-        batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
-        arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
-    defaults = {
-        "enable_progress_bar": any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks),
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
-    try:
-        more = [hydra.utils.instantiate(callback) for callback in arguments.pop("callbacks", None) or ()]
-        return pl.Trainer(
-            default_root_dir=folder,
-            # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
-            plugins=[AtomicCheckpointIO(), Environment()],
-            logger=runs[0].loggers.all if len(runs) == 1 else False,
-            callbacks=[*callbacks, *more],
-            **{**defaults, **arguments},
-        )
-    except Exception as error:  # a bad value raises almost any
-        remedy = " Omit machine=gpu or trainer.accelerator=gpu, or install a torch that sees the GPU."
-        remedy *= "gpu backend" in str(error)
-        raise UserError(f"trainer: {one_sentence(error) or type(error).__name__}{remedy}") from error
 
 
 def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
@@ -289,89 +231,6 @@ def resuming(checkpoint: Path | None, timer: PhaseTimer) -> Iterator[None]:
         ) from error
 
 
-def describe_machine(trainer: pl.Trainer, ensemble_size: int) -> dict[str, Any]:
-    """Return the machine and devices of a run, as plain data."""
-    device = trainer.strategy.root_device
-    return {
-        "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
-        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "ensemble_size": ensemble_size,
-        "peak_bytes": peak_bytes(device) if ensemble_size == 1 else None,
-    }
-
-
-def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a run that came to its end, and write its artifacts."""
-    config, task, metrics, owner, (best, best_step) = run.config, run.task, run.metrics, run.folder.owner, run.best
-    diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
-    run.loggers.flush()
-    result = {
-        "status": "diverged" if diverged else "finished",
-        "task": task.name,
-        "metrics": metrics,
-        "report": task.view.report(metrics),
-        "best": {"metric": run.monitor, "value": best, "step": best_step, "chosen_on": run.data.chosen_on},
-        "curve": task.curve,
-        "parameters": run.parameters,
-        "corpus": run.data.description,
-        "config": config,
-        "overrides": owner["overrides"],
-        "identity": owner["identity"],
-        "numerics": identity.NUMERICS_VERSION,
-        "seed": config["seed"],
-        "steps": run.steps,
-        "attempts": owner["attempts"],
-        "tokenizer_sha256": owner.get("tokenizer_sha256"),
-        "seconds": sum(seconds.values()),
-        "seconds_by_phase": dict(seconds),
-        "tokens_per_second": int(task.tokens) / max(seconds["training"], 1e-9),
-        "machine": machine,
-        "commit": identity.commit(),
-        "versions": identity.versions(),
-    }
-    if run.folder.writes:
-        with warning_only("further files of the task"):
-            result |= task.write_artifacts(run.folder.path)
-    if metrics:
-        result["summary"] = [list(row) for row in task.view.summary(result)]
-    if task.diverged_at is not None:
-        result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
-    elif diverged:
-        result["error"] = "Weights or metrics were NaN or infinite at the end."
-    return result
-
-
-def conclude(run: Run, result: dict[str, Any]) -> None:
-    """Write the result of a run, and after it what only shows it: final metrics of the loggers, the summary."""
-    run.folder.finish(result)
-    constant = run.data.reference_metrics()
-    values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
-    final: dict[str, Any] = {f"metrics_final/{name}": value for name, value in values.items()}
-    if run.loggers.tensorboard is not None:
-        with warning_only("TensorBoard's table of hyperparameters"):
-            shown = hyperparameters(run.config, run.folder.overrides or ())
-            run.loggers.tensorboard.log_hyperparams(shown, final)
-            run.loggers.tensorboard.finalize("success")
-    if run.loggers.tracker is not None:
-        run.loggers.tracker.close(result["status"] == "finished", final)
-    if run.folder.writes:
-        console.say(console.summary(result))
-
-
-def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what TensorBoard's table shows of a config: what most people vary, and what the command line sets."""
-    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
-    for override in overrides:
-        key, _, text = override.lstrip("+~").partition("=")
-        if not key.startswith(NOT_SHOWN):
-            value = value_of(config, key)
-            shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
-    return shown
-
-
 @contextlib.contextmanager
 def closed_at_failure(run: Run) -> Iterator[None]:
     """End the tracking service's run as failed if the block raises."""
@@ -381,12 +240,3 @@ def closed_at_failure(run: Run) -> Iterator[None]:
         if run.loggers.tracker is not None:
             run.loggers.tracker.close(False, {})
         raise
-
-
-@contextlib.contextmanager
-def warning_only(what: str) -> Iterator[None]:
-    """Turn an exception into a warning that `what` has failed."""
-    try:
-        yield
-    except Exception as error:
-        console.say(f"Warning: {what} could not be written: {one_sentence(error) or type(error).__name__}")

@@ -67,7 +67,7 @@ class TensorBoard(TensorBoardLogger):
         super().__init__(folder, name="", version="tensorboard", default_hp_metric=False, purge_step=first_step)
         self.charts, self.main = dict(charts), re.compile("|".join(charts.values()))
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({self.tag(name): value for name, value in metrics.items()}, step)
 
     def tag(self, name: str) -> str:

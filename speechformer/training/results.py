@@ -1,0 +1,116 @@
+"""The result of a run that came to its end: `result.json`, and what shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+
+from speechformer import console
+from speechformer.config import value_of
+from speechformer.errors import one_sentence
+from speechformer.runs import identity
+from speechformer.training.runtime import peak_bytes
+
+if TYPE_CHECKING:
+    from speechformer.training.fit import Run
+
+NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
+
+
+def describe_machine(trainer: pl.Trainer, ensemble_size: int) -> dict[str, Any]:
+    """Return the machine and devices of a run, as plain data."""
+    device = trainer.strategy.root_device
+    return {
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "ensemble_size": ensemble_size,
+        "peak_bytes": peak_bytes(device) if ensemble_size == 1 else None,
+    }
+
+
+def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a run that came to its end, and write its artifacts."""
+    config, task, metrics, owner, (best, best_step) = run.config, run.task, run.metrics, run.folder.owner, run.best
+    diverged = not metrics or not all(value is None or math.isfinite(value) for value in metrics.values())
+    run.loggers.flush()
+    result = {
+        "status": "diverged" if diverged else "finished",
+        "task": task.name,
+        "metrics": metrics,
+        "report": task.view.report(metrics),
+        "best": {"metric": run.monitor, "value": best, "step": best_step, "chosen_on": run.data.chosen_on},
+        "curve": task.curve,
+        "parameters": run.parameters,
+        "corpus": run.data.description,
+        "config": config,
+        "overrides": owner["overrides"],
+        "identity": owner["identity"],
+        "numerics": identity.NUMERICS_VERSION,
+        "seed": config["seed"],
+        "steps": run.steps,
+        "attempts": owner["attempts"],
+        "tokenizer_sha256": owner.get("tokenizer_sha256"),
+        "seconds": sum(seconds.values()),
+        "seconds_by_phase": dict(seconds),
+        "tokens_per_second": int(task.tokens) / max(seconds["training"], 1e-9),
+        "machine": machine,
+        "commit": identity.commit(),
+        "versions": identity.versions(),
+    }
+    if run.folder.writes:
+        with warning_only("further files of the task"):
+            result |= task.write_artifacts(run.folder.path)
+    if metrics:
+        result["summary"] = [list(row) for row in task.view.summary(result)]
+    if task.diverged_at is not None:
+        result["error"] = f"The loss was NaN or infinite at step {task.diverged_at}."
+    elif diverged:
+        result["error"] = "Weights or metrics were NaN or infinite at the end."
+    return result
+
+
+def conclude(run: Run, result: dict[str, Any]) -> None:
+    """Write the result of a run, and after it what only shows it: final metrics of the loggers, the summary."""
+    run.folder.finish(result)
+    constant = run.data.reference_metrics()
+    values = {name: value for name, value in run.metrics.items() if value not in (None, constant.get(name))}
+    final: dict[str, Any] = {f"metrics_final/{name}": value for name, value in values.items()}
+    if run.loggers.tensorboard is not None:
+        with warning_only("TensorBoard's table of hyperparameters"):
+            shown = hyperparameters(run.config, run.folder.overrides or ())
+            run.loggers.tensorboard.log_hyperparams(shown, final)
+            run.loggers.tensorboard.finalize("success")
+    if run.loggers.tracker is not None:
+        run.loggers.tracker.close(result["status"] == "finished", final)
+    if run.folder.writes:
+        console.say(console.summary(result))
+
+
+def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what TensorBoard's table shows of a config: what most people vary, and what the command line sets."""
+    shown = {"model": config["model"]["name"], "pattern": config["pattern"]["name"], "seed": config["seed"]}
+    for override in overrides:
+        key, _, text = override.lstrip("+~").partition("=")
+        if not key.startswith(NOT_SHOWN):
+            value = value_of(config, key)
+            shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
+    return shown
+
+
+@contextlib.contextmanager
+def warning_only(what: str) -> Iterator[None]:
+    """Turn an exception into a warning that `what` has failed."""
+    try:
+        yield
+    except Exception as error:
+        console.say(f"Warning: {what} could not be written: {one_sentence(error) or type(error).__name__}")
