@@ -70,7 +70,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("tasks/language_model.py", "ids[:, :-1], ids[:, 1:].flatten()", "ids[:, :-1], ids[:, :-1].flatten()", "tasks"),
     ("tasks/optim.py", "(step + 1) / warmup", "step / warmup", "tasks"),
     ("tasks/optim.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "tasks"),
-    ("tasks/perplexity.py", "loss / math.log(2) / size.bytes", "loss / size.bytes", "documents"),
+    ("tasks/language_model.py", "loss / math.log(2) / size.bytes", "loss / size.bytes", "documents"),
     ("generation/beam_search.py", "((5 + length) / 6)", "((6 + length) / 6)", "beam_search"),
     ("generation/sampling.py", "chosen[top_k:] = False", "chosen[top_k + 1:] = False", "sampling"),
     ("analysis/load.py", "if task.diverged():", "if False:", "load"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ from speechformer.tasks.unknown_words import UnknownWords
 from speechformer.tasks.view import View
 
 
-MORE_METRICS: dict[str, type[Metric]] = {}  # of torchmetrics for classes, measured on each split beside the accuracy
+MORE_METRICS: dict[str, Callable[[int], Metric]] = {}  # of torchmetrics for classes, measured on each split beside the accuracy
 
 
 class ClassifyView(View):
