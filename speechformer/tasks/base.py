@@ -181,6 +181,11 @@ class Task(pl.LightningModule):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: `optimizer_step` has cleared the gradients."""
 
+    def gradient_norms(self) -> list[float]:
+        """Return the norm of the gradients."""
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        return [float(nn.utils.get_total_norm(gradients))]
+
     # Evaluation: batches become metrics, once
 
     def metric_name(self, split: str) -> str:
@@ -317,18 +322,6 @@ class Task(pl.LightningModule):
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write further files of the run, and return further entries of its result."""
         return {}
-
-    # Many runs as one module: `training.ensemble`
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks that train in this module."""
-        return [self]
-
-    def gradient_norms(self) -> list[float]:
-        """Return the norm of the gradients of each of `tasks`."""
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        return [float(nn.utils.get_total_norm(gradients))]
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, Tensor | int]:
         """Return the mean loss of each of K `members` of an ensemble, [K], and the tokens that each trains on.

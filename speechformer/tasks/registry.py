@@ -14,6 +14,7 @@ import speechformer.tasks
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.pairs import Pairs
 from speechformer.corpora.speeches import Corpus
+from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.probes.registry import GeneratedRows
 from speechformer.tasks.base import Task
@@ -21,10 +22,11 @@ from speechformer.tasks.base import Task
 for module in pkgutil.iter_modules(speechformer.tasks.__path__):  # a task is a module of this folder
     importlib.import_module(f"speechformer.tasks.{module.name}")
 TASKS: dict[str, type[Task]] = {task.name: task for task in sorted(Task.__subclasses__(), key=lambda task: task.name)}
+AnyCorpus = Corpus | Pairs | Documents | GeneratedRows
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-def build_data(config: dict[str, Any], corpus: Corpus | Pairs | Documents | GeneratedRows) -> Any:
+def build_data(config: dict[str, Any], corpus: AnyCorpus) -> TaskData:
     """Return the LightningDataModule of a config's task."""
     data_class = TASKS[config["task"]["name"]].data_class(corpus)
     return data_class(corpus, **{key: config[key] for key in DATA_KEYS})

@@ -43,17 +43,17 @@ class PhaseTimer(pl.Callback):
         self.seconds[self.phase] += now - self.since
         self.phase, self.since = phase, now
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.enter("training")
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.stepped = True
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.interrupted = self.phase
         self.enter("evaluation")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.enter(self.interrupted)
 
     on_test_start, on_test_end = on_validation_start, on_validation_end
@@ -68,26 +68,26 @@ class PhaseTimer(pl.Callback):
 
 
 class Bar(TQDMProgressBar):
-    """Lightning's progress bar, with the loss."""
+    """Lightning's progress bar, with the mean loss of some runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: int) -> None:
         super().__init__(refresh_rate=10, leave=False)
-        self.loss = math.nan
+        self.runs, self.loss = runs, math.nan
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx % self.refresh_rate == 0:
-            self.loss = float(outputs["loss"]) / len(pl_module.tasks)
+            self.loss = float(outputs["loss"]) / self.runs
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
-    def get_metrics(self, trainer: pl.Trainer, pl_module: Any) -> dict[str, Any]:
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         return {"loss": f"{self.loss:.3f}"}
 
 
-def progress_bars() -> list[pl.Callback]:
+def progress_bars(runs: int) -> list[pl.Callback]:
     """Return a progress bar where somebody sees it; in a file it would be a thousand lines."""
-    return [Bar()] if sys.stdout.isatty() else []
+    return [Bar(runs)] if sys.stdout.isatty() else []
 
 
 class Progress(pl.Callback):
@@ -99,7 +99,7 @@ class Progress(pl.Callback):
         self.steps: int | None = None  # of the whole run
         self.columns: list[str] = []
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total, warmup = trainer.estimated_stepping_batches, self.runs[0].config["recipe"]["warmup_steps"]
         self.steps = int(total) if math.isfinite(total) else None
         if warmup >= total and trainer.is_global_zero:
@@ -118,7 +118,7 @@ class Progress(pl.Callback):
                 with contextlib.suppress(OSError):  # a lost update does not matter
                     run.folder.report_progress(step=trainer.global_step, steps=self.steps)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero or trainer.sanity_checking:
             return
         active = [run.task for run in self.runs if run.task.diverged_at is None]
@@ -132,10 +132,10 @@ class Progress(pl.Callback):
             cells = (console.format_metric(name, value).rjust(len(name)) for name, value in means.items())
             console.say(f"{trainer.global_step:7d}  " + "  ".join(cells))
         if self.on_evaluation is not None:
-            (task,) = pl_module.tasks
+            task = self.runs[0].task
             self.on_evaluation(trainer.global_step, task.metrics, task.metric_name("validation"))
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt) and trainer.is_global_zero:
             last = self.runs[0].folder.path / "last.ckpt"
             then = f"resumes from {last}" if last.exists() else "starts again: no checkpoint yet"

@@ -45,11 +45,11 @@ class Checkpoints(Checkpoint):
         self.runs, self.config = runs, runs[0].config
         self.saved_at = 0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.save_history(trainer)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if is_stepped(trainer):
             self.save_history(trainer)  # before last.ckpt: a run that resumes there has all of its history
@@ -60,7 +60,7 @@ class Checkpoints(Checkpoint):
         if not ends:
             self.save_last(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking:
             return
         for run in self.runs if trainer.is_global_zero else ():
@@ -95,7 +95,9 @@ class Checkpoints(Checkpoint):
             self.saved_at = step
             trainer.save_checkpoint(self.runs[0].folder.path / LAST)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["rows"] = [run.loggers.csv.rows for run in self.runs]
         for run in self.runs if trainer.is_global_zero else ():
             run.loggers.flush()

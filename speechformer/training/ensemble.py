@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.data.batches import Batch
+from speechformer.data.base import TaskData
+from speechformer.data.batches import Batch, EvaluationBatches
 from speechformer.models.ensemble import DropoutGenerators, stack_models
 from speechformer.tasks.base import ends_logged_step
 from speechformer.tasks.optim import build_optimizer
@@ -193,7 +194,7 @@ def scale_steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]
 class EnsembleData(pl.LightningDataModule):
     """The data of some runs, which differ only in the order of the training batches; `data` is that of the first."""
 
-    def __init__(self, data: Any, seeds: Sequence[int]) -> None:
+    def __init__(self, data: TaskData, seeds: Sequence[int]) -> None:
         super().__init__()
         self.data, self.seeds = data, seeds
 
@@ -203,10 +204,10 @@ class EnsembleData(pl.LightningDataModule):
             data.seed = seed
         return EnsembleBatches([data.train_dataloader() for data in each])
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self) -> EvaluationBatches:
         return self.data.val_dataloader()
 
-    def test_dataloader(self) -> Any:
+    def test_dataloader(self) -> EvaluationBatches:
         return self.data.test_dataloader()
 
 

@@ -16,13 +16,14 @@ import torch
 
 from speechformer import console
 from speechformer.config import count_devices
+from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.kernels.dispatch import compile_blocks
 from speechformer.models.stack import count_parameters
 from speechformer.runs.folder import LAST, TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.optim import has_amx
-from speechformer.tasks.registry import TASKS, build_data
+from speechformer.tasks.registry import TASKS, AnyCorpus, build_data
 from speechformer.training import devices
 from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress, progress_bars
 from speechformer.training.checkpoints import (
@@ -50,7 +51,7 @@ class Run:
     loggers: RunLoggers
     trainer: pl.Trainer
 
-    def __init__(self, config: dict[str, Any], folder: RunFolder, data: Any) -> None:
+    def __init__(self, config: dict[str, Any], folder: RunFolder, data: TaskData) -> None:
         self.config, self.folder, self.data = config, folder, data
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
@@ -89,7 +90,7 @@ class Run:
 
 def fit(
     members: Sequence[tuple[dict[str, Any], RunFolder]],
-    corpus: Any,
+    corpus: AnyCorpus,
     launcher: str | None,
     start: float,
     on_evaluation: OnEvaluation | None = None,
@@ -114,7 +115,8 @@ def fit(
         check_memory(config, data.vocab_size)
         runs = [build_run(*member, data, len(members) > 1) for member in members]
         data.limit_length(runs[0].task.model.max_length)
-        module, source = (runs[0].task, data) if len(runs) == 1 else ensemble_of(runs)
+        module: pl.LightningModule = runs[0].task if len(runs) == 1 else Ensemble(runs)
+        source = data if len(runs) == 1 else EnsembleData(data, [run.config["seed"] for run in runs])
         if rank:
             torch.manual_seed(config["seed"] + rank)  # so that each device drops out other elements
         waiting = time.perf_counter()
@@ -125,7 +127,13 @@ def fit(
         for run, rows in zip(runs, content.get("rows") or [[]] * len(runs), strict=True):
             run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, rows, content.get("global_step"))
             stack.enter_context(closed_at_failure(run))
-        callbacks = [timer, Progress(runs, on_evaluation), Pictures(runs), Checkpoints(runs), *progress_bars()]
+        callbacks = [
+            timer,
+            Progress(runs, on_evaluation),
+            Pictures(runs),
+            Checkpoints(runs),
+            *progress_bars(len(runs)),
+        ]
         loggers = runs[0].loggers.all if len(runs) == 1 else []  # an ensemble logs by itself
         trainer = build_trainer(config, folder.path, device, callbacks, loggers)
         for run in runs:
@@ -144,18 +152,13 @@ def fit(
     return results
 
 
-def build_run(config: dict[str, Any], folder: RunFolder, data: Any, is_member: bool) -> Run:
+def build_run(config: dict[str, Any], folder: RunFolder, data: TaskData, is_member: bool) -> Run:
     """Return a run; a member of an ensemble goes on drawing the random numbers that it would draw alone."""
     run = Run(config, folder, data)
     if is_member:
         run.task.generator = torch.Generator()
         run.task.generator.set_state(torch.get_rng_state())
     return run
-
-
-def ensemble_of(runs: Sequence[Run]) -> tuple[Ensemble, EnsembleData]:
-    """Return the module and the data of several runs that train as one."""
-    return Ensemble(runs), EnsembleData(runs[0].data, [run.config["seed"] for run in runs])
 
 
 def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
@@ -175,7 +178,12 @@ def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
 
 
 def train(
-    runs: Sequence[Run], module: Any, source: Any, trainer: pl.Trainer, checkpoint: Path | None, timer: PhaseTimer
+    runs: Sequence[Run],
+    module: pl.LightningModule,
+    source: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    checkpoint: Path | None,
+    timer: PhaseTimer,
 ) -> None:
     """Train to the last step, evaluate it wherever the interval ends, and write `last.ckpt`."""
     config = runs[0].config
@@ -196,7 +204,9 @@ def train(
         trainer.save_checkpoint(runs[0].folder.path / LAST)
 
 
-def test(runs: Sequence[Run], module: Any, source: Any, trainer: pl.Trainer) -> None:
+def test(
+    runs: Sequence[Run], module: pl.LightningModule, source: pl.LightningDataModule, trainer: pl.Trainer
+) -> None:
     """Test the chosen weights of each run that has not diverged; the metrics go into `run.metrics`."""
     data, extra, tested = runs[0].data, None, []
     for run in runs:

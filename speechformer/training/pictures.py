@@ -21,6 +21,8 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer.analysis.attention_maps import draw, maps_of
+from speechformer.tasks.base import Task
+from speechformer.training.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from speechformer.training.fit import Run
@@ -53,19 +55,20 @@ class Pictures(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.evaluations, self.shown_at = state_dict["evaluations"], state_dict["shown_at"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for run in self.runs if trainer.is_global_zero else ():
             if run.loggers.tensorboard is not None:
                 run.loggers.tensorboard.lay_out()
 
-    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
         step = trainer.global_step + 1
         if step % trainer.log_every_n_steps == 0 and trainer.is_global_zero:  # type: ignore[attr-defined]
+            assert isinstance(pl_module, Task | Ensemble)
             for run, norm in zip(self.runs, pl_module.gradient_norms()):
                 if run.task.diverged_at is None:
                     run.loggers.log_metrics({"gradient_norm": norm}, step)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking:
             return
         self.evaluations += 1
@@ -78,7 +81,7 @@ class Pictures(pl.Callback):
                     self.show(run, trainer.global_step)
         self.shown_at = trainer.global_step if is_shown else self.shown_at
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.shown_at != trainer.global_step:
             self.shown_at = trainer.global_step
             for run in self.sound(trainer):
