@@ -32,9 +32,7 @@ from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.unknown_words import UnknownWords
 from speechformer.tasks.view import View
 
-MORE_METRICS: dict[
-    str, Callable[[int], Metric]
-] = {}  # of torchmetrics for classes, measured on each split beside the accuracy
+MORE_METRICS: dict[str, Callable[[int], Metric]] = {}  # of torchmetrics for classes, beside the accuracy
 
 
 class ClassifyView(View):
