@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ import matplotlib
 import numpy as np
 
 from speechformer.report import figures as drawn
-from speechformer.report.figures import INK, add_legend, add_marks, beside, draw_effect, kind, panels, plt, wrapped
+from speechformer.report.figures import INK, LOOKS, STYLE, add_legend, draw_effect, panels, plt, wrapped, write_beside
 from speechformer.report.labels import joined
 from speechformer.report.load import Study
-from speechformer.report.statistics import Effect
 from speechformer.report.tables import estimate, scale
 from studies.ladders import ladder_figure
 from studies.results import ON_SPEECHES, Claim, PageError, Results
@@ -40,7 +40,7 @@ def draw_links(page: str, output: Path, results: Results) -> None:
     """
     for name in dict.fromkeys(LINK.findall(page)):
         (output / "figures").mkdir(exist_ok=True)
-        with drawn.style():
+        with plt.style.context(STYLE):
             figure = claims(results) if name == "claims" else draw(name, results)
             drawn.write(figure, output.joinpath, name, ["png"])
 
@@ -63,9 +63,8 @@ def claims(results: Results) -> Any:
     groups = defaultdict[str, list[Claim]](list)
     for claim in results.claims.values():
         if claim.family in ON_SPEECHES and not np.isnan(claim.estimated.interval[0]):
-            groups["ratio" if " / " in claim.metric else kind(claim.metric).replace("known", "perplexity")].append(
-                claim
-            )
+            unit = claim.metric.split("_")[1].replace("known", "perplexity")
+            groups["ratio" if " / " in claim.metric else unit].append(claim)
     sizes = [len(group) + 1 for group in groups.values()]
     size = (11.0, 0.25 * sum(sizes) + 0.7 * len(groups))
     figure, axes = plt.subplots(
@@ -75,10 +74,9 @@ def claims(results: Results) -> Any:
         axis.tick_params(labelsize=8)
         ends = []
         for y, claim in enumerate(group):
-            low, high = sorted(claim.sign * end for end in claim.estimated.interval)
-            effect = Effect(claim.estimated.n, claim.sign * claim.estimated.mean, (low, high))
-            draw_effect(axis, y, effect, scale(claim.metric), VERDICTS[claim.verdict])
-            beside(axis, y, estimate(claim.metric, effect))
+            effect = replace(claim.estimated, mean=claim.sign * claim.estimated.mean)
+            draw_effect(axis, y, effect, scale(claim.metric), *VERDICTS[claim.verdict])
+            write_beside(axis, y, estimate(claim.metric, effect))
             ends += [abs(end) * scale(claim.metric) for end in effect.interval]
         linear = float(f"{np.median(ends):.0e}")
         beyond = f", logarithmic beyond ±{linear:g}" if max(ends) > 4 * linear else ""
@@ -93,8 +91,9 @@ def claims(results: Results) -> Any:
         axis.set_yticks(range(len(group)), [wrapped(f"{claim.by}: {claim.says}", 120) for claim in group])
         axis.set_ylim(len(group) - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
-    line = matplotlib.lines.Line2D
-    add_marks(figure, {text: line([], [], color=own[0], marker=own[1]) for text, own in VERDICTS.items()}, "")
+    for text, (color, marker) in VERDICTS.items():
+        axis.plot([], [], marker, color=color, label=text)
+    add_legend(figure, axis, "outside lower center", ncols=3)
     return figure
 
 
@@ -106,14 +105,13 @@ def cost(study: Study) -> Any:
         shown = (text for key, text in variant.words.items() if key not in ("block_size", "batch_size"))
         patterns[joined(shown)].append(variant)
     figure, axes = panels(2, 4.4, 4.6, sharey=True)
-    looks = drawn.styles([variants[0] for variants in patterns.values()])
     for axis, (name, label) in zip(axes, COSTS.items()):
-        for (words, variants), style in zip(patterns.items(), looks):
+        for (words, variants), look in zip(patterns.items(), LOOKS):
             points = [(study.summary(v.label, name), study.summary(v.label, SLIDING)) for v in variants]
             x, y = ([summary.mean for summary in column] for column in zip(*points))
-            axis.plot(x, y, color=style.color, ls=style.linestyle, lw=1.2, label=words)
+            axis.plot(x, y, color=look["color"], ls=look["ls"], lw=1.2, label=words)
             sizes = [30 + 50 * contexts.index(variant.settings["block_size"]) for variant in variants]
-            axis.scatter(x, y, s=sizes, color=style.color, marker=style.marker, zorder=3)
+            axis.scatter(x, y, s=sizes, color=look["color"], marker=look["marker"], zorder=3)
         axis.set_xlabel(label)
     axes[0].set_xscale("log", base=2)
     axes[0].xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))

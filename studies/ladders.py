@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speechformer.report.figures import INK, axis_label, panels, wrapped
+from speechformer.report.figures import INK, panels, wrapped
 from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import NONE, estimate, heading, is_better_higher, number, scale
 from studies.results import PageError, Place, Results, Values, baseline_name, mixed, read_yaml
@@ -199,7 +199,7 @@ def ladder_figure(results: Results, name: str) -> Any:
         for dashes, run in zip(("--", ":", "-."), strongest):
             if (value := run.metrics.get(metric)) is not None:
                 axis.axvline(scale(metric) * value, color=INK, lw=1.1, ls=dashes, label=baseline_name(run), zorder=0)
-        axis.set_xlabel(axis_label(metric))
+        axis.set_xlabel(heading(metric))
         axis.margins(x=0.2)
     axes[0].set_yticks(range(len(names)), [wrapped(text, 46) for text in names], fontsize=8)
     axes[0].invert_yaxis()

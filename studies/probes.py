@@ -21,11 +21,11 @@ import numpy as np
 
 from speechformer.config import as_plain, compose, value_of
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.report.figures import INK, plt, style, write
+from speechformer.report.figures import INK, STYLE, plt, write
 from speechformer.report.labels import Variant, in_words, override
 from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Summary, contrast, holm
-from speechformer.report.tables import NONE, find, mean_and_sd, number, state
+from speechformer.report.tables import NONE, found_below, mean_and_sd, number, state
 from speechformer.runs.folder import read_json
 from studies.results import HERE, PageError, read_yaml
 
@@ -49,7 +49,7 @@ def read_cells(folder: Path) -> list[Cell]:
     """
     tuned = {
         file.parent: {word.partition("=")[0] for point in (read_json(file) or {})["points"] for word in point}
-        for file in find(folder, "tuned.json")
+        for file in found_below([folder], "tuned.json")
     }
     studies, _ = build_studies(read_runs([folder])[0])
     studies = [study for study in studies if study.task == "probe" and not study.study.endswith("_tuning")]
@@ -126,7 +126,7 @@ def measured(study: Study, variant: Variant, length: int) -> Cell:
     """Return the accuracies of a variant on a length, and what a reader may ask about them."""
     metric, finished = f"test_accuracy_length_{length}", study.finished_runs(variant.label)
     summary = study.summary(variant.label, metric)
-    shared = {"state": state(study, variant.label), "finished": bool(finished)}
+    shared = {"state": state(study, variant), "finished": bool(finished)}
     if summary is None:
         return {**shared, "runs": []}
     exact = study.summary(variant.label, metric.replace("accuracy", "exact"))
@@ -339,7 +339,7 @@ def write_map(cells: Sequence[Cell], output: Path) -> None:
     parts = {"TITLE": html.escape(TITLE), "DIGEST": base64.b64encode(digest).decode(), "DATA": data}
     page = re.sub("|".join(parts), lambda match: parts[match[0]], template)
     (output / "index.html").write_text(page, encoding="utf-8")
-    with style():
+    with plt.style.context(STYLE):
         write(draw(cells)[0], output.joinpath, "probes", ["png"])
 
 

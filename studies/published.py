@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class Comparison:
     @property
     def inside(self) -> bool | None:
         """Whether the published value lies inside the prediction interval of one run of ours."""
-        return self.ours.predicts(self.value) if self.ours else None
+        low, high = self.ours.prediction_interval if self.ours else (math.nan, math.nan)
+        return None if math.isnan(low) else low <= self.value <= high
 
 
 def comparisons(results: Results) -> Iterator[Comparison]:

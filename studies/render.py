@@ -27,9 +27,9 @@ import pandas as pd
 
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.report.load import Run, right_answers
+from speechformer.report.load import Run
 from speechformer.report.page import report
-from speechformer.report.statistics import Effect, Summary, contrast, over_seeds_and_items
+from speechformer.report.statistics import Effect, Summary, contrast
 from speechformer.report.tables import NONE, estimate, heading, mean_and_sd, number, p_value, precision, seeds_of
 from speechformer.report.tables import test_name as name_of_test
 from studies import probes
@@ -50,6 +50,7 @@ from studies.results import (
     mixed,
     read_yaml,
 )
+from studies.sentences import over_seeds_and_items, right_answers
 
 ROOT = HERE.parent
 REFERENCE = ROOT / "outputs" / "reference"

@@ -17,9 +17,11 @@ from typing import Any
 import yaml
 
 from speechformer.report.labels import ABSENT, Variant, content
-from speechformer.report.load import Run, Study, build_studies, read_runs, right_answers
-from speechformer.report.statistics import Effect, Summary, contrast, holm, over_seeds_and_items
+from speechformer.report.load import Run, Study, build_studies, read_runs
+from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
+from speechformer.runs.identity import added_to
+from studies.sentences import over_seeds_and_items, predictions, right_answers
 
 HERE = Path(__file__).parent
 VERDICTS = ("supported", "inconclusive", "contradicted")
@@ -256,7 +258,7 @@ class Results:
             over_sentences = bool(answers)
             if answers:
                 both = over_seeds_and_items(answers, constant)
-                effect = replace(effect, interval=both.interval, p=both.p, error=both.error, freedom=both.freedom)
+                effect = replace(effect, error=both.error, freedom=both.freedom)
         _, metric, _, place = next(term for term in terms if term[3].baseline is None)
         known = [(times, over_known_words(metric), at, place) for times, metric, at, place in terms]
         is_about_words = any(new[1] != old[1] for new, old in zip(known, terms)) and "test_length" not in metric
@@ -303,7 +305,8 @@ def names_of(study: Study, variant: Variant) -> Iterable[str]:
 def published_name(settings: Mapping[str, Any]) -> str | None:
     """Return the name of the published row with these settings (dotted keys), apart from `free` ones, or None."""
     content_ = read_yaml("published.yaml")
-    decisive = settings.keys() - set(content_["free"])
+    added = added_to(settings["task.name"])  # runs that are older than a key lack it
+    decisive = {key for key, value in settings.items() if added.get(key, ABSENT) != value} - set(content_["free"])
     for name, row in content_["rows"].items():
         where = row["where"]
         if decisive <= where.keys() and all(settings.get(key) == value for key, value in where.items()):
@@ -320,11 +323,11 @@ def right_by_term(terms: Sequence[tuple[float, str, float | None, Place]]) -> li
     """Return coefficient and right answers [runs, sentences] of each term; none if some runs have no predictions."""
     answers: list[tuple[float, Any]] = []
     for times, metric, at, place in terms:
-        predictions = [run.predictions() for run in place.runs]
-        if at is not None or metric not in SUBSETS or any(own is None for own in predictions):
+        predicted = [predictions(run) for run in place.runs]
+        if at is not None or metric not in SUBSETS or any(own is None for own in predicted):
             return []
         right, subset = right_answers(place.runs), SUBSETS[metric]
-        leaked = predictions[0][1]  # type: ignore[index]
+        leaked = predicted[0][1]  # type: ignore[index]
         answers.append((times, right if subset is None else right[:, leaked == subset]))
     return answers if len({right.shape[1] for _, right in answers}) == 1 else []
 

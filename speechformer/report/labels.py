@@ -11,11 +11,8 @@ from typing import Any
 
 import yaml
 
-from speechformer.runs.identity import added_to
-
 ABSENT = object()
 LONGEST = 100  # characters of a label with all settings; with more, a study's labels leave out the usual ones
-USUAL = "the usual settings"
 
 
 @dataclass(eq=False)
@@ -41,9 +38,8 @@ class Variant:
     @property
     def name(self) -> str:
         """The overrides as one text; those of model and pattern if it differs in nothing."""
-        return " ".join(self.overrides.values()) or " ".join(
-            override(key, self.settings.get(key)) for key in ("model.name", "pattern.name")
-        )
+        names = (override(key, self.settings[key]) for key in ("model.name", "pattern.name"))
+        return " ".join(self.overrides.values() or names)
 
 
 @functools.cache
@@ -58,42 +54,12 @@ def override(key: str, value: Any) -> str:
     return f"{key.removesuffix('.name')}={text}"
 
 
-def group_of(key: str) -> str:
-    """Return the key that chooses the config group of a setting: `pattern.name` for `pattern.window`."""
-    return f"{key.partition('.')[0]}.name"
-
-
-def is_option(key: str) -> bool:
-    """Return whether a setting is one that only some models or patterns have."""
-    return key.startswith(("model.", "pattern.")) and not key.endswith(".name")
-
-
-def differing(variant: Variant, variants: Sequence[Variant]) -> Iterator[str]:
-    """Yield the keys in which a variant differs.
-
-    An option of a model or pattern is compared among the variants that have it. The size of an ensemble and the main
-    option of a pattern (`window 3`, not `window`) always count.
-    """
-    always = {
-        "ensemble",
-        *(content()["shown"] if len({v.settings.get("pattern.name") for v in variants}) > 1 else ()),
-    }
-    for key in sorted(variant.settings, key=lambda key: not key.endswith(".name")):
-        group = group_of(key)
-        similar = (v for v in variants if key == group or v.settings.get(group) == variant.settings.get(group))
-        if key in always or any(v.settings.get(key, ABSENT) != variant.settings[key] for v in similar):
-            yield key
-
-
 def in_words(setting: str, names: Mapping[str, str]) -> str:
     """Return the name of a setting `key=value`: one of `names`, that of labels.yaml, or the words of its key."""
     key, _, value = setting.partition("=")
     known, keys = {**content()["settings"], **names}, content()["keys"]
-    if setting in known:
-        return known[setting]
-    if key in ("model", "pattern"):
-        return value
-    return keys[key].format(value) if key in keys else f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
+    plain = "{}" if key in ("model", "pattern") else key.rpartition(".")[2].replace("_", " ") + " {}"
+    return known.get(setting) or keys.get(key, plain).format(value)
 
 
 def joined(words: Iterable[str]) -> str:
@@ -102,40 +68,24 @@ def joined(words: Iterable[str]) -> str:
     return ", ".join(text for text in texts if not any(other.startswith(f"{text} ") for other in texts))
 
 
-def usual_settings(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Return the value that more than half of the variants have, of each setting of which there is one.
+def differing(variant: Variant, variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield the keys in which a variant differs, the choices of config groups first.
 
-    Options of models and patterns count among the variants that have them; elsewhere ABSENT is a value.
+    An option of a model or pattern is compared among the variants that have it. The size of an ensemble and the main
+    option of a pattern (`window 3`, not `window`) always count.
     """
-    usual: dict[str, Any] = {}
-    for key in dict.fromkeys(key for variant in variants for key in variant.overrides):
-        values = [v.settings.get(key, ABSENT) for v in variants if key in v.settings or not is_option(key)]
-        value = max(values, key=values.count)
-        if 2 * values.count(value) > len(values):
-            usual[key] = value
-    return usual
+    several_patterns = len({v.settings["pattern.name"] for v in variants}) > 1
+    for key, value in sorted(variant.settings.items(), key=lambda item: not item[0].endswith(".name")):
+        choice = f"{key.partition('.')[0]}.name"
+        others = (v.settings for v in variants)
+        if key != choice:
+            others = (own for own in others if own.get(choice) == variant.settings.get(choice))
+        always = key == "ensemble" or (several_patterns and key in content()["shown"])
+        if always or any(own.get(key, ABSENT) != value for own in others):
+            yield key
 
 
-def unusual(
-    variant: Variant, variants: Sequence[Variant], usual: Mapping[str, Any], names: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield, in words, the settings of a variant that are not usual, and the usual ones that it is without."""
-    defaults = added_to(variant.settings.get("task.name"))
-    for key in dict.fromkeys(key for other in variants for key in other.overrides):
-        value, group = usual.get(key, ABSENT), group_of(key)
-        if key in variant.settings:
-            is_shown = key in content()["shown"] and variant.settings.get(group) != usual.get(group)
-            if variant.settings[key] != value or is_shown:
-                yield in_words(override(key, variant.settings[key]), names)
-        elif value is not ABSENT and key in defaults:
-            having = [other.settings.get(group) for other in variants if key in other.settings]
-            if not is_option(key) and not defaults[key]:
-                yield f"without {in_words(override(key, value), names)}"
-            elif not is_option(key) or variant.settings.get(group) in having:
-                yield in_words(override(key, defaults[key]), names)
-
-
-def name_variants(variants: Sequence[Variant], names: Mapping[str, str] | None = None) -> str:
+def name_variants(variants: Sequence[Variant], names: Mapping[str, str]) -> str:
     """Set the overrides, words and label of each variant.
 
     Labels have all settings that differ. Where one would be longer than 100 characters, they have the unusual
@@ -147,23 +97,22 @@ def name_variants(variants: Sequence[Variant], names: Mapping[str, str] | None =
     Returns:
         The usual settings in words; "" if labels do not leave them out.
     """
-    names, usual_words = names or {}, ""
     for variant in variants:
         variant.overrides = {key: override(key, variant.settings[key]) for key in differing(variant, variants)}
         variant.words = {key: in_words(text, names) for key, text in variant.overrides.items()}
-    usual = usual_settings(variants)
-    labels = [
-        joined(variant.words.values() or (in_words(text, names) for text in variant.name.split()))
-        for variant in variants
-    ]
-    differences = [joined(unusual(variant, variants, usual, names)) for variant in variants]
-    for variant, words in zip(variants, differences):
-        variant.is_usual = not words
-    if any(len(label) > LONGEST for label in labels):
-        labels = [words or USUAL for words in differences]
-        settings = (override(key, value) for key, value in usual.items() if value is not ABSENT)
-        usual_words = joined(in_words(setting, names) for setting in settings)
-    labels = [names.get(label, names.get(variant.name, label)) for variant, label in zip(variants, labels)]
-    for variant, label in zip(variants, labels):
-        variant.label = label if labels.count(label) == 1 else f"{label} ({variant.name})"
-    return usual_words
+    usual: dict[str, str] = {}
+    for key in dict.fromkeys(key for variant in variants for key in variant.overrides):
+        having = [variant.words[key] for variant in variants if key in variant.words]
+        if 2 * having.count(word := max(having, key=having.count)) > len(having):
+            usual[key] = word
+    labels = [joined(v.words.values() or (in_words(setting, names) for setting in v.name.split())) for v in variants]
+    unusual = [joined(word for key, word in v.words.items() if usual.get(key) != word) for v in variants]
+    is_long = any(len(label) > LONGEST for label in labels)
+    for variant, label, differences in zip(variants, labels, unusual):
+        text = (differences or "the usual settings") if is_long else label
+        variant.is_usual, variant.label = not differences, names.get(text, names.get(variant.name, text))
+    labels = [variant.label for variant in variants]
+    for variant in variants:
+        if labels.count(variant.label) > 1:
+            variant.label += f" ({variant.name})"
+    return joined(usual.values()) if is_long else ""

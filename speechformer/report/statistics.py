@@ -1,61 +1,61 @@
 """Means, intervals and contrasts over seeds, from `scipy.stats`.
 
-    confidence interval   of a mean, Student's t with n - 1 degrees of freedom            ttest_1samp
-    prediction interval   of one more run, mean ± t sd sqrt(1 + 1/n)                      t.interval
-    contrast, paired      the values of each seed combined, then as for a mean            ttest_1samp, ttest_rel
-    contrast, Welch       of independent samples; Welch 1947, Satterthwaite's degrees     ttest_ind(equal_var=False)
-    Holm                  p-values corrected for the number of tests in a family          Holm 1979
-    two groups            values with a gap that a normal distribution hardly has         is_bimodal
+    confidence interval   of a mean or an effect, estimate ± t standard errors
+    prediction interval   of one more run, mean ± t sd sqrt(1 + 1/n)
+    contrast, paired      the values of each seed combined, then as for a mean, as in ttest_1samp and ttest_rel
+    contrast, Welch       of independent samples, as in ttest_ind(equal_var=False); Welch 1947
+    Holm                  p-values corrected for the number of tests in a family; Holm 1979
+    two groups            values with a gap that a normal distribution hardly has: `Summary.is_bimodal`
 
-All are 95 %, assume independent and nearly normal runs, and cover the spread over seeds alone, not over test sets;
-`over_seeds_and_items` covers both. Equal values (accuracies on few sentences) give no interval.
+All are 95 %, assume independent and nearly normal runs, and cover the spread over seeds alone, not over test sets.
+Equal values (accuracies on few sentences) give no interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from scipy import optimize, stats
 
 Interval = tuple[float, float]
+Values = Mapping[int | None, float]  # by seed
+Terms = Sequence[tuple[float, Values]]  # coefficient and values
+
+
+def t_interval(mean: float, error: float, freedom: float) -> Interval:
+    """Return the interval of Student's t that has 95 %; NaN without a standard error."""
+    low, high = stats.t.interval(0.95, freedom, mean, error)
+    return float(low), float(high)
 
 
 class Summary:
     """The values of one metric over n >= 1 seeds, or their paired differences.
 
-    Attributes: `n`, `mean`, `sd` (sample standard deviation), `extremes` (lowest, highest), `confidence_interval` and
-    `prediction_interval` (95 %; none of values in two groups), `p` (of a mean of zero). What n or the values do not
-    determine is NaN.
+    Attributes: `n`, `mean`, `sd` (sample standard deviation), `error` (of the mean), `extremes` (lowest, highest),
+    `confidence_interval` and `prediction_interval` (95 %; none of values in two groups), `p` (of a mean of zero).
+    What n or the values do not determine is NaN.
     """
 
     def __init__(self, values: Iterable[float]) -> None:
-        self.values = np.array(list(values), dtype=float)
-        self.n = len(self.values)
-        self.mean = float(self.values.mean())
+        self.values = np.array([*values], dtype=float)
+        self.n, self.mean = len(self.values), float(self.values.mean())
         self.sd = float(self.values.std(ddof=1)) if self.n > 1 else math.nan
         self.extremes: Interval = (float(self.values.min()), float(self.values.max()))
         rounding = 1e-6 * max(1.0, float(np.abs(self.values).max()))  # metrics are computed in single precision
-        self.varies = self.n > 1 and bool(np.ptp(self.values) > rounding)
-
-    @cached_property
-    def test(self) -> Any:
-        """The t-test of a mean of zero."""
-        from scipy import stats  # it takes a second to load
-
-        return stats.ttest_1samp(self.values, 0)
-
-    @property
-    def p(self) -> float:
-        return float(self.test.pvalue) if self.varies else math.nan
+        self.varies = bool(np.ptp(self.values) > rounding)
+        self.error = self.sd / math.sqrt(self.n) if self.varies else math.nan
 
     @property
     def confidence_interval(self) -> Interval:
-        low, high = self.test.confidence_interval(0.95) if self.varies else (math.nan, math.nan)
-        return float(low), float(high)
+        return t_interval(self.mean, self.error, self.n - 1)
+
+    @property
+    def p(self) -> float:
+        return Effect((self.n,), self.mean, self.error, self.n - 1).p
 
     @cached_property
     def is_bimodal(self) -> bool:
@@ -69,23 +69,15 @@ class Summary:
             return False
         values = np.sort(self.values)
         place = int(np.diff(values).argmax()) + 1
-        squares = sum(((group - group.mean()) ** 2).sum() for group in (values[:place], values[place:]))
+        squares = sum(group.var() * len(group) for group in (values[:place], values[place:]))
         within = max(math.sqrt(squares / (self.n - 2)), 0.01 * float(np.abs(values).max()))
         return bool(values[place] - values[place - 1] > (3 + 350 / self.n**2) * within)
 
     @cached_property
     def prediction_interval(self) -> Interval:
-        if not self.varies or self.is_bimodal:  # which one more run may be in is no matter of a normal distribution
-            return math.nan, math.nan
-        from scipy import stats
-
-        low, high = stats.t.interval(0.95, self.n - 1, loc=self.mean, scale=self.sd * math.sqrt(1 + 1 / self.n))
-        return float(low), float(high)
-
-    def predicts(self, value: float) -> bool | None:
-        """Return whether a value lies inside the prediction interval, or None without an interval."""
-        low, high = self.prediction_interval
-        return None if math.isnan(low) else low <= value <= high
+        # which of two groups one more run may be in is no matter of a normal distribution
+        error = math.nan if self.is_bimodal else self.error * math.sqrt(self.n + 1)
+        return t_interval(self.mean, error, self.n - 1)
 
 
 @dataclass(frozen=True)
@@ -95,30 +87,32 @@ class Effect:
     Attributes:
         n: seeds, or of independent samples those of each.
         mean: the estimate.
-        interval: its 95 % confidence interval.
-        p: of an effect of zero, two-sided.
+        error: its standard error, with its degrees of `freedom`.
         paired: whether the seeds were paired.
         correlation: of the two sides over common seeds.
-        error: standard error of the estimate, with its degrees of `freedom`.
     """
 
     n: tuple[int, ...]
     mean: float
-    interval: Interval = (math.nan, math.nan)
-    p: float = math.nan
-    paired: bool = False
-    correlation: float = math.nan
     error: float = math.nan
     freedom: float = math.nan
+    paired: bool = False
+    correlation: float = math.nan
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % confidence interval."""
+        return t_interval(self.mean, self.error, self.freedom)
+
+    @property
+    def p(self) -> float:
+        """The p-value of an effect of zero, two-sided."""
+        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
 
     @property
     def detectable(self) -> float:
         """The smallest effect that a study of this size finds with a probability of 80 %."""
         return math.nan if math.isnan(self.error) else self.error * detectable(self.freedom)
-
-
-Values = Mapping[int | None, float]  # by seed
-Terms = Sequence[tuple[float, Values]]  # coefficient and values
 
 
 def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Effect | None:
@@ -133,98 +127,39 @@ def contrast(terms: Terms, constant: float = 0.0, same_runs: bool = False) -> Ef
     """
     if not all(values for _, values in terms):
         return None
-    seeds = sorted(set.intersection(*({*values} - {None} for _, values in terms)), key=lambda seed: seed or 0)
-    sides = [sum_over(terms, seeds, sign) for sign in (1, -1)]
-    correlation, correlates = correlate(*sides)
+    seeds = sorted(seed for seed in set.intersection(*({*values} for _, values in terms)) if seed is not None)
+    weighted = [(weight, weight * np.array([values[seed] for seed in seeds])) for weight, values in terms]
+    first, second = (
+        sum((v for weight, v in weighted if weight * sign > 0), np.zeros(len(seeds))) for sign in (1, -1)
+    )
+    correlation, correlates = math.nan, False
+    if len(seeds) >= 4 and np.ptp(first) and np.ptp(second):
+        test = stats.pearsonr(first, -second, alternative="greater")
+        correlation, correlates = float(test.statistic), test.pvalue < 0.05
     if seeds and (same_runs or correlates or len(terms) == 1):
-        summary = Summary(sides[0] + sides[1] + constant)
-        n: tuple[int, ...] = (len(seeds),)
-        mean, error, freedom = summary.mean, summary.sd / math.sqrt(len(seeds)), float(len(seeds) - 1)
-        varies = summary.varies
-    else:
-        summaries = [(weight, Summary(values.values())) for weight, values in terms]
-        n, mean = tuple(own.n for _, own in summaries), constant + sum(weight * own.mean for weight, own in summaries)
-        parts = [weight**2 * own.sd**2 / own.n if own.varies else 0.0 for weight, own in summaries]
-        error, varies = math.sqrt(sum(parts)), any(own.varies for _, own in summaries) and min(n) > 1
-        shares = [part**2 / (own.n - 1) for part, (_, own) in zip(parts, summaries) if part]
-        freedom = sum(parts) ** 2 / sum(shares) if varies else 0.0
-    paired = len(n) == 1 and len(terms) > 1
-    if not varies:
-        return Effect(n, mean, paired=paired, correlation=correlation)
-    return with_student_t(Effect(n, mean, paired=paired, correlation=correlation), error, freedom)
-
-
-def with_student_t(effect: Effect, error: float, freedom: float) -> Effect:
-    """Return an effect with the interval and p-value of its standard error; unchanged without an error."""
-    if not error or not freedom:
-        return effect
-    from scipy import stats  # it takes a second to load
-
-    half = float(stats.t.ppf(0.975, freedom)) * error
-    p = 2 * float(stats.t.sf(abs(effect.mean) / error, freedom))
-    interval = (effect.mean - half, effect.mean + half)
-    return replace(effect, interval=interval, p=p, error=error, freedom=freedom)
-
-
-def sum_over(terms: Terms, seeds: Sequence[int | None], sign: int) -> Any:
-    """Return the weighted sum of the terms with this sign for each seed."""
-    own = [weight * np.array([values[seed] for seed in seeds]) for weight, values in terms if weight * sign > 0]
-    return sum(own, np.zeros(len(seeds)))
-
-
-def correlate(first: Any, second: Any) -> tuple[float, bool]:
-    """Return the correlation of what is subtracted, and whether it shows that pairing helps."""
-    if len(first) < 4 or not np.ptp(first) or not np.ptp(second):
-        return math.nan, False
-    from scipy import stats
-
-    test = stats.pearsonr(first, -second, alternative="greater")
-    return float(test.statistic), bool(test.pvalue < 0.05)
+        own = Summary(first + second + constant)
+        return Effect((own.n,), own.mean, own.error, own.n - 1, len(terms) > 1, correlation)
+    summaries = [Summary(values.values()) for _, values in terms]
+    mean = constant + sum(weight * own.mean for (weight, _), own in zip(terms, summaries))
+    n = tuple(own.n for own in summaries)
+    squares = {own: (weight * own.error) ** 2 for (weight, _), own in zip(terms, summaries) if own.varies}
+    if not squares or min(n) == 1:
+        return Effect(n, mean, correlation=correlation)
+    total = sum(squares.values())
+    freedom = total**2 / sum(square**2 / (own.n - 1) for own, square in squares.items())
+    return Effect(n, mean, math.sqrt(total), freedom, correlation=correlation)
 
 
 def detectable(freedom: float, power: float = 0.8) -> float:
     """Return the effect, in standard errors, that a two-sided t-test at 5 % finds with a probability of `power`."""
-    from scipy import optimize, stats
-
     critical = stats.t.ppf(0.975, freedom)
     return float(optimize.brentq(lambda d: stats.nct.sf(critical, freedom, d) - power, 0, 200))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for their number by Holm's step-down procedure; NaN stays and does not count."""
-    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
-    corrected, highest = [math.nan] * len(p_values), 0.0
-    for rank, (p, index) in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * p))
-        corrected[index] = highest
-    return corrected
-
-
-def over_seeds_and_items(terms: Sequence[tuple[float, Any]], constant: float = 0.0) -> Effect:
-    """Estimate a contrast of accuracies over both seeds and the sentences that all runs are tested on.
-
-    Seeds and sentences are crossed random effects. The squared error of the estimate is that of the means of seeds
-    plus that of the means of sentences, less that of single answers, which both contain (Searle, Casella and
-    McCulloch 1992, "Variance components"). Interval and p-value take Student's t; its degrees of freedom are those of
-    the sum of the first two (Satterthwaite 1946), because a difference of three has no good approximation.
-
-    Args:
-        terms: coefficient and right answers, booleans [seeds, sentences].
-    """
-    scaled = [weight * np.asarray(right, dtype=float) for weight, right in terms]
-    by_item = sum(own.mean(axis=0) for own in scaled)
-    parts, twice = [(variance(by_item) / len(by_item), len(by_item) - 1)], 0.0
-    for own in scaled:
-        (seeds, items), of_seeds = own.shape, own.mean(axis=1, keepdims=True)
-        if seeds > 1 and items > 1:
-            rest = own - of_seeds - own.mean(axis=0) + own.mean()
-            parts.append((variance(of_seeds) / seeds, seeds - 1))
-            twice += (rest**2).sum() / ((seeds - 1) * (items - 1)) / own.size
-    total, share = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts if part)
-    effect = Effect(tuple(map(len, scaled)), constant + sum(float(own.mean()) for own in scaled))
-    return with_student_t(effect, math.sqrt(max(total - twice, parts[0][0])), total**2 / share if share else 0.0)
-
-
-def variance(values: Any) -> float:
-    """Return the sample variance; 0 of a single value."""
-    return float(values.var(ddof=1)) if values.size > 1 else 0.0
+    p = np.array(p_values, dtype=float)
+    order, tests = np.argsort(p), np.count_nonzero(~np.isnan(p))  # NaN is last
+    corrected = np.empty_like(p)
+    corrected[order] = np.maximum.accumulate(p[order] * (tests - np.arange(len(p)))).clip(max=1)
+    return corrected.tolist()
