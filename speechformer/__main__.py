@@ -20,22 +20,18 @@ def commands() -> Iterator[tuple[str, str]]:
         text = path.read_text(encoding="utf-8")
         about, says_how, _ = text.removeprefix('"""').partition(f": `python -m {name}")
         if says_how and "\ndef main()" in text and name != "speechformer":
-            yield name, " ".join(about.split())
+            yield f"python -m {name}", " ".join(about.split())
 
 
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:] == ["--version"]:
         console.write(f"speechformer {speechformer.__version__}")
-        return
-    known = dict(commands())
-    if sys.argv[1:] not in ([], ["--help"], ["-h"]):
-        name = next((own for own in known if own == f"speechformer.{sys.argv[1]}"), "speechformer.COMMAND")
-        fail(f"python -m speechformer only lists the commands; write python -m {name}{' ...' * (len(sys.argv) > 2)}.")
-    rows = [(f"python -m {name}", about) for name, about in known.items()]
-    width = max(len(command) for command, _ in rows)
-    console.write("\n".join(f"{command.ljust(width)}   {about}" for command, about in rows))
-    console.write("\nEach explains itself with --help. python -m speechformer --version names the version.")
+    elif sys.argv[1:] not in ([], ["--help"], ["-h"]):
+        fail(f"python -m speechformer only lists the commands; write python -m speechformer.{sys.argv[1]} ....")
+    else:
+        console.write(console.table([(command, about.ljust(90)) for command, about in commands()]))
+        console.write("\nEach explains itself with --help. python -m speechformer --version names the version.")
 
 
 if __name__ == "__main__":

@@ -7,19 +7,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from speechformer.analysis.command_line import load_runs, run_parser
-
-if TYPE_CHECKING:
-    from speechformer.tasks.base import Task
-
-
-def load_safetensors(path: Path) -> Task:
-    """Load a safetensors export as a task, on the CPU and in evaluation mode."""
-    from speechformer.analysis import exports
-
-    return exports.load_safetensors(path)
 
 
 def export(arguments: argparse.Namespace) -> None:

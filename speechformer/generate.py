@@ -5,67 +5,40 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any
 
 from speechformer import console
 from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 from speechformer.analysis.continuation import DEFAULT_TOKENS, check_options, continue_text
 from speechformer.errors import UserError, require
 
-if TYPE_CHECKING:
-    from speechformer.analysis.load import TrainedRun
-
-
-def print_continuations(run: TrainedRun, prompt: str, n: int, seed: int, **options: Any) -> None:
-    """Print a prompt and n continuations of it, with seeds from `seed` on, as they are sampled."""
-    from speechformer.tasks.text import note_unknown
-
-    continuations = [continue_text(run, prompt, seed=seed + k, **options) for k in range(n)]
-    ids = run.tokenizer.encode(prompt)
-    if note := note_unknown(run.tokenizer.split(prompt), ids):
-        console.warn(f"({note})")
-    for k, drawn in enumerate(continuations):
-        if n > 1:
-            console.write(f"--- {k + 1}, seed {seed + k}")
-        for piece in run.tokenizer.stream(itertools.chain(ids, drawn)):
-            console.write(piece, end="")
-        console.write("")
-
-
-def converse(run: TrainedRun, n: int, seed: int, **options: Any) -> None:
-    """Ask for prompts until the end of input; each continuation has its own seed."""
-    console.warn("Enter the beginning of a text and the model continues it. An empty line ends.")
-    for turn in itertools.count():
-        try:
-            prompt = input("> ").strip()
-        except EOFError:
-            console.write("")
-            return
-        if not prompt:
-            return
-        try:
-            print_continuations(run, read_sentences([prompt])[0], n, seed + turn * n, **options)
-        except UserError as error:
-            console.warn(str(error))
-
 
 def generate(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
-    n, seed = arguments.n, arguments.seed
     options = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "top_p")}
-    check_options(**options, seed=seed, typed=True)
-    require(n >= 1, "n", "at least 1", n, typed=True)
-    require(seed + n <= 2**63, "seed", f"at most 2^63 - {n} for {n} continuations", seed, typed=True)
+    check_options(**options, seed=arguments.seed)
+    require(arguments.n >= 1, "n", "at least 1", arguments.n)
     prompts = arguments.prompt and read_sentences(arguments.prompt)
     (run,) = load_runs([arguments.run], arguments.checkpoint, "generate")
-    if arguments.temperature == 0 and n > 1:
-        console.warn("(at temperature 0 there is one continuation)")
-        n = 1
-    if not prompts and sys.stdin.isatty():
-        converse(run, n, seed, **options)
-        return
-    for prompt in prompts or read_sentences([]):
-        print_continuations(run, prompt, n, seed, **options)
+    asks = not prompts and sys.stdin.isatty()
+    if asks:
+        console.warn("Enter the beginning of a text and the model continues it. Ctrl-D ends.")
+        prompts = filter(None, map(str.strip, sys.stdin))
+    for turn, prompt in enumerate(prompts or read_sentences([])):
+        try:
+            for k in range(arguments.n):
+                seed = arguments.seed + k + arguments.n * turn * asks
+                drawn = continue_text(run, prompt, seed=seed, **options)
+                if k == 0 and (notes := run.read(prompt).notes):
+                    console.warn(f"({'; '.join(notes)})")
+                if arguments.n > 1:
+                    console.write(f"--- {k + 1}, seed {seed}")
+                for piece in run.tokenizer.stream(itertools.chain(run.tokenizer.encode(prompt), drawn)):
+                    console.write(piece, end="")
+                console.write("")
+        except UserError as error:
+            if not asks:
+                raise
+            console.warn(str(error))
 
 
 def main() -> None:

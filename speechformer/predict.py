@@ -1,56 +1,36 @@
 """Predict who said a sentence, and show which words decide: `python -m speechformer.predict RUN "sentence" ...`.
 
-`analysis.erasure` defines the importance of a word.
+`analysis.leave_one_out` defines the importance of a word.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
 from speechformer import console
 from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
-from speechformer.corpora.special_tokens import PAD, UNKNOWN
 
 if TYPE_CHECKING:
-    from speechformer.analysis.erasure import Prediction
+    from speechformer.analysis.leave_one_out import Prediction
 
 
 def format_prediction(prediction: Prediction, most: int = 5) -> str:
     """Format a prediction for the terminal, with up to `most` words for the class and as many against it."""
-    from speechformer.tasks.text import note_unknown
-
-    width = max(len(name) for name in prediction.probabilities)
-    lines = [prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"]
-    for name, share in sorted(prediction.probabilities.items(), key=lambda entry: -entry[1]):
-        bar = "█" * round(30 * share)
-        lines.append(f"  {name.ljust(width)}  {console.format_metric('accuracy', share):>7}  {bar}".rstrip())
-    notes = important_words(prediction, most)
-    ids = [PAD if known else UNKNOWN for known in prediction.known]
-    if note := note_unknown(prediction.words, ids):
-        notes.append(note)
-    if not any(prediction.known):
-        notes.append("no word is in the vocabulary: this is the prediction for <unk> alone")
-    if prediction.left_out:
-        notes.append(
-            f"cut at {len(prediction.words)} words, as in training; {prediction.left_out} words were left out"
-        )
-    return "\n".join([*lines, *(f"  {note}" for note in notes)])
-
-
-def important_words(prediction: Prediction, most: int) -> list[str]:
-    """Return a line with the words that support the class, and one with those that speak against it."""
-    if prediction.weights is None:
-        return ["one word only: no importance without another word"]
-    ranked = sorted(zip(prediction.weights, prediction.words), key=lambda entry: -abs(entry[0]))
-    lines = []
-    for label, direction in (("for", 1), ("against", -1)):
-        words = [f"{word} {weight:+.2f}" for weight, word in ranked if direction * weight >= 0.005][:most]
-        if words:
-            lines.append(f"{label} {prediction.speaker}: {', '.join(words)}")
-    return lines or ["no single word changes ln P by 0.005 or more"]
+    shares = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
+    rows = [
+        (f"  {name}", console.format_metric("accuracy", share), "█" * round(30 * share)) for name, share in shares
+    ]
+    bars = [line.rstrip() for line in console.table([(*row[:2], row[2].ljust(30)) for row in rows]).splitlines()]
+    notes = []
+    ranked = sorted(zip(prediction.weights or [], prediction.words), key=lambda pair: -abs(pair[0]))
+    for label, sign in (("for", 1), ("against", -1)):
+        if words := [f"{word} {weight:+.2f}" for weight, word in ranked if sign * weight >= 0.005][:most]:
+            notes.append(f"{label} {prediction.speaker}: {', '.join(words)}")
+    notes += [] if notes else ["no single word changes ln P by 0.005 or more"]
+    text = prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"
+    return "\n".join([text, *bars, *(f"  {note}" for note in (*notes, *prediction.notes))])
 
 
 def predict(arguments: argparse.Namespace) -> None:
@@ -61,8 +41,6 @@ def predict(arguments: argparse.Namespace) -> None:
         prediction = run.predict(text)
         as_json = arguments.json and json.dumps(prediction.as_json(), ensure_ascii=False)
         console.say(as_json or format_prediction(prediction))
-    if not arguments.json and sys.stdout.isatty():
-        console.say("(the number after a word: the drop of ln P without it)")
 
 
 def main() -> None:

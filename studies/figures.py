@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 
 from speechformer.report import figures as drawn
-from speechformer.report.figures import INK, LOOKS, STYLE, add_legend, draw_effect, panels, plt, wrapped, write_beside
+from speechformer.report.figures import INK, LOOKS, add_legend, draw_effect, panels, plt, style, wrapped, write_beside
 from speechformer.report.labels import joined
 from speechformer.report.load import Study
 from speechformer.report.tables import estimate, scale
@@ -40,7 +40,7 @@ def draw_links(page: str, output: Path, results: Results) -> None:
     """
     for name in dict.fromkeys(LINK.findall(page)):
         (output / "figures").mkdir(exist_ok=True)
-        with plt.style.context(STYLE):
+        with style():
             figure = claims(results) if name == "claims" else draw(name, results)
             drawn.write(figure, output.joinpath, name, ["png"])
 

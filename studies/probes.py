@@ -21,7 +21,7 @@ import numpy as np
 
 from speechformer.config import as_plain, compose, value_of
 from speechformer.errors import ArgumentParser, UserError, run_command
-from speechformer.report.figures import INK, STYLE, plt, write
+from speechformer.report.figures import INK, plt, style, write
 from speechformer.report.labels import Variant, in_words, override
 from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Summary, contrast, holm
@@ -339,7 +339,7 @@ def write_map(cells: Sequence[Cell], output: Path) -> None:
     parts = {"TITLE": html.escape(TITLE), "DIGEST": base64.b64encode(digest).decode(), "DATA": data}
     page = re.sub("|".join(parts), lambda match: parts[match[0]], template)
     (output / "index.html").write_text(page, encoding="utf-8")
-    with plt.style.context(STYLE):
+    with style():
         write(draw(cells)[0], output.joinpath, "probes", ["png"])
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from test_models import decoder
 from tokenizers import Tokenizer as RustTokenizer
 
-from speechformer.analysis.exports import describe, example_inputs, export
+from speechformer.analysis.exports import describe, example_inputs, export, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora import sample
 from speechformer.corpora.portable import portable_subwords, portable_words
@@ -26,7 +26,7 @@ from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
-from speechformer.export import load_safetensors, main
+from speechformer.export import main
 from speechformer.runs.folder import read_result
 
 slow = pytest.mark.slow
@@ -37,6 +37,7 @@ TASKS = pytest.mark.parametrize("task", ["classifier", "language_model", "transl
 def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = load(request.getfixturevalue(f"a_{task}"))
     path, worst = export(run, "safetensors", tmp_path)
+    describe(run, ["safetensors"], tmp_path)
     again = load_safetensors(path)
     assert worst == 0 and again.hparams == run.task.hparams and not again.training
     for name, value in run.model.state_dict().items():
@@ -96,7 +97,7 @@ def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: 
 def test_errors(a_classifier: Path, tmp_path: Path) -> None:
     run = load(a_classifier)
     run.task.model = decoder(model=group("model", "rnn"))
-    with pytest.raises(UserError, match="torch.export cannot export an RNN .*; use --format safetensors"):
+    with pytest.raises(UserError, match=r"torch.export cannot export model=.* \(an RNN\)"):
         export(run, "torch.export", tmp_path)
     save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="other.safetensors is not an export of speechformer"):

@@ -25,6 +25,7 @@ if not IS_CHECKOUT:
     pytest.skip("needs studies/, which an installed package has not", allow_module_level=True)
 from studies import figures, ladders, probes, published, render
 from studies.results import Claim, PageError, Results, best_values, published_name, read_yaml
+from studies.sentences import over_seeds_and_items
 
 NEW = "test_accuracy_not_in_train"
 METRIC = "test_perplexity_mean"
@@ -488,3 +489,32 @@ def test_the_map_in_a_browser(browser: Any, probed: Path, tmp_path: Path) -> Non
     again, _ = opened(browser, tmp_path / "index.html")
     again.goto(shown.url)
     assert again.evaluate(texts) == shown.evaluate(texts) and said == []
+
+
+def test_over_seeds_and_sentences_where_only_one_varies() -> None:
+    """Oracle: scipy's tests over seeds, if all sentences are alike, and over sentences of one seed."""
+    seeds = np.array([0.51, 0.55, 0.62, 0.58])
+    effect = over_seeds_and_items([(1, np.tile(seeds[:, None], (1, 50)))], -0.5)
+    test = stats.ttest_1samp(seeds, 0.5)
+    assert effect.interval == pytest.approx([end - 0.5 for end in test.confidence_interval()])
+    assert effect.p == pytest.approx(test.pvalue)
+    first, second = (np.random.default_rng(seed).random(200) < 0.6 for seed in (0, 1))
+    effect = over_seeds_and_items([(1, first[None]), (-1, second[None])])
+    test = stats.ttest_rel(first.astype(float), second.astype(float))
+    assert effect.interval == pytest.approx(list(test.confidence_interval()))
+
+
+def test_over_seeds_and_sentences_where_all_vary() -> None:
+    """Oracle: the spread of 300 simulated estimates, and how often their intervals have the truth."""
+    generator = np.random.default_rng(0)
+    effects = []
+    for _ in range(300):
+        items = 0.3 * generator.normal(size=(1, 40))  # the same in both, so they cancel
+        first, second = (
+            0.1 * generator.normal(size=(5, 1)) + items + generator.normal(size=(5, 40)) for _ in range(2)
+        )
+        effects.append(over_seeds_and_items([(1, first), (-1, second)]))
+    spread = np.std([effect.mean for effect in effects])
+    assert math.sqrt(np.mean([effect.error**2 for effect in effects])) == pytest.approx(spread, rel=0.15)
+    inside = np.mean([effect.interval[0] <= 0 <= effect.interval[1] for effect in effects])
+    assert 0.92 <= inside <= 0.99

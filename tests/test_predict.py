@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import call
 
-from speechformer.analysis.erasure import erase
+from speechformer.analysis.leave_one_out import leave_out
 from speechformer.analysis.load import load
 from speechformer.predict import format_prediction, main
 
@@ -22,7 +22,7 @@ def test_the_importance_of_a_word_is_the_drop_of_ln_p_without_it(a_classifier: P
     run = load(a_classifier)
     run.task.cpu()
     ids = run.tokenizer.encode(SENTENCE)
-    log, weights = erase(run.task.model, torch.tensor(ids))
+    log, weights = leave_out(run.task.model, torch.tensor(ids))
     c = int(log.argmax())
     with torch.no_grad():
         whole = run.task.model(torch.tensor([ids])).softmax(-1)[0]
@@ -56,6 +56,6 @@ def test_the_command_line(a_classifier: Path) -> None:
     printed, _ = call(main, a_classifier, SENTENCE, long)
     weight, word = max(zip(prediction.weights, prediction.words), key=lambda pair: abs(pair[0]))
     assert f"{prediction.speaker} " in printed.splitlines()[1] and f"{word} {weight:+.2f}" in printed
-    assert "cut at 32 words, as in training; 17968 words were left out" in printed
-    with pytest.raises(SystemExit, match="Sentence 2 is empty"):
+    assert "the first 32 of its 18000 words are read" in printed
+    with pytest.raises(SystemExit, match="A sentence is empty"):
         call(main, a_classifier, "x", " ")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speechformer.report.statistics import Effect, Summary, contrast, detectable, holm, over_seeds_and_items
+from speechformer.report.statistics import Effect, Summary, contrast, detectable, holm
 
 DRAWS = stats.norm(0, 1).rvs((3, 12), random_state=1)
 
@@ -33,14 +33,13 @@ def test_summary_is_the_textbooks() -> None:
     assert summary.confidence_interval == pytest.approx((3 - half, 3 + half))
     half = 2.776445 * math.sqrt(2.5 * 1.2)
     assert summary.prediction_interval == pytest.approx((3 - half, 3 + half))
-    assert summary.predicts(3 + 0.99 * half) is True and summary.predicts(3 - 1.01 * half) is False
 
 
 @pytest.mark.parametrize("values", [[2.0], [0.88133335, 0.8813333, 0.88133337]])
 def test_without_a_spread_there_is_no_interval(values: list[float]) -> None:
     """Equal accuracies differ in the last digits of single precision."""
     summary = Summary(values)
-    assert summary.mean == pytest.approx(values[0]) and summary.predicts(2.0) is None
+    assert summary.mean == pytest.approx(values[0])
     assert all(map(math.isnan, (*summary.confidence_interval, *summary.prediction_interval)))
     assert math.isnan(difference(values, [value - 0.004 for value in values]).p)
 
@@ -91,32 +90,3 @@ def test_holm_corrects_for_the_number_of_tests() -> None:
     """Oracle: by hand: 0.01 x 4, 0.02 x 3, then its own x 2 and x 1 or as large as before; NaN does not count."""
     assert holm([0.03, 0.01, math.nan, 0.02, 0.04]) == pytest.approx([0.06, 0.04, math.nan, 0.06, 0.06], nan_ok=True)
     assert holm([0.7, 0.8]) == [1.0, 1.0]
-
-
-def test_over_seeds_and_sentences_where_only_one_varies() -> None:
-    """Oracle: scipy's tests over seeds, if all sentences are alike, and over sentences of one seed."""
-    seeds = np.array([0.51, 0.55, 0.62, 0.58])
-    effect = over_seeds_and_items([(1, np.tile(seeds[:, None], (1, 50)))], -0.5)
-    test = stats.ttest_1samp(seeds, 0.5)
-    assert effect.interval == pytest.approx([end - 0.5 for end in test.confidence_interval()])
-    assert effect.p == pytest.approx(test.pvalue)
-    first, second = (np.random.default_rng(seed).random(200) < 0.6 for seed in (0, 1))
-    effect = over_seeds_and_items([(1, first[None]), (-1, second[None])])
-    test = stats.ttest_rel(first.astype(float), second.astype(float))
-    assert effect.interval == pytest.approx(list(test.confidence_interval()))
-
-
-def test_over_seeds_and_sentences_where_all_vary() -> None:
-    """Oracle: the spread of 300 simulated estimates, and how often their intervals have the truth."""
-    generator = np.random.default_rng(0)
-    effects = []
-    for _ in range(300):
-        items = 0.3 * generator.normal(size=(1, 40))  # the same in both, so they cancel
-        first, second = (
-            0.1 * generator.normal(size=(5, 1)) + items + generator.normal(size=(5, 40)) for _ in range(2)
-        )
-        effects.append(over_seeds_and_items([(1, first), (-1, second)]))
-    spread = np.std([effect.mean for effect in effects])
-    assert math.sqrt(np.mean([effect.error**2 for effect in effects])) == pytest.approx(spread, rel=0.15)
-    inside = np.mean([effect.interval[0] <= 0 <= effect.interval[1] for effect in effects])
-    assert 0.92 <= inside <= 0.99

@@ -129,10 +129,12 @@ def test_a_run_of_another_precision_translates_as_it_was_tested_and_cuts_long_so
     ("arguments", "sentence"),
     [
         (["nowhere", "x"], "nowhere: no such folder"),
-        (["nowhere", "--beam", "0"], "--beam must be at least 1, not 0."),  # before it loads the run or reads stdin
-        (["nowhere", "--length-penalty", "-1"], "--length-penalty must be between 0 and 10, not -1.0."),
-        (["nowhere", "x", "y", "--attention", "a.png"], "--attention draws the alignment of one sentence, but there"),
-        (["nowhere", "x", "--attention", "a.xyz"], "--attention must name a .png file, not a.xyz."),
+        (
+            ["nowhere", "--beam", "0"],
+            "beam must be between 1 and 100, not 0.",
+        ),  # before it loads the run or reads stdin
+        (["nowhere", "--length-penalty", "-1"], "length_penalty must be between 0 and 10, not -1.0."),
+        (["nowhere", "x", "--attention", "a.xyz"], "--attention names a .png file"),
     ],
 )
 def test_errors(arguments: list[str], sentence: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from test_sweeps import LM, Sweep, results, sweep  # noqa: F401
 
-from speechformer.report.tables import is_at_edge, tuned
+from speechformer.report.tables import tuned
 from speechformer.runs.folder import State
 from speechformer.sweeps.tuned import TunedSweeper, choose, score_of
 
@@ -112,12 +112,6 @@ def test_a_tie_changes_nothing() -> None:
     assert ordered == [points[3], *points[:3]]
     assert choose(dict.fromkeys(ordered, 1.0), "max") == points[3]
     assert choose({**dict.fromkeys(ordered, 0.9), points[1]: 1.0}, "max") == points[1]
-
-
-def test_a_choice_at_the_edge_is_named() -> None:
-    points = [["lr=1", "init=a"], ["lr=2", "init=b"], ["lr=3", "init=a"]]
-    assert [is_at_edge(point, points) for point in points] == [True, False, True]
-    assert not is_at_edge((), points)
 
 
 def test_a_study_without_scores_has_a_section(tmp_path: Path) -> None:

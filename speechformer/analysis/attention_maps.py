@@ -12,18 +12,20 @@ Shapes: L layers, N heads, T queries, S keys.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
-from speechformer.analysis.fonts import font
 from speechformer.corpora.special_tokens import PAD
 from speechformer.layers.attention import attention_mask
 
@@ -146,101 +148,55 @@ def largest(values: Sequence[Tensor]) -> float | None:
     return float(torch.cat([value.flatten() for value in values]).abs().max()) if values else None
 
 
-# Drawn with Pillow, in milliseconds: TensorBoard gets these pictures during training.
-INK, MUTED, MASKED, PAPER, FRAME = (31, 41, 51), (96, 108, 118), (232, 232, 229), (255, 255, 255), (200, 204, 208)
-BLUES = [(247, 251, 255), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 48, 107)]
-TOP, GAP, HEADER = 66, 18, 36  # pixels above the first row of panels, between columns, and above each panel
+# Fonts with Chinese, Japanese or Korean characters, on Linux, macOS and Windows, for those that DejaVu lacks
+WIDE = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "IPAGothic", "WenQuanYi Zen Hei", "Hiragino Sans")
+WIDE += ("PingFang SC", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS")
+MASKED = "#e8e8e5"
 
 
-def text_width(text: str, size: int) -> int:
-    """Return the width of a text in pixels."""
-    return int(font(size, text).getlength(text))
-
-
-def colours(values: Any) -> Any:
-    """Map numbers from 0 to 1 to RGB, [..., 3]."""
-    places = np.linspace(0, 1, len(BLUES))
-    return np.stack([np.interp(values, places, [c[k] for c in BLUES]) for k in range(3)], axis=-1).astype(np.uint8)
-
-
-def shorten(token: str, length: int = 14) -> str:
+def shorten(token: str) -> str:
     """Shorten a token for an axis; a dot marks a space, which shows where a word begins."""
     token = token.replace(" ", "·").replace("\n", "⏎")
-    return token if len(token) <= length else f"{token[: length - 1]}…"
+    return token if len(token) <= 14 else f"{token[:13]}…"
+
+
+def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Figure:
+    """Draw a map: one row of panels for each layer, one column for each head, masked pairs in grey; see `draw`."""
+    weights = np.ma.masked_array(part.weights.detach().numpy(), (~part.mask).expand_as(part.weights).numpy())
+    L, N, T, S = weights.shape
+    cell = max(0.05, min(0.24, 4 / max(T, S)))  # inches
+    size = (max(6.5, N * (S * cell + 0.5) + 2), L * (T * cell + 0.7) + 2)
+    families = [name for name in ("DejaVu Sans", *WIDE) if name in font_manager.get_font_names()]
+    with matplotlib.rc_context({"font.family": families, "text.parse_math": False, "font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(L, N, sharex=True, sharey=True, squeeze=False)
+        largest = max(float(part.weights.max()) if scale is None else scale, 1e-9)
+        entropy, distance = part.entropy(), part.distance()
+        every = -(-10 // int(72 * cell))  # of small cells only some have a label
+        for (k, n), axis in np.ndenumerate(axes):
+            image = axis.imshow(weights[k, n], cmap="Blues", vmin=0, vmax=largest, interpolation="nearest")
+            axis.set_facecolor(MASKED)
+            far = "" if distance is None else f", distance {distance[k, n]:.1f}"
+            heading = part.heading or f"layer {k + 1}, head {n + 1}"
+            axis.set_title(f"{heading}\nentropy {entropy[k, n]:.2f}{far}", loc="left", fontsize=9)
+            axis.tick_params(length=0, axis="both")
+            axis.tick_params(rotation=90, axis="x")
+        axes[0, 0].set_xticks(range(0, S, every), [shorten(token) for token in part.keys[::every]])
+        axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
+        figure.suptitle(f"{title}\n{CAPTIONS[part.name]}", fontsize=10)
+        figure.supxlabel("row: query; column: key; grey: masked; each row sums to 1", fontsize=9)
+        figure.colorbar(image, ax=axes, label="weight", shrink=0.6)
+        FigureCanvasAgg(figure).draw()
+    return figure
 
 
 def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Image:
-    """Draw a map: one row of panels for each layer, one column for each head, masked pairs in grey.
+    """Draw a map as a picture: one row of panels for each layer, one column for each head, masked pairs in grey.
 
     Args:
         title: the first line of the picture.
         scale: the weight with the darkest colour; None: the largest of the map.
     """
-    weights, caption = part.weights.detach(), CAPTIONS[part.name]
-    L, N, T, S = weights.shape
-    cell = max(3, min(34, 420 // max(T, S)))
-    size = max(9, min(15, cell - 2))
-    headings = [[part.heading or f"layer {k + 1}, head {n + 1}" for n in range(N)] for k in range(L)]
-    queries, keys = (axis_labels(tokens, cell, size) for tokens in (part.queries, part.keys))
-    keys = keys.rotate(90, expand=True)  # from bottom to top
-    left, bottom = queries.width + 2, keys.height + 2
-    column = max(S * cell, *(text_width(text, 13) for row in headings for text in row)) + GAP
-    row_height = T * cell + HEADER + 10
-    width = max(left + N * column + 10, 480, text_width(title, 17) + 20, text_width(caption, 13) + 20)
-    image = Image.new("RGB", (width, TOP + L * row_height + bottom + 56), PAPER)
-    pen = ImageDraw.Draw(image)
-    pen.text((10, 10), title, font=font(17, title), fill=INK)
-    pen.text((10, 36), caption, font=font(13), fill=MUTED)
-    scale = max(float(weights.max()) if scale is None else scale, 1e-9)
-    pixels = colours((weights / scale).clamp(0, 1).nan_to_num(0).numpy())
-    pixels[:, :, ~part.mask.numpy()] = MASKED
-    statistics = panel_statistics(part)
-    for k, n in itertools.product(range(L), range(N)):
-        x, y = left + n * column, TOP + k * row_height
-        pen.text((x, y), headings[k][n], font=font(13), fill=INK)
-        if text_width(statistics[k][n], 11) <= column - 4:
-            pen.text((x, y + 18), statistics[k][n], font=font(11), fill=MUTED)
-        panel = Image.fromarray(pixels[k, n]).resize((S * cell, T * cell), Image.Resampling.NEAREST)
-        image.paste(panel, (x, y + HEADER))
-        pen.rectangle((x - 1, y + HEADER - 1, x + S * cell, y + HEADER + T * cell), outline=FRAME)
-        if n == 0:
-            image.paste(queries, (0, y + HEADER - size // 2))
-        if k == L - 1:
-            image.paste(keys, (x - size // 2, y + HEADER + T * cell + 1))
-    draw_legend(image, TOP + L * row_height + bottom + 4, scale)
-    return image
-
-
-def panel_statistics(part: AttentionMap) -> list[list[str]]:
-    """Return the line above each panel: the head's entropy and distance."""
-    entropy, distance = part.entropy().tolist(), part.distance()
-    if distance is None:
-        return [[f"entropy {value:.2f}" for value in row] for row in entropy]
-    rows = zip(entropy, distance.tolist())
-    return [[f"entropy {nats:.2f}, distance {tokens:.1f}" for nats, tokens in zip(*row)] for row in rows]
-
-
-def axis_labels(tokens: Sequence[str], cell: int, size: int) -> Image.Image:
-    """Draw tokens one below the other, flush right; only every second, third, ... if cells are lower than the font.
-
-    There is room for half a line above the first and below the last.
-    """
-    names = [shorten(token) for token in tokens]
-    width = max((text_width(name, size) for name in names), default=0)
-    image = Image.new("RGB", (width + 8, len(names) * cell + 2 * (size // 2)), PAPER)
-    pen = ImageDraw.Draw(image)
-    for i in range(0, len(names), -(-size // cell)):
-        place = (width + 4, size // 2 + i * cell + cell // 2)
-        pen.text(place, names[i], font=font(size, names[i]), fill=INK, anchor="rm")
-    return image
-
-
-def draw_legend(image: Image.Image, y: int, scale: float) -> None:
-    """Draw the colour scale and say what rows and columns are."""
-    pen, text = ImageDraw.Draw(image), {"font": font(13), "anchor": "lm"}
-    pen.text((10, y + 6), "weight  0", fill=INK, **text)
-    image.paste(Image.fromarray(colours(np.linspace(0, 1, 160)[None].repeat(12, axis=0))), (90, y))
-    pen.text((256, y + 6), f"{scale:.2f}", fill=INK, **text)
-    pen.rectangle((320, y, 334, y + 12), fill=MASKED)
-    pen.text((342, y + 6), "masked", fill=INK, **text)
-    pen.text((10, y + 30), "row: query; column: key; each row sums to 1", fill=MUTED, **text)
+    canvas = figure_of(part, title, scale).canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

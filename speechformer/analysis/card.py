@@ -93,7 +93,9 @@ def use(ability: str, formats: Sequence[str], length: int, subwords: bool) -> li
     example = example.replace("TEXT", SUBWORDS if subwords else WORDS)
     notes = ["- `export.json` describes inputs, output and hyperparameters. `tokenizer.json` is the run's own file."]
     if "safetensors" in formats:
-        notes.append("- `speechformer.export.load_safetensors` rebuilds the model from `model.safetensors` alone.")
+        notes.append(
+            "- `speechformer.analysis.exports.load_safetensors` rebuilds the model from `model.safetensors` alone."
+        )
     if not subwords:
         notes.append("- `tokenizers.json` splits words as NLTK does, but in rare cases of quotes after a period.")
     return [f"In this folder, with {libraries} installed:", f"```python\n{example}```", "\n".join(notes)]

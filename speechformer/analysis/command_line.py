@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,13 +49,18 @@ def load_runs(folders: Sequence[Path], checkpoint: str | None = None, ability: s
     return loaded
 
 
+def short_name(text: str) -> str:
+    """Return a name for a file: the first words of a text, and if they are not all six digits of its sha256."""
+    words = "-".join(re.findall(r"[A-Za-z0-9_.]+", text))
+    return (
+        words
+        if words == text and len(text) <= 200
+        else f"{words[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    )
+
+
 def read_texts(arguments: Sequence[str]) -> list[str]:
     """Return the texts of a command line, or if there are none the lines of standard input, which may be empty."""
-    for text in arguments:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UserError(f"The text {text!a} is not UTF-8.") from None
     if arguments:
         return list(arguments)
     if sys.stdin.isatty():
@@ -68,10 +75,8 @@ def read_texts(arguments: Sequence[str]) -> list[str]:
 
 def read_sentences(arguments: Sequence[str]) -> list[str]:
     """Return the texts of `read_texts` that have words, at least one; empty lines of standard input are skipped."""
-    numbered = dict(enumerate(read_texts(arguments), start=1))
-    sentences = {number: text for number, text in numbered.items() if text.strip()}
-    if empty := min(numbered.keys() - sentences.keys(), default=0) if arguments else 0:
-        raise UserError(f"Sentence {empty} is empty; give it some words.")
-    if not sentences:
-        raise UserError("There is no sentence; give one after RUN, or lines on standard input.")
-    return list(sentences.values())
+    texts = read_texts(arguments)
+    sentences = [text for text in texts if text.strip()]
+    if not sentences or (arguments and len(sentences) < len(texts)):
+        raise UserError("A sentence is empty; give some words after RUN, or lines on standard input.")
+    return sentences

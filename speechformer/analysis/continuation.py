@@ -17,15 +17,13 @@ DEFAULT_TOKENS = 40
 MAX_PROMPT = 4096  # words; the scores of all pairs of them are in memory at once
 
 
-def check_options(
-    tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int, typed: bool = False
-) -> None:
-    """Require valid arguments of `continue_text`; with `typed`, errors name the options of the command."""
-    require(tokens is None or tokens >= 1, "tokens", "at least 1", tokens, typed)
-    require(0 <= temperature < float("inf"), "temperature", "0 or above", temperature, typed)
-    require(top_k is None or top_k >= 1, "top_k", "at least 1", top_k, typed)
-    require(0 < top_p <= 1, "top_p", "above 0 and at most 1", top_p, typed)
-    require(0 <= seed < 2**63, "seed", "at least 0 and below 2^63", seed, typed)
+def check_options(tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int) -> None:
+    """Require valid arguments of `continue_text`."""
+    require(tokens is None or tokens >= 1, "tokens", "at least 1", tokens)
+    require(0 <= temperature < float("inf"), "temperature", "0 or above", temperature)
+    require(top_k is None or top_k >= 1, "top_k", "at least 1", top_k)
+    require(0 < top_p <= 1, "top_p", "above 0 and at most 1", top_p)
+    require(0 <= seed < 2**63, "seed", "at least 0 and below 2^63", seed)
 
 
 def continue_text(
@@ -58,28 +56,19 @@ def continue_text(
 
     check_options(tokens, temperature, top_k, top_p, seed)
     ids = run.tokenizer.encode(prompt)
-    if not ids:
-        raise UserError("The prompt is empty; give at least one word.")
-    if len(ids) > MAX_PROMPT:
-        raise UserError(f"The prompt has {len(ids)} words; give at most its last {MAX_PROMPT}.")
-    generator, limit = torch.Generator().manual_seed(seed), count_tokens(run, len(ids), tokens)
+    if not 0 < len(ids) <= MAX_PROMPT:
+        raise UserError(f"The prompt has {len(ids)} words; give 1 to {MAX_PROMPT}.")
+    limit = tokens or DEFAULT_TOKENS
+    if run.max_length is not None:
+        room = run.max_length - len(ids) + 1  # the last word is drawn, but not read
+        if room < (tokens or 1):
+            raise UserError(
+                f"The model has {run.max_length} positions: after a prompt of {len(ids)} words there is room for "
+                f"{max(room, 0)} more. Ask for fewer, or train with model=rope or alibi, which have no limit."
+            )
+        limit = min(limit, room)
+    generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    options["mixture"] = run.task.counts
-    drawn = sample(run.model, ids, words=len(run.tokenizer), **options)  # type: ignore[arg-type]
+    drawn = sample(run.model, ids, words=len(run.tokenizer), mixture=run.task.counts, **options)  # type: ignore[arg-type]
     end = END if isinstance(run.tokenizer, Subwords) else None  # of a document; other vocabularies have none
     return itertools.takewhile(lambda index: index != end, itertools.islice(drawn, limit))
-
-
-def count_tokens(run: TrainedRun, prompt: int, tokens: int | None) -> int:
-    """Return how many words to add to a prompt of `prompt` words; raise a UserError for too few positions."""
-    if run.max_length is None:
-        return tokens or DEFAULT_TOKENS
-    room = run.max_length - prompt + 1  # the last word is drawn, but not read
-    if room < max(1, tokens or 0):
-        name = run.task.hparams["architecture"]["model"]["name"]
-        fits = f"there is room for {room} more, not {tokens}" if room > 0 else "there is no room for more"
-        raise UserError(
-            f"model={name} has {run.max_length} positions: after a prompt of {prompt} words {fits}. Shorten the "
-            "prompt, ask for fewer tokens, or train with model=rope or alibi, which have no limit."
-        )
-    return tokens or min(DEFAULT_TOKENS, room)

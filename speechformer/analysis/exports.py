@@ -17,19 +17,19 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from safetensors.torch import save
+from torch import Tensor
 from torch.export import Dim
 
 from speechformer import console
 from speechformer.analysis.card import card
 from speechformer.analysis.load import TrainedRun
-from speechformer.analysis.self_contained import to_safetensors
 from speechformer.corpora.files import OutputFolder, atomic_write
 from speechformer.corpora.portable import portable_subwords, portable_words
 from speechformer.corpora.special_tokens import PAD
@@ -60,6 +60,18 @@ def description(run: TrainedRun) -> dict[str, Any]:
     }
 
 
+def to_safetensors(state: Mapping[str, Tensor], dtype: torch.dtype | None = None, **metadata: str) -> bytes:
+    """Serialise weights, of one type unless it is None.
+
+    A table with several names is stored once, under the first. `shared` in the header maps its other names to that.
+    """
+    first = dict[int, str]()
+    names = {name: first.setdefault(value.data_ptr(), name) for name, value in state.items()}
+    weights = {name: state[name].detach().to("cpu", dtype).contiguous() for name in first.values()}
+    shared = {name: stored for name, stored in names.items() if stored != name}
+    return save(weights, metadata={**metadata, "shared": json.dumps(shared)})
+
+
 def as_safetensors(run: TrainedRun) -> bytes:
     """Serialise the weights, and in the header what rebuilds the model."""
     state = run.model.state_dict()
@@ -77,27 +89,17 @@ def load_safetensors(path: Path) -> Task:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         task = TASKS[described["task"]](**described["hyper_parameters"])
         weights |= {name: weights[first] for name, first in shared.items()}
+        counts = {name: weights.pop(name) for name in [*weights] if name.startswith(COUNTS)}
         if task.counts is not None:
-            own = [name for name in weights if name.startswith(COUNTS)]
-            task.counts.load_state_dict({name.removeprefix(COUNTS): weights.pop(name) for name in own})
+            task.counts.load_state_dict({name.removeprefix(COUNTS): count for name, count in counts.items()})
         task.model.load_state_dict(weights)
     except Exception as error:  # the exceptions of safetensors are not public
         raise UserError(f"{path} is not an export of speechformer ({type(error).__name__}).") from None
     return task.eval()
 
 
-def not_exportable(run: TrainedRun) -> str:
-    """Return what of the model torch.export cannot export, or ""."""
-    modules = list(run.model.modules())
-    if any(isinstance(module, Positions) and not module.can_cache for module in modules):
-        return "positions that depend on the length of the text"
-    return "an RNN" if any(isinstance(module, nn.RNNBase) for module in modules) else ""
-
-
 def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
-    if reason := not_exportable(run):
-        raise UserError(f"torch.export cannot export {reason} (model={run.label}); use --format safetensors.")
     limit = run.max_length or MAX_TOKENS
     inputs = tuple(example_inputs(run, 2, 7))
     run.task(*inputs)  # which makes the tables of counts
@@ -109,12 +111,12 @@ def as_program(run: TrainedRun) -> bytes:
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
+        if any(isinstance(module, torch.nn.RNNBase) for module in run.model.modules()):
+            raise ValueError("an RNN")  # torch would fix its length
         program = torch.export.export(run.task, inputs, dynamic_shapes=(sizes,))
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        raise UserError(
-            f"torch.export cannot export model={run.label} ({reason}); use --format safetensors."
-        ) from error
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"torch.export cannot export model={run.label} ({reason}).") from error
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()
@@ -131,7 +133,7 @@ def example_inputs(run: TrainedRun, rows: int, tokens: int) -> list[Tensor]:
 
 
 @torch.no_grad()
-def compare(run: TrainedRun, exported: Any) -> float:
+def compare(run: TrainedRun, exported: Callable[..., Tensor]) -> float:
     """Return the largest difference between a logit of the run and of its export, over a few batches."""
     batches = [example_inputs(run, rows, tokens) for rows, tokens in ((1, 1), (2, 7), (5, 12))]
     return float(torch.stack([(exported(*ids) - run.task(*ids)).abs().max() for ids in batches]).max())
@@ -139,42 +141,51 @@ def compare(run: TrainedRun, exported: Any) -> float:
 
 def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
     """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
-    output, safetensors = OutputFolder(folder), format == "safetensors"
-    path, tokenizer, header = (output.file(name) for name in (FILES[format], "tokenizer.json", "export.json"))
+    path, is_program = OutputFolder(folder).file(FILES[format]), format == "torch.export"
     run.task.cpu()
+    content = as_program(run) if is_program else as_safetensors(run)
     with atomic_write(path) as file:
-        file.write(as_safetensors(run) if safetensors else as_program(run))
+        file.write(content)
         file.flush()
         written = Path(file.name)
-        program = None if safetensors else torch.export.load(io.BytesIO(written.read_bytes())).module()
-        exported = program or load_safetensors(written)
+        exported: Callable[..., Tensor] = (
+            torch.export.load(io.BytesIO(written.read_bytes())).module() if is_program else load_safetensors(written)
+        )
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    shutil.copy(run.directory / "tokenizer.json", tokenizer)
-    header.write_text(json.dumps(description(run), indent=2) + "\n", encoding="utf-8")
     return path, difference
 
 
 def describe(run: TrainedRun, formats: Sequence[str], folder: Path) -> None:
-    """Write README.md and tokenizers.json beside an export in some formats."""
-    output, classifies = OutputFolder(folder), "predict" in run.task.abilities
-    paths = {name: output.file(name) for name in ("tokenizers.json", "README.md")}
+    """Write the tokenizers, export.json and README.md beside an export in some formats."""
+    output = OutputFolder(folder)
     if isinstance(run.tokenizer, Subwords):
         tokenizer = portable_subwords(run.tokenizer)
     else:  # a classifier reads no more words than in training
-        tokenizer = portable_words(run.tokenizer.vocabulary, run.block_size if classifies else None)
-    paths["tokenizers.json"].write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
-    paths["README.md"].write_text(card(run, formats), encoding="utf-8")
+        limit = run.block_size if "predict" in run.task.abilities else None
+        tokenizer = portable_words(run.tokenizer.vocabulary, limit)
+    shutil.copy(run.directory / "tokenizer.json", output.file("tokenizer.json"))
+    texts = {"export.json": json.dumps(description(run), indent=2) + "\n", "README.md": card(run, formats)}
+    texts["tokenizers.json"] = tokenizer.to_str(pretty=False) + "\n"
+    for name, text in texts.items():
+        output.file(name).write_text(text, encoding="utf-8")
 
 
 def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
     """Export a run in a format, None for each that its model has, and print what was written."""
     for name in NAMES:  # before any is written
         OutputFolder(folder).file(name)
-    formats = [format] if format else ["safetensors"] if not_exportable(run) else list(FILES)
-    for format in formats:
-        path, difference = export(run, format, folder)
+    formats = []
+    for name in [format] if format else FILES:
+        try:
+            path, difference = export(run, name, folder)
+        except UserError as error:
+            if format or name == "safetensors":
+                raise
+            console.say(str(error))
+            continue
+        formats.append(name)
         megabytes = path.stat().st_size / 2**20
         console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
     if run.task.counts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer.analysis import continuation, erasure, translation
+from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
 from speechformer.corpora.load import load_tokenizer
@@ -126,10 +126,10 @@ class TrainedRun:
             raise UserError(f"{self.directory} is a run of model={self.label}, which has no attention weights.")
         return maps
 
-    def predict(self, text: str) -> erasure.Prediction:
+    def predict(self, text: str) -> leave_one_out.Prediction:
         """Predict the class of a text: the probability of each class, and the importance of each word."""
         self.require("predict")
-        return erasure.predict(self, text)
+        return leave_one_out.predict(self, text)
 
     def generate(
         self,

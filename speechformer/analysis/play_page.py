@@ -8,6 +8,7 @@ base64 safetensors. `play/engine.js` computes from them what the model computes 
 from __future__ import annotations
 
 import base64
+import hashlib
 import inspect
 import json
 import re
@@ -15,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from speechformer.analysis.exports import to_safetensors
 from speechformer.analysis.find import CHECKPOINTS
 from speechformer.analysis.load import TrainedRun, unique_labels
-from speechformer.analysis.self_contained import fill_page, to_safetensors
 from speechformer.console import list_steps
+from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
@@ -41,10 +44,9 @@ KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "re
 KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
-FEW, MANY = 6, 16  # checkpoints of a run: above TARGET_BYTES, if they fit into MAX_BYTES; at most
+MOST = 16  # checkpoints of a run
 TARGET_BYTES, MAX_BYTES = 5_000_000, 20_000_000  # of all weights in the page
 Checkpoint = tuple[int | None, str]  # the optimizer step, None of an average; the file in the run's folder
-Types = tuple[torch.dtype, torch.dtype]  # of the weights behind the metrics, and of the other checkpoints
 EXAMPLES = (
     "We will rebuild our bridges, and our children will thank us.",
     "My friends, we shall mend the harbours, and our children will remember the work.",
@@ -138,66 +140,55 @@ def describe_tokenizer(tokenizer: Tokenizer | Subwords) -> dict[str, Any]:
 
 def check_supported(run: TrainedRun) -> dict[str, Any]:
     """Return `describe_model` of a run; a `UserError` that names the run if the page cannot compute it."""
-    if run.task.name not in MODELS.values():
-        raise UserError(f"{run.directory} is a run of task={run.task.name}, which the live page does not support.")
     try:
+        if run.task.name not in MODELS.values():
+            raise UserError(f"task={run.task.name} is not supported")
         return describe_model(run.model, run.task.hparams["architecture"])
     except UserError as error:
-        has_maps = run.task.hparams["architecture"]["model"]["name"] != "rnn"
-        hint = " Its maps: python -m speechformer.attention RUN." if has_maps else ""
-        raise UserError(f"{run.directory}: {error} by the live page.{hint}") from None
+        raise UserError(f"{run.directory}: {error} by the live page.") from None
 
 
 def checkpoints_of(run: TrainedRun, alone: bool) -> list[Checkpoint]:
-    """Return the checkpoints of a run: that which was loaded, and unless `alone` those beside it."""
-    names = {step_of(run.directory / run.checkpoint): run.checkpoint}
-    for path in () if alone else (run.directory / name for name in CHECKPOINTS):
-        if path.exists() and path.name != run.checkpoint and (step := step_of(path)) is not None:
-            names.setdefault(step, path.name)
-    for folder in () if alone else (HISTORY, WEIGHTS):
-        for path in (run.directory / folder).glob("*.ckpt"):
-            if re.fullmatch(STEP, path.name):
-                names.setdefault(int(path.stem), f"{folder}/{path.name}")
-    return sorted(names.items(), key=lambda own: (own[0] is None, own[0] or 0))
+    """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
+    paths = [run.directory / run.checkpoint]
+    if not alone:
+        paths += [run.directory / name for name in CHECKPOINTS if (run.directory / name).exists()]
+        kept = [path for folder in (HISTORY, WEIGHTS) for path in (run.directory / folder).glob("*.ckpt")]
+        paths += [path for path in kept if re.fullmatch(STEP, path.name)]
+    names: dict[int | None, str] = {}
+    for path in paths:  # an average is of several steps
+        step = None if path.name == "average.ckpt" else read_checkpoint(path).get("global_step")
+        if not names or step is not None:
+            names.setdefault(step, path.relative_to(run.directory).as_posix())
+    return sorted(names.items(), key=lambda checkpoint: (checkpoint[0] is None, checkpoint[0] or 0))
 
 
-def step_of(path: Path) -> int | None:
-    """Return the optimizer step of a checkpoint; None of an average, which is of several."""
-    step = read_checkpoint(path).get("global_step")
-    return step if type(step) is int and path.name != "average.ckpt" else None
+def evenly_spaced(checkpoints: Sequence[Checkpoint], chosen: str, most: int) -> list[Checkpoint]:
+    """Return at most `most` checkpoints: the chosen one, and others between the first and the last."""
+    others = [checkpoint for checkpoint in checkpoints if checkpoint[1] != chosen]
+    places = np.linspace(0, len(others) - 1, min(len(others), most - 1)).round()
+    picked = {others[int(place)] for place in places}
+    return [checkpoint for checkpoint in checkpoints if checkpoint in picked or checkpoint[1] == chosen]
 
 
 def fit_into_page(
     runs: Sequence[TrainedRun], files: Sequence[Sequence[Checkpoint]]
-) -> tuple[list[list[Checkpoint]], Types]:
-    """Choose the checkpoints of each run that the page holds, and the types of their weights.
-
-    They are evenly spaced ones if all would be too many. Of the weights, those behind the metrics are halved last.
+) -> tuple[list[list[Checkpoint]], torch.dtype]:
+    """Choose the checkpoints of each run that the page holds, and the type of their weights.
 
     Raises:
         UserError: even one of each run in half precision would be too large.
     """
-    numbers = [count_weights(run.model) for run in runs]
-    full, half = torch.float32, torch.float16
-
-    def size(most: int, types: Types) -> float:  # base64 takes 4 bytes for 3
-        bytes_of = (types[0].itemsize + (min(most, len(own)) - 1) * types[1].itemsize for own in files)
-        return sum(number * each for number, each in zip(numbers, bytes_of)) * 4 / 3
-
-    most = MANY
-    while most > 1 and size(most, (half, half)) > (TARGET_BYTES if most > FEW else MAX_BYTES):
-        most -= 1
-    if (total := size(most, (half, half))) > MAX_BYTES:
+    total = sum(count_weights(run.model) for run in runs) * torch.half.itemsize * 4 / 3  # base64 takes 4 bytes for 3
+    if total > MAX_BYTES:
         raise UserError(
             f"The page would hold {total / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
-            "Name fewer runs, one --checkpoint, or smaller models."
+            "Name fewer runs or smaller models."
         )
-    picked = []
-    for run, own in zip(runs, files):
-        chosen = [name for _, name in own].index(run.checkpoint)
-        picked.append([own[k] for k in evenly_spaced(len(own), chosen, most)])
-    fitting = (types for types in ((full, full), (full, half)) if size(most, types) <= TARGET_BYTES)
-    return picked, next(fitting, (half, half))
+    most = min(MOST, int(MAX_BYTES / total))
+    picked = [evenly_spaced(own, run.checkpoint, most) for run, own in zip(runs, files)]
+    is_small = 2 * total * max(map(len, picked)) <= TARGET_BYTES
+    return picked, torch.float32 if is_small else torch.float16
 
 
 def count_weights(model: nn.Module) -> int:
@@ -205,62 +196,15 @@ def count_weights(model: nn.Module) -> int:
     return sum({value.data_ptr(): value.numel() for value in model.state_dict().values()}.values())
 
 
-def evenly_spaced(count: int, chosen: int, most: int) -> list[int]:
-    """Return at most so many of `count` indices in order: the chosen one, the ends, and some between."""
-    if count <= most:
-        return [*range(count)]
-    if most < 3:
-        return sorted([chosen, 0 if chosen else count - 1][:most])
-    picked = [round(k * (count - 1) / (most - 1)) for k in range(most)]
-    if chosen not in picked:
-        picked[min(range(1, most - 1), key=lambda k: abs(picked[k] - chosen))] = chosen
-    return picked
-
-
-def limit_of(run: TrainedRun) -> int:
-    """Return how many tokens of a text the page reads."""
-    limits = [MAX_TOKENS, run.max_length, run.block_size if run.task.name == "classify" else None]
-    return min(limit for limit in limits if limit is not None)
-
-
-def choose_text(tokenizer: Any) -> str:
+def choose_text(tokenizer: Tokenizer | Subwords) -> str:
     """Return the example with the fewest unknown words."""
-    unknown = [sum(index == 1 for index in tokenizer.encode(text)) for text in EXAMPLES]
-    return EXAMPLES[unknown.index(min(unknown))]
+    return min(EXAMPLES, key=lambda text: tokenizer.encode(text).count(UNKNOWN))
 
 
-def name_of_chosen(run: TrainedRun, own: Sequence[Checkpoint]) -> str:
-    """Return what the loaded checkpoint is: "reported" of a finished run, else "best so far" or "last"."""
-    if run.finished:
-        return "reported"
-    if run.checkpoint == "best.ckpt":
-        return "best so far"
-    return "last" if own[-1][1] == run.checkpoint else run.checkpoint  # `checkpoints/` may have a later one
-
-
-def encode_checkpoint(run: TrainedRun, name: str, types: Types) -> str:
+def encode_checkpoint(run: TrainedRun, name: str, dtype: torch.dtype) -> str:
     """Return the weights of a checkpoint as base64 safetensors."""
-    is_chosen = name == run.checkpoint
-    task = run.task if is_chosen else load_task(run.directory / name)
-    return base64.b64encode(to_safetensors(task.model.state_dict(), types[not is_chosen])).decode()
-
-
-def export_run(run: TrainedRun, own: Sequence[Checkpoint], types: Types) -> dict[str, Any]:
-    """Return a run as plain data, but for what is shared with other runs or follows from them."""
-    return {
-        "name": run.directory.resolve().name,
-        "finished": run.finished,
-        "classes": run.task.hparams.get("classes"),
-        "words": len(run.tokenizer),
-        "limit": limit_of(run),
-        "trained": run.block_size,
-        "half": types[0] == torch.float16,
-        "chosen": [name for _, name in own].index(run.checkpoint),
-        "reported": name_of_chosen(run, own),
-        "checkpoints": [
-            {"name": name, "step": step, "weights": encode_checkpoint(run, name, types)} for step, name in own
-        ],
-    }
+    task = run.task if name == run.checkpoint else load_task(run.directory / name)
+    return base64.b64encode(to_safetensors(task.model.state_dict(), dtype)).decode()
 
 
 def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any], list[str]]:
@@ -274,38 +218,74 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     """
     models = [check_supported(run) for run in runs]
     files = [checkpoints_of(run, alone) for run in runs]
-    checkpoints, types = fit_into_page(runs, files)
-    tokenizers: list[dict[str, Any]] = []
+    picked, dtype = fit_into_page(runs, files)
+    tokenizers = [describe_tokenizer(run.tokenizer) for run in runs]
     exported, lines = [], []
-    for run, label, model, own, total in zip(runs, unique_labels(runs), models, checkpoints, map(len, files)):
-        tokenizer = describe_tokenizer(run.tokenizer)
-        if tokenizer not in tokenizers:
-            tokenizers.append(tokenizer)
-        label += ", without its counts" if run.task.counts is not None else ""
-        shared = {"label": label, "total": total, "model": model, "tokenizer": tokenizers.index(tokenizer)}
-        exported.append(export_run(run, own, types) | shared)
-        lines.append(f"{exported[-1]['name']} ({run.label}): {list_checkpoints(own, total)}")
-    if not alone and (single := [run for run, total in zip(exported, map(len, files)) if total == 1]):
-        names = ", ".join(run["name"] for run in single)
-        lines.append(f"No slider over the training of {names}: train with keep_every_n_steps=100 to get one.")
-    if types[0] == torch.float16:
+    for run, label, model, tokenizer, own, known in zip(runs, unique_labels(runs), models, tokenizers, picked, files):
+        limits = [MAX_TOKENS, run.max_length, run.block_size if run.task.name == "classify" else None]
+        names = [name for _, name in own]
+        exported.append(
+            {
+                "name": run.directory.resolve().name,
+                "finished": run.finished,
+                "classes": run.task.hparams.get("classes"),
+                "words": len(run.tokenizer),
+                "limit": min(limit for limit in limits if limit is not None),
+                "trained": run.block_size,
+                "half": dtype == torch.float16,
+                "chosen": names.index(run.checkpoint),
+                "reported": "reported" if run.finished else run.checkpoint,
+                "label": label + ", without its counts" * (run.task.counts is not None),
+                "total": len(known),
+                "model": model,
+                "tokenizer": tokenizers.index(tokenizer),
+                "checkpoints": [
+                    {"name": name, "step": step, "weights": encode_checkpoint(run, name, dtype)} for step, name in own
+                ],
+            }
+        )
+        steps = [step for step, _ in own if step is not None]
+        lines.append(
+            f"{run.directory.name} ({run.label}): {len(own)} of {len(known)} checkpoints, {list_steps(steps)}"
+        )
+        if len(known) == 1 and not alone:
+            lines.append("No slider over its training: train with keep_every_n_steps=100 to get one.")
+    if dtype == torch.float16:
         lines.append("Weights are rounded to float16: in float32 they exceed 5 MB. Probabilities differ slightly.")
     return {"tokenizers": tokenizers, "runs": exported}, lines
 
 
-def list_checkpoints(own: Sequence[Checkpoint], total: int) -> str:
-    """Return the checkpoints that the page holds of a run as text: "average.ckpt, steps 0, 50, …, 350, 396"."""
-    if len(own) == 1 and own[0][0] is not None:
-        return f"{own[0][1]} (step {own[0][0]})"
-    steps = [step for step, _ in own if step is not None]
-    names = [*(name for step, name in own if step is None), *([list_steps(steps)] if steps else [])]
-    share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
-    return ", ".join(names) + share
+def write_page(
+    runs: Sequence[TrainedRun], path: Path | str, text: str | None = None, alone: bool = False
+) -> list[str]:
+    """Write the page of some runs, and return lines on what it holds.
+
+    Args:
+        text: the sentence that it opens with; None: an example.
+        alone: only the loaded checkpoint of each run, without those beside it.
+
+    Raises:
+        UserError: the page cannot compute a model, or would be too large.
+    """
+    content, lines = export_runs(runs, alone)
+    Path(path).write_text(render_page(content, text or choose_text(runs[0].tokenizer)), encoding="utf-8")
+    return lines
 
 
-def render_page(content: dict[str, Any], text: str, title: str = "Attention, live") -> str:
-    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with."""
+def render_page(content: dict[str, Any], text: str) -> str:
+    """Return the page as HTML, for the runs of `export_runs` and the sentence that it opens with.
+
+    All data is one JSON object, escaped so that no character can end its element. The policy of the page allows its
+    script alone, by the hash. The script inserts words as text only, never as HTML.
+    """
     patterns = {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
-    content = {**content, "text": text, "title": title, "patterns": patterns}
+    content = {**content, "text": text, "title": "Attention, live", "patterns": patterns}
     page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
-    return fill_page(page, '"use strict";\n' + "\n".join(scripts), style, content)
+    script = '"use strict";\n' + "\n".join(scripts)
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    for mark, part in (("__SHA256__", digest), ("__STYLE__", style), ("__SCRIPT__", script), ("__CONTENT__", data)):
+        page = page.replace(mark, part, 1)
+    return page

@@ -25,12 +25,11 @@ def encode_sources(run: TrainedRun, texts: Sequence[str], others: Sequence[Train
     return [[*ids, END][:longest] if text.strip() else [] for text, ids in zip(texts, encoded)]
 
 
-def check_options(beam: int | None, length_penalty: float | None, typed: bool = False) -> None:
-    """Require valid arguments of `translate_sources`; with `typed`, errors name the options of the command."""
-    require(beam is None or beam >= 1, "beam", "at least 1", beam, typed)
-    require(beam is None or beam <= 100, "beam", "at most 100", beam, typed)
+def check_options(beam: int | None, length_penalty: float | None) -> None:
+    """Require valid arguments of `translate_sources`."""
+    require(beam is None or 1 <= beam <= 100, "beam", "between 1 and 100", beam)
     valid = length_penalty is None or 0 <= length_penalty <= 10
-    require(valid, "length_penalty", "between 0 and 10", length_penalty, typed)
+    require(valid, "length_penalty", "between 0 and 10", length_penalty)
 
 
 def translate_sources(
@@ -60,8 +59,7 @@ def translate_sources(
     check_options(beam, length_penalty)
     for other in others:
         other.require("translate")
-        digests = {runs.sha256(own.directory / runs.TOKENIZER) for own in (run, other)}
-        if len(digests) > 1:
+        if runs.sha256(other.directory / runs.TOKENIZER) != runs.sha256(run.directory / runs.TOKENIZER):
             raise UserError(
                 f"{other.directory} has another vocabulary than {run.directory}; an ensemble needs runs of the same "
                 "corpus, protocol and task.vocab_size."

@@ -11,6 +11,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8
 DASHES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 LOOKS = [{"ls": dash, "marker": mark, "color": color} for (dash, mark), color in itertools.product(DASHES, COLOURS)]
 SIGNIFICANCE = {"better": ("#0072B2", "o"), "not significant": ("#8a949e", "s"), "worse": ("#D55E00", "X")}
-STYLE = Path(__file__).with_name("figures.mplstyle")
+
+
+def style() -> AbstractContextManager[None]:
+    """Return the context in which the figures are drawn."""
+    return plt.style.context(Path(__file__).with_name("figures.mplstyle"))
 
 
 def wrapped(text: str, width: int = 44) -> str:
@@ -217,7 +222,7 @@ def curves(study: Study) -> Figures:
         if "perplexity" in axis.get_ylabel() and values.max() > 2 * values.min() > 0:
             axis.set_yscale("log")
             axis.set_ylabel(f"{axis.get_ylabel()}, log scale")
-            axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_locator(NullLocator())
     more = f" The first {CURVES} rows." if len(study.variants) > CURVES else ""

@@ -103,7 +103,7 @@ def name_variants(variants: Sequence[Variant], names: Mapping[str, str]) -> str:
     usual: dict[str, str] = {}
     for key in dict.fromkeys(key for variant in variants for key in variant.overrides):
         having = [variant.words[key] for variant in variants if key in variant.words]
-        if 2 * having.count(word := max(having, key=having.count)) > len(having):
+        if 2 * having.count(word := max(having, key=having.count)) > len(variants):
             usual[key] = word
     labels = [joined(v.words.values() or (in_words(setting, names) for setting in v.name.split())) for v in variants]
     unusual = [joined(word for key, word in v.words.items() if usual.get(key) != word) for v in variants]

@@ -427,8 +427,8 @@ def arrange(
     settings = {override(key, value) for variant in variants for key, value in variant.settings.items()}
     rows = list(dict.fromkeys(variant.label for variant in variants))
     names = {name: label for name, _, label in (text.rpartition("=") for text in labels)}
-    for name in names:
-        if name not in {*settings, *rows, *(variant.name for variant in variants)}:
+    for name, label in names.items():
+        if not label or name not in {*settings, *rows, *(variant.name for variant in variants)}:
             raise unknown("--label NAME=LABEL", "row or setting", name, rows)
     for study in studies if names else ():
         study.relabel(names)

@@ -27,7 +27,7 @@ from speechformer import console
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
 from speechformer.escape import escape_markdown, one_line
-from speechformer.report.figures import FIGURES, FORMATS, STYLE, Figures, plt, search_figures, write
+from speechformer.report.figures import FIGURES, FORMATS, Figures, search_figures, style, write
 from speechformer.report.load import FAILED, Study, arrange, build_studies, read_runs
 from speechformer.report.tables import (
     INTERVAL,
@@ -134,7 +134,7 @@ def write_report(
             heading = f"{section.heading}: {name.replace('_', ' ')}"
             section.figures.append((path.relative_to(folder.path).as_posix(), heading, caption))
 
-    with plt.style.context(STYLE):
+    with style():
         for study in studies:
             section = Section(study.name, study.heading, [*about(study)], failures=[*failures(study)])
             section.tables = [table for function in tables for table in function(study)]
@@ -250,11 +250,11 @@ def difference_rows(study: Study) -> Iterator[dict[str, Any]]:
 
 def formatted(table: Table, escape: Callable[[str], str], bold: str, line_break: str) -> pd.DataFrame:
     """Return a table with cells and heads escaped, the lines of cells joined, and the first line of the best bold."""
-    frame = table.frame.map(lambda cell: line_break.join(map(escape, cell.split("\n"))))
+    frame = table.frame.map(lambda cell: [escape(line) for line in cell.split("\n")])
     for row, column in table.bold:
-        first, *rest = frame.loc[row, column].split(line_break)
-        frame.loc[row, column] = line_break.join([bold.format(first), *rest])
-    return frame.rename(columns=escape)
+        lines = frame.at[row, column]
+        lines[0] = bold.format(lines[0])
+    return frame.map(line_break.join).rename(columns=escape)
 
 
 def as_markdown(table: Table) -> Markup:

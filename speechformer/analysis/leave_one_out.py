@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import UNKNOWN
-from speechformer.errors import UserError
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
@@ -37,7 +36,7 @@ class Prediction:
         speaker: the most probable class.
         words: the words that the model read; `known` says which are in the vocabulary.
         weights: the importance of each word in nats; None for a text of one word.
-        left_out: number of words at the end that were cut.
+        notes: what was cut or is unknown.
     """
 
     text: str
@@ -46,42 +45,41 @@ class Prediction:
     words: list[str]
     known: list[bool]
     weights: list[float] | None
-    left_out: int
+    notes: list[str]
 
     def as_json(self) -> dict[str, object]:
         """Return the prediction as plain data."""
         columns = zip(self.words, self.known, self.weights or itertools.repeat(None))
         words = [{"word": word, "known": known, "weight": weight} for word, known, weight in columns]
         about = {"text": self.text, "speaker": self.speaker, "probabilities": self.probabilities}
-        return {**about, "words": words, "words_left_out": self.left_out}
+        return {**about, "words": words, "notes": self.notes}
 
 
 @torch.no_grad()
-def erase(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
+def leave_out(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return ln P of each class, [C], and the importance of each word for the best class, [T], None if T is 1."""
     log_C, T = model(ids_T[None]).log_softmax(dim=-1)[0], len(ids_T)
     if T == 1:
         return log_C, None
     index = torch.arange(T, device=ids_T.device)
-    erased = ids_T.expand(T, T)[index[:, None] != index].view(T, T - 1)  # row t: all words but the t-th
+    shortened = ids_T.expand(T, T)[index[:, None] != index].view(T, T - 1)  # row t: all words but the t-th
     c = log_C.argmax()
-    weights = [log_C[c] - model(rows).log_softmax(dim=-1)[:, c] for rows in erased.split(ROWS_AT_ONCE)]
+    weights = [log_C[c] - model(rows).log_softmax(dim=-1)[:, c] for rows in shortened.split(ROWS_AT_ONCE)]
     return log_C, torch.cat(weights)
 
 
 def predict(run: TrainedRun, text: str) -> Prediction:
     """Predict the class of a text with a run of task=classify; the text is cut at `block_size`, as in training."""
-    words, ids = run.tokenizer.split(text), run.tokenizer.encode(text)[: run.block_size]
-    if not ids:
-        raise UserError("The text is empty; give at least one word.")
-    log_C, weights = erase(run.task, torch.tensor(ids, device=run.task.device))
+    inputs = run.read(text, run.block_size)
+    (ids,), words = inputs.ids, run.tokenizer.split(text)
+    log_C, weights = leave_out(run.task, ids.to(run.task.device))
     probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
     return Prediction(
         text=text,
         speaker=max(probabilities, key=probabilities.__getitem__),
         probabilities=probabilities,
         words=words[: len(ids)],
-        known=[index != UNKNOWN for index in ids],
+        known=[index != UNKNOWN for index in ids.tolist()],
         weights=None if weights is None else weights.tolist(),
-        left_out=len(words) - len(ids),
+        notes=inputs.notes,
     )
