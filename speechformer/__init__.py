@@ -10,7 +10,6 @@ Importing the package is fast: torch is imported when a function that needs it i
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +24,6 @@ _MODULES = {
     "load": "speechformer.analysis.load",
     "read_results": "speechformer.report.load",
 }
-
-
-def _say_interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Show Ctrl-C while a command still imports torch in one word; show other exceptions as Python does."""
-    if issubclass(kind, KeyboardInterrupt):
-        sys.stderr.write("Interrupted.\n")
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-if sys.argv[:1] == ["-m"]:  # `python -m speechformer...` is about to import the command
-    sys.excepthook = _say_interrupted
 
 
 def __getattr__(name: str) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 
 from speechformer import console
 from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 from speechformer.analysis.continuation import DEFAULT_TOKENS, check_options, continue_text
-from speechformer.errors import UserError, require
+from speechformer.errors import require
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -19,26 +18,15 @@ def generate(arguments: argparse.Namespace) -> None:
     require(arguments.n >= 1, "n", "at least 1", arguments.n)
     prompts = arguments.prompt and read_sentences(arguments.prompt)
     (run,) = load_runs([arguments.run], arguments.checkpoint, "generate")
-    asks = not prompts and sys.stdin.isatty()
-    if asks:
-        console.warn("Enter the beginning of a text and the model continues it. Ctrl-D ends.")
-        prompts = filter(None, map(str.strip, sys.stdin))
-    for turn, prompt in enumerate(prompts or read_sentences([])):
-        try:
-            for k in range(arguments.n):
-                seed = arguments.seed + k + arguments.n * turn * asks
-                drawn = continue_text(run, prompt, seed=seed, **options)
-                if k == 0 and (notes := run.read(prompt).notes):
-                    console.warn(f"({'; '.join(notes)})")
-                if arguments.n > 1:
-                    console.write(f"--- {k + 1}, seed {seed}")
-                for piece in run.tokenizer.stream(itertools.chain(run.tokenizer.encode(prompt), drawn)):
-                    console.write(piece, end="")
-                console.write("")
-        except UserError as error:
-            if not asks:
-                raise
-            console.warn(str(error))
+    for prompt, k in itertools.product(prompts or read_sentences([]), range(arguments.n)):
+        drawn = continue_text(run, prompt, seed=arguments.seed + k, **options)
+        if k == 0 and (notes := run.read(prompt).notes):
+            console.warn(f"({'; '.join(notes)})")
+        if arguments.n > 1:
+            console.write(f"--- {k + 1}, seed {arguments.seed + k}")
+        for piece in run.tokenizer.stream(itertools.chain(run.tokenizer.encode(prompt), drawn)):
+            console.write(piece, end="")
+        console.write("")
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def claims(results: Results) -> Any:
         axis.grid(axis="y", visible=False)
     for text, (color, marker) in VERDICTS.items():
         axis.plot([], [], marker, color=color, label=text)
-    add_legend(figure, axis, "outside lower center", ncols=3)
+    add_legend(figure, axis, loc="outside lower center", ncols=3)
     return figure
 
 

@@ -126,7 +126,7 @@ def test_files_that_are_damaged_or_of_another_run_are_errors(a_classifier: Path,
     for content, message in (
         ({"vocabulary": [*vocabulary[:-2], *vocabulary[:-3:-1]]}, "tokenizer.json is damaged, or of another run"),
         ({"vocabulary": [*vocabulary[:-1], 3]}, "is not a tokenizer of speechformer"),
-        ({"vocabulary": [*vocabulary, "another"]}, "tokenizer.json has .* words, and last.ckpt has .* embeddings"),
+        ({"vocabulary": [*vocabulary, "another"]}, "tokenizer.json is damaged, or of another run"),
     ):
         (run / "tokenizer.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=message):

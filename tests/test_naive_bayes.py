@@ -14,7 +14,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 from torch import Tensor
 
-from speechformer.analysis.card import figures
+from speechformer.analysis.card import card
 from speechformer.analysis.exports import FILES, export, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
@@ -91,5 +91,7 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
         path = export(runs["both"], format, tmp_path / format)[0]
         exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)
         assert exported(test["ids"]).softmax(dim=1).detach().numpy() == pytest.approx(expected, abs=1e-5)
-    notes = ["The figures are of the network with naive Bayes" in " ".join(figures(runs[name])) for name in runs]
+    notes = [
+        "The figures are of the network with counts of words" in card(runs[name], ["safetensors"]) for name in runs
+    ]
     assert notes == [False, True]

@@ -149,8 +149,8 @@ def largest(values: Sequence[Tensor]) -> float | None:
 
 
 # Fonts with Chinese, Japanese or Korean characters, on Linux, macOS and Windows, for those that DejaVu lacks
-WIDE = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "IPAGothic", "WenQuanYi Zen Hei", "Hiragino Sans")
-WIDE += ("PingFang SC", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS")
+WIDE = ["Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "IPAGothic", "WenQuanYi Zen Hei", "Hiragino Sans"]
+WIDE += ["PingFang SC", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS"]
 MASKED = "#e8e8e5"
 
 

@@ -13,19 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from speechformer.layers.attention import attention_mask
 from speechformer.layers.patterns import PATTERNS, build_pattern
 from speechformer.layers.positions import POSITIONS, Positions, build_positions, query_and_key_indices
-
-
-def fresh_encodings(width: int, heads: int, length: int) -> dict[str, Positions]:
-    """Return each encoding as it is before training, in a decoder."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"width": width, "heads": heads, "length": length, "causal": True}
-    return {name: build_positions({"name": name}, **sizes) for name in POSITIONS}
 
 
 @torch.no_grad()
@@ -48,12 +43,7 @@ def table_of(positions: Positions, T: int, width: int, heads: int, causal: bool)
     return "add to scores:\nquery × key", scores[0].masked_fill((j > i) & causal, float("nan"))
 
 
-def new_figure(rows: int, columns: int) -> tuple[Any, Any]:
-    """Return a figure and its axes without ticks, [rows, columns]."""
-    import matplotlib.pyplot as plt
-
-    size, no_ticks = (2.2 * columns, 2.6 * rows), {"xticks": [], "yticks": [], "facecolor": "0.9"}
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, subplot_kw=no_ticks)
+NO_TICKS: dict[str, Any] = {"xticks": [], "yticks": [], "facecolor": "0.9"}
 
 
 def draw_encodings(
@@ -62,7 +52,7 @@ def draw_encodings(
     width: int = 64,
     heads: int = 2,
     causal: bool = True,
-) -> Any:
+) -> Figure:
     """Draw a panel for each encoding: blue is positive, red negative, white 0, grey a key after its query.
 
     Args:
@@ -72,9 +62,13 @@ def draw_encodings(
         heads: N of the encodings.
         causal: whether they are of a decoder.
     """
-    encodings = encodings or fresh_encodings(width, heads, T)
-    columns = min(5, len(encodings))
-    figure, axes = new_figure(-(-len(encodings) // columns), columns)
+    if encodings is None:
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = {"width": width, "heads": heads, "length": T, "causal": True}
+        encodings = {name: build_positions({"name": name}, **sizes) for name in POSITIONS}
+    columns, rows = min(5, len(encodings)), -(-len(encodings) // 5)
+    size = (2.2 * columns, 2.6 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, subplot_kw=NO_TICKS)
     for axis, (name, positions) in zip(axes.flat, encodings.items()):
         axis.set_title(name, fontsize=9)
         place, table = table_of(positions, T, width, heads, causal)
@@ -88,9 +82,10 @@ def draw_encodings(
     return figure
 
 
-def draw_patterns(T: int = 32) -> Any:
+def draw_patterns(T: int = 32) -> Figure:
     """Draw each pattern in an encoder (above) and in a decoder, with the share of pairs that it keeps."""
-    figure, axes = new_figure(2, len(PATTERNS))
+    size = (2.2 * len(PATTERNS), 5.2)
+    figure, axes = plt.subplots(2, len(PATTERNS), figsize=size, layout="constrained", subplot_kw=NO_TICKS)
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
             mask = attention_mask(build_pattern({"name": name}), T, T, causal)[0, 0]

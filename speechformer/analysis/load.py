@@ -189,9 +189,6 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         raise UserError(f"{directory / name}: weights are NaN or infinite. Train again with a lower recipe.lr.")
     path = directory / runs.TOKENIZER
     tokenizer = load_tokenizer(path)
-    if len(tokenizer) > (rows := task.hparams["architecture"]["vocab_size"]):
-        words = f"has {len(tokenizer)} words, and {name} has {rows} embeddings"
-        raise UserError(f"{path} {words}: they are of different runs.")
     known = (result or runs.read_json(directory / runs.OWNER, "owner") or {}).get("tokenizer_sha256")
     if known not in (None, runs.sha256(path)):  # versions before 0.3 kept none
         raise UserError(f"{path} is damaged, or of another run: its sha256 differs. Restore it, or train again.")

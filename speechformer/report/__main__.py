@@ -6,12 +6,26 @@ as CSV and LaTeX, and every figure as PNG, SVG and PDF.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from speechformer import console
-from speechformer.errors import ArgumentParser, pick, run_command
+from speechformer.errors import ArgumentParser, pick
 
 FORMATS = ("png", "svg", "pdf")
+
+
+def summarise(arguments: argparse.Namespace) -> None:
+    """Run the command for its parsed arguments."""
+    arguments.formats = arguments.formats.split(",")
+    for name in arguments.formats:
+        pick(dict.fromkeys(FORMATS, name), name, "--formats")
+
+    from speechformer.report.page import report, say
+
+    for study in report(**vars(arguments)):
+        say(study)
+    console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX), figures")
 
 
 def main() -> None:
@@ -23,38 +37,14 @@ def main() -> None:
     add("--output", type=Path, default=Path("outputs/report"), help="folder (outputs/report)")
     add("--columns", nargs="+", default=[], metavar="METRIC", help="metrics of the tables: test_accuracy")
     add("--reference", metavar="ROW", help="compare the other rows of its table with this one")
-    add("--label", action="append", default=[], metavar="NAME=LABEL", help="name a row or setting: model=alibi=ALiBi")
+    label = "name a row or setting: model=alibi=ALiBi"
+    add("--label", dest="labels", action="append", default=[], metavar="NAME=LABEL", help=label)
     add("--order", nargs="+", default=[], metavar="ROW", help="rows that come first")
     add("--title", help="of the page")
     add("--formats", default="png,svg,pdf", help="of the figures (png,svg,pdf); png is always written")
-    add("--no-plots", action="store_true", help="tables only, which is faster")
+    add("--no-plots", dest="draw", action="store_false", help="tables only, which is faster")
     add("--baselines", type=Path, default=Path("outputs/baselines"), metavar="FOLDER", help="(outputs/baselines)")
-    arguments = parser.parse_args()
-
-    def command() -> None:
-        formats = tuple(arguments.formats.split(","))
-        for name in formats:
-            pick(dict.fromkeys(FORMATS, name), name, "--formats")
-        from speechformer.report.page import report, say
-
-        studies = report(
-            arguments.folders,
-            arguments.output,
-            title=arguments.title,
-            baselines=arguments.baselines,
-            draw=not arguments.no_plots,
-            formats=formats,
-            labels=arguments.label,
-            order=arguments.order,
-            reference=arguments.reference,
-            columns=arguments.columns,
-        )
-        for study in studies:
-            say(study)
-        figures = "" if arguments.no_plots else f", figures ({arguments.formats})"
-        console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX){figures}")
-
-    run_command(command)
+    parser.run(summarise)
 
 
 if __name__ == "__main__":

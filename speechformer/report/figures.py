@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
 from speechformer.escape import one_line
-from speechformer.report.labels import content
+from speechformer.report.labels import in_words
 from speechformer.report.load import Study
 from speechformer.report.statistics import Effect, Summary
 from speechformer.report.tables import (
@@ -50,7 +50,9 @@ WIDEST = 11.7  # inches, without the margin
 PANELS, CURVES, BANDS = 4, 16, 4  # at most side by side; lines of a figure; more bands than four hide each other
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#882255", "#7a7a7a")
 DASHES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
-LOOKS = [{"ls": dash, "marker": mark, "color": color} for (dash, mark), color in itertools.product(DASHES, COLOURS)]
+LOOKS: list[dict[str, Any]] = [
+    {"ls": dash, "marker": mark, "color": color} for (dash, mark), color in itertools.product(DASHES, COLOURS)
+]
 SIGNIFICANCE = {"better": ("#0072B2", "o"), "not significant": ("#8a949e", "s"), "worse": ("#D55E00", "X")}
 
 
@@ -94,11 +96,12 @@ def row_panels(labels: Sequence[str], count: int, width: float) -> tuple[Figure,
     return figure, axes
 
 
-def add_legend(figure: Figure, axis: Axes, place: str = "outside right center", **options: Any) -> None:
+def add_legend(figure: Figure, axis: Axes, **options: Any) -> None:
     """Put the legend of several lines beside or below all panels."""
     handles, names = axis.get_legend_handles_labels()
     if len(handles) > 1:
-        figure.legend(handles, [wrapped(name, 28) for name in names], loc=place, **options)
+        options = {"loc": "outside right center", **options}
+        figure.legend(handles, [wrapped(name, 28) for name in names], **options)
 
 
 def spread_out(y: float, count: int) -> np.ndarray:
@@ -106,7 +109,7 @@ def spread_out(y: float, count: int) -> np.ndarray:
     return y + np.linspace(-0.2, 0.2, count) * (count > 1)
 
 
-def looks(study: Study) -> dict[str, dict[str, str]]:
+def looks(study: Study) -> dict[str, dict[str, Any]]:
     """Return how lines and markers of each variant look."""
     return dict(zip((variant.label for variant in study.variants), itertools.cycle(LOOKS)))
 
@@ -174,7 +177,7 @@ def forest(study: Study) -> Figures:
         for text, (color, marker) in SIGNIFICANCE.items():
             axis.plot([], [], marker, color=color, label=text)
         axis.set_xlabel(wrapped(f"{heading(metric)}, minus that of {study.reference} ({is_better(study)})", 80))
-        add_legend(figure, axis, "outside lower center", ncols=3)
+        add_legend(figure, axis, loc="outside lower center", ncols=3)
         caption = (
             f"Each row minus {study.reference}, with the 95 % confidence interval of the difference, which is cut "
         )
@@ -195,8 +198,8 @@ def draw_lines(
             x, means = [*points], [unit * summary.mean for summary in points.values()]
             axis.plot(x, means, lw=1.9, mfc="white", label=label, markevery=-(-len(x) // 10), **looks(study)[label])
             if len(lines) <= BANDS:
-                ends = ([unit * summary.extremes[end] for summary in points.values()] for end in (0, 1))
-                axis.fill_between(x, *ends, color=looks(study)[label]["color"], alpha=0.18, linewidth=0)
+                low, high = ([unit * summary.extremes[end] for summary in points.values()] for end in (0, 1))
+                axis.fill_between(x, low, high, color=looks(study)[label]["color"], alpha=0.18, linewidth=0)
     add_legend(figure, max(axes, key=lambda axis: len(axis.lines)), handlelength=3.2)
     return figure, axes
 
@@ -319,9 +322,7 @@ def factor_grid(study: Study) -> Figures:
 
 def factor_name(key: str) -> str:
     """Return the name of a factor for an axis."""
-    key = key.removesuffix(".name")
-    words = content()["keys"].get(key, "").replace("{}", "").strip()
-    return words or one_line(key.rpartition(".")[2].replace("_", " "), 40)
+    return one_line(in_words(f"{key.removesuffix('.name')}=", {}), 40)
 
 
 FIGURES: list[Callable[[Study], Figures]] = [dots, forest, factor_grid, source_lengths, curves, context_lengths]

@@ -358,17 +358,17 @@ def read_results(*folders: str | Path) -> pd.DataFrame:
     """
     runs, _ = read_runs(map(Path, folders))
     config = pd.DataFrame([run.config for run in runs])
-    shown = ["seed", "task.name", "model.name", "pattern.name", "protocol.name", "corpus.name"]
-    differing = config.loc[:, config.astype(str).nunique() > 1].drop(columns=shown, errors="ignore")
+    baseline = pd.Series([run.baseline for run in runs], dtype=object)
     head = {
         "status": [run.status for run in runs],
-        "task": [run.task for run in runs],
-        "model": [run.baseline or run.config["model.name"] for run in runs],
-        "pattern": [None if run.baseline else run.config["pattern.name"] for run in runs],
-        "protocol": config["protocol.name"],
-        "corpus": [run.corpus.get("name") or run.config["corpus.name"] for run in runs],
+        "task": config.pop("task.name"),
+        "model": baseline.fillna(config.pop("model.name")),
+        "pattern": config.pop("pattern.name").where(baseline.isna(), None),
+        "protocol": config.pop("protocol.name"),
+        "corpus": [run.corpus.get("name", run.config["corpus.name"]) for run in runs],
         "seed": pd.array([run.seed for run in runs], dtype="Int64"),
     }
+    differing = config.loc[:, config.astype(str).nunique() > 1].drop(columns=["seed", "corpus.name"], errors="ignore")
     metrics = pd.DataFrame([run.metrics for run in runs], dtype=float)
     tail = {"seconds": [run.result.get("seconds") for run in runs], "folder": [str(run.folder) for run in runs]}
     return pd.concat([pd.DataFrame(head), metrics, differing, pd.DataFrame(tail)], axis="columns")

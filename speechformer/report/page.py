@@ -295,7 +295,7 @@ def as_page(title: str, text: str, folder: Path) -> str:
 
     converter = markdown.Markdown(extensions=["tables", "md_in_html", TocExtension(toc_depth="2-2")])
     body = re.sub('src="(figures/[^"]+)"', inline, converter.convert(text))
-    toc: str = converter.toc  # type: ignore[attr-defined]
+    toc: str = converter.toc
     return TEMPLATES.get_template("page.html").render(title=title, contents=Markup(toc), body=Markup(body))
 
 
