@@ -30,7 +30,7 @@ def main() -> None:
     elif sys.argv[1:] not in ([], ["--help"], ["-h"]):
         fail(f"python -m speechformer only lists the commands; write python -m speechformer.{sys.argv[1]} ....")
     else:
-        console.write(console.table([(command, about.ljust(90)) for command, about in commands()]))
+        console.write("\n".join(f"{command.ljust(40)} {about}" for command, about in commands()))
         console.write("\nEach explains itself with --help. python -m speechformer --version names the version.")
 
 

@@ -28,7 +28,8 @@ def format_prediction(prediction: Prediction, most: int = 5) -> str:
     for label, sign in (("for", 1), ("against", -1)):
         if words := [f"{word} {weight:+.2f}" for weight, word in ranked if sign * weight >= 0.005][:most]:
             notes.append(f"{label} {prediction.speaker}: {', '.join(words)}")
-    notes += [] if notes else ["no single word changes ln P by 0.005 or more"]
+    if prediction.weights and not notes:
+        notes = ["no single word changes ln P by 0.005 or more"]
     text = prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"
     return "\n".join([text, *bars, *(f"  {note}" for note in (*notes, *prediction.notes))])
 

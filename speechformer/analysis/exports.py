@@ -100,6 +100,8 @@ def load_safetensors(path: Path) -> Task:
 
 def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
+    if any(isinstance(module, torch.nn.RNNBase) for module in run.model.modules()):  # torch would fix its length
+        raise UserError(f"torch.export cannot export model={run.label} (an RNN).")
     limit = run.max_length or MAX_TOKENS
     inputs = tuple(example_inputs(run, 2, 7))
     run.task(*inputs)  # which makes the tables of counts
@@ -111,8 +113,6 @@ def as_program(run: TrainedRun) -> bytes:
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:
-        if any(isinstance(module, torch.nn.RNNBase) for module in run.model.modules()):
-            raise ValueError("an RNN")  # torch would fix its length
         program = torch.export.export(run.task, inputs, dynamic_shapes=(sizes,))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
