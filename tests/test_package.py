@@ -30,7 +30,7 @@ def test_a_wheel_has_every_config_file_and_runs(tmp_path: Path) -> None:
         names = set(archive.namelist())
     for path in CONF.rglob("*.yaml"):
         assert f"speechformer/conf/{path.relative_to(CONF).as_posix()}" in names
-    others = {"report/labels.yaml", "report/page.md", "runs/schema.json", "analysis/attention.html", "py.typed"}
+    others = {"report/labels.yaml", "report/page.md", "runs/schema.json", "analysis/card.md", "py.typed"}
     others |= {f"analysis/play/{path.name}" for path in (PROJECT / "speechformer" / "analysis" / "play").glob("*.*")}
     assert {f"speechformer/{name}" for name in others} <= names
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

@@ -378,8 +378,9 @@ def build_studies(runs: Sequence[Run]) -> tuple[list[Study], list[str]]:
     """Sort runs into studies; the remarks say which runs repeat others and are left out.
 
     Of runs with the same study, config, corpus and seed one stays: a finished one before others, one in the folder of
-    a tuned sweep before others, and the last by folder before the rest. A run that failed before it read its corpus
-    gets that of the runs with the same study, task, protocol and corpus name.
+    a tuned sweep before others, and the last by folder before the rest. Of ensembles that share a run the first stays.
+    A run that failed before it read its corpus gets that of the runs with the same study, task, protocol and corpus
+    name.
     """
     names = [*STUDY, "baseline", "variant_key", "seed", "members"]
     frame = pd.DataFrame([{"run": run, **{name: getattr(run, name) for name in names}} for run in runs], dtype=object)
@@ -393,6 +394,15 @@ def build_studies(runs: Sequence[Run]) -> tuple[list[Study], list[str]]:
     repeats = [(run.folder, other.folder) for run, other in zip(frame["run"], kept) if run is not other]
     remarks = [f"{folder} repeats {other} and is left out." for folder, other in repeats]
     frame = frame[frame["run"] == kept].sort_index()
+    used, is_independent = set[tuple[str, ...]](), []
+    for run in frame["run"]:
+        members = {(run.study, run.protocol, run.variant_key, member) for member in run.members}
+        is_independent.append(used.isdisjoint(members))
+        if is_independent[-1]:
+            used |= members
+        else:
+            remarks.append(f"{run.folder} shares a run with another ensemble and is left out.")
+    frame = frame[is_independent]
     trained = frame["baseline"].isna()
     baselines = {key: [*group] for key, group in frame[~trained].groupby(STUDY[1:])["run"]}
     studies = [Study([*group], baselines.get(key[1:], [])) for key, group in frame[trained].groupby(STUDY)["run"]]
