@@ -378,7 +378,7 @@ def build_studies(runs: Sequence[Run]) -> tuple[list[Study], list[str]]:
     """Sort runs into studies; the remarks say which runs repeat others and are left out.
 
     Of runs with the same study, config, corpus and seed one stays: a finished one before others, one in the folder of
-    a tuned sweep before others, and the last by folder before the rest. Of ensembles that share a run it is the first.
+    a tuned sweep before others, and the last by folder before the rest; of ensembles that share a run, one.
     A run that failed before it read its corpus gets that of runs with the same study, task, protocol and corpus name.
     """
     names = [*STUDY, "baseline", "variant_key", "seed", "members"]
