@@ -17,18 +17,7 @@ from speechformer.errors import UserError, pick
 if TYPE_CHECKING:
     from speechformer.probes.registry import GeneratedRows
 
-
-def load_texts(config: Mapping[str, Any]) -> Corpus | Documents:
-    """Load a corpus of running text: speeches, or documents of any size."""
-    return load_documents(config) if config["name"] in ("text", "stories") else load_corpus(config)
-
-
-LOADERS: dict[str, Callable[[Mapping[str, Any]], Corpus | Pairs | Documents]] = {
-    "speeches": load_corpus,
-    "texts": load_texts,
-    "pairs": load_pairs,
-}
-CORPORA = {  # `corpus=`
+CORPORA = {  # `corpus=` by `task.data`
     "speeches": ("auto", "speeches", "sample"),
     "texts": ("auto", "speeches", "sample", "text", "stories"),
     "pairs": ("auto", "ted", "sample", "digits"),
@@ -52,23 +41,15 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs | Documents | GeneratedRow
         from speechformer.probes.registry import load_probe  # not for every command: it takes numpy
 
         return load_probe(config)
-    loader, valid = pick(LOADERS, task["data"], "task.data"), CORPORA[task["data"]]
-    if name not in valid and any(name in names for names in CORPORA.values()):
+    names = pick(CORPORA, task["data"], "task.data")
+    if name not in names:
         raise UserError(
             f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="
-            f"{', '.join(valid[:-1])} or {valid[-1]}."
+            f"{', '.join(names[:-1])} or {names[-1]}, or another task."
         )
-    return loader(config["corpus"])
-
-
-def load_any(config: Mapping[str, Any]) -> Corpus | Pairs:
-    """Load the corpus of a config as its task reads it or, if it cannot, as other tasks do; raises as `load`."""
-    name, data = config["corpus"]["name"], config["task"]["data"]
-    if data not in CORPORA:
-        raise UserError(f"task={config['task']['name']} reads no corpus that could have a leak.")
-    if name not in CORPORA[data]:
-        data = next((other for other, names in CORPORA.items() if name in names), data)
-    corpus = LOADERS[data](config["corpus"])
-    if isinstance(corpus, Documents):
-        raise UserError(f"corpus={name} holds documents; this command reads corpus=speeches, sample or pairs.")
-    return corpus
+    load_one: Callable[[Mapping[str, Any]], Corpus | Pairs | Documents] = load_corpus
+    if task["data"] == "pairs":
+        load_one = load_pairs
+    elif name in ("text", "stories"):
+        load_one = load_documents
+    return load_one(config["corpus"])

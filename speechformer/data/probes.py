@@ -59,13 +59,11 @@ class ProbeData(TaskData):
     Attributes:
         probe: their generator.
         extra_tests: of one length each.
-        too_long: test lengths beyond the positions of the model.
     """
 
     def split(self) -> None:
         self.probe: Probe = self.corpus.probe
         self.row_seed = (self.seed, self.corpus.seed)
-        self.too_long: list[int] = []
 
     def fit_tokenizer(self) -> Tokenizer:
         return Tokenizer([PAD_TOKEN, UNKNOWN_TOKEN, *self.probe.vocabulary])
@@ -75,10 +73,10 @@ class ProbeData(TaskData):
         rule = f"at least {needed}, the symbols of the longest training row"
         require(self.block_size >= needed, "block_size", rule, self.block_size)
         self.validation = self.evaluation_rows("validation")
-        self.monitored = {("validation", ""): self.validation} if self.chosen_on == "validation" else {}
+        self.monitored = {("validation", ""): self.validation} if self.protocol["validation"] else {}
         self.tested = {("test", ""): self.evaluation_rows("test")}
-        for length in self.probe.test_lengths:
-            self.extra_tests["test", f"length_{length}"] = self.evaluation_rows("test", length)
+        lengths = self.probe.test_lengths
+        self.extra_tests = {("test", f"length_{n}"): self.evaluation_rows("test", n) for n in lengths}
 
     def evaluation_rows(self, part: str, length: int | None = None) -> Rows:
         """Return `task.test_rows` rows without repetitions, or as many as there are."""
@@ -98,24 +96,12 @@ class ProbeData(TaskData):
             "vocabulary": len(self.tokenizer),
         }
 
-    def limit_length(self, max_length: int | None) -> None:
-        for (part, name), rows in list(self.extra_tests.items()):
-            if max_length is not None and rows["ids"].shape[1] > max_length:
-                del self.extra_tests[part, name]
-                self.too_long.append(int(name.removeprefix("length_")))
-
     def corpus_line(self) -> str:
         probe, lengths = self.probe, ", ".join(map(str, self.probe.test_lengths)) or "no other ones"
-        ends = f" The positions of the model end before length {min(self.too_long)}." if self.too_long else ""
         return (
             f"Corpus {self.corpus.name} ({self.corpus.where}): trains on rows of length {probe.min_length} to "
-            f"{probe.max_length}, tests also {lengths}; no test row is among the training rows.{ends}"
+            f"{probe.max_length}, tests also {lengths}; no test row is among the training rows."
         )
-
-    @property
-    def chosen_on(self) -> str:
-        """The part that selects the best checkpoint: with protocol=paper test, and the metrics are of the last."""
-        return "validation" if self.protocol["validation"] else "test"
 
     def train_dataloader(self) -> ProbeBatches:
         return ProbeBatches(self.probe, self.batch_size, self.row_seed, self.shard)

@@ -1,0 +1,164 @@
+"""Text of any size as token ids in files that are mapped into memory, so that runs start at once and share its pages.
+
+A text is <eos>, then for each document its tokens and <eos>; so <eos> begins and ends a document. The ids of each part
+are in a file of uint16, or of int32 for a vocabulary of more than 65,536 tokens. The files of a corpus are in a folder
+of the user's cache, named by a hash of the text, the tokenizer and the protocol. They are whole if `counts.json`,
+which is written last, is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+from tqdm import tqdm
+
+from speechformer import console
+from speechformer.corpora.documents import Documents
+from speechformer.corpora.files import atomic_write, cache_directory, read_file, write_file
+from speechformer.corpora.special_tokens import END
+from speechformer.corpora.splits import held_out
+from speechformer.corpora.subwords import Subwords
+
+FITTED = 32 << 20  # characters that a vocabulary is fitted on
+SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
+LINES = 10_000  # that are encoded together
+VERSION = 2  # of what is in token files
+COUNTS = "counts.json"
+
+Counts = Mapping[str, int]  # "documents", and "bytes" and "words" of the text
+
+
+class TokenFiles:
+    """The vocabulary and the token files of a corpus under a protocol.
+
+    Args:
+        share: of the documents of train that is held out, by a hash of their text.
+        removes: whether to remove documents of train that are in a test or validation text.
+    """
+
+    def __init__(self, corpus: Documents, share: float, removes: bool) -> None:
+        self.corpus, self.share, self.removes = corpus, share, removes
+        self.bytes = {part: sum(path.stat().st_size for path in files) for part, files in corpus.parts.items()}
+
+    def path(self, *settings: str | int | None) -> Path:
+        """Return a path in the cache that depends on the corpus, the protocol and these settings."""
+        corpus = [self.corpus.sha256, self.corpus.separator, self.share, self.removes]
+        key = hashlib.sha256(json.dumps([VERSION, *corpus, *settings]).encode()).hexdigest()
+        return cache_directory() / "tokens" / key[:32]
+
+    @functools.cached_property
+    def tested(self) -> Counter[bytes]:
+        """How often each document is in a test text, by its hash."""
+        return Counter(hash_of(text) for name in self.corpus.tests for text in self.corpus.documents(f"test_{name}"))
+
+    @functools.cached_property
+    def excluded(self) -> set[bytes]:
+        """The hashes of the documents that may not be in train."""
+        if not self.removes:
+            return set()
+        validation = self.corpus.documents("validation") if "validation" in self.corpus.parts else ()
+        return {*self.tested, *map(hash_of, validation)}
+
+    def split_of(self, text: str) -> str | None:
+        """Return whether a document of train is for train or validation, or None if it is removed."""
+        if hash_of(text) in self.excluded:
+            return None
+        return "validation" if held_out(text, self.share) else "train"
+
+    def tokenizer(self, kind: str, size: int | None, min_count: int) -> Subwords:
+        """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
+        path = self.path("tokenizer", kind, size, min_count, metadata.version("tokenizers"))
+        with locked(path):
+            if path.exists():
+                return Subwords.load(path)
+            console.say("Fitting a vocabulary, only this once.")
+            tokenizer = Subwords.fit(self.vocabulary_texts(), kind, size, min_count)
+            tokenizer.save(path)
+        return tokenizer
+
+    def vocabulary_texts(self) -> Iterator[str]:
+        """Yield the documents of train, or if they are too long slices of them, drawn by a hash."""
+        share = FITTED / self.bytes["train"]
+        for text in self.corpus.documents("train"):
+            if self.split_of(text) == "train":
+                slices = (text[start : start + SLICE] for start in range(0, len(text), SLICE))
+                yield from (piece for piece in slices if held_out(f"vocabulary {piece[:1000]}", share))
+
+    def open(self, tokenizer: Subwords) -> tuple[dict[str, Tensor], dict[str, Counts]]:
+        """Return the ids of each part, [n], mapped, and its counts; write the files first if they are not there.
+
+        The parts are those of the corpus, and "validation" if a share is held out. The counts of train also have
+        "removed", its documents that were removed, and "leaked", the documents of tests that are in it.
+        """
+        folder, dtype = self.path(tokenizer.tokenizer.to_str()), np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
+        with locked(folder):
+            if not (folder / COUNTS).exists():
+                folder.mkdir(exist_ok=True)
+                counts: dict[str, Counts] = {}
+                for part in self.corpus.parts:
+                    console.say(f"Tokenizing {part} ({self.bytes[part] / 1e6:,.1f} MB), only this once, into {folder}")
+                    counts |= self.write(part, tokenizer, folder, dtype)
+                write_file(folder / COUNTS, json.dumps(counts).encode())
+        counts = json.loads(read_file(folder / COUNTS))
+        # copy-on-write: torch warns of arrays that cannot be written
+        streams = {part: torch.from_numpy(np.memmap(folder / f"{part}.bin", dtype, mode="c")) for part in counts}
+        return streams, counts
+
+    def write(self, part: str, tokenizer: Subwords, folder: Path, dtype: type[np.integer]) -> dict[str, Counts]:
+        """Write the files of a part of the corpus; return their counts."""
+        names = ["train", "validation"] if part == "train" and self.share else [part]
+        counts = {name: Counter(documents=0, bytes=0, words=0, removed=0, leaked=0) for name in names}
+        leaked = set[bytes]()
+
+        def lines() -> Iterator[tuple[str, str, bool]]:
+            """Yield the part and text of each line, and whether it ends a document; a token never crosses lines."""
+            for text in self.corpus.documents(part):
+                name = self.split_of(text) if part == "train" else part
+                if name is None:
+                    counts[part]["removed"] += 1
+                    continue
+                if name == "train" and hash_of(text) in self.tested:
+                    leaked.add(hash_of(text))
+                *others, last = f" {text}".split("\n")
+                yield from ((name, f"{line}\n", False) for line in others)
+                yield name, last, True
+
+        with contextlib.ExitStack() as stack:
+            files = {name: stack.enter_context(atomic_write(folder / f"{name}.bin")) for name in names}
+            bar = stack.enter_context(tqdm(total=self.bytes[part], unit="B", unit_scale=True, disable=None))
+            for file in files.values():
+                file.write(np.array([END], dtype).tobytes())
+            remaining = lines()
+            while batch := list(itertools.islice(remaining, LINES)):
+                for (name, line, is_last), ids in zip(batch, tokenizer.encode_lines([line for _, line, _ in batch])):
+                    files[name].write(np.array(ids + [END] * is_last, dtype).tobytes())
+                    content = line.encode()
+                    counts[name].update(documents=is_last, bytes=len(content), words=len(content.split()))
+                    bar.update(len(content))
+        counts[part]["leaked"] = sum(self.tested[digest] for digest in leaked)
+        return counts
+
+
+def hash_of(text: str) -> bytes:
+    """Return a short hash of a document."""
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a path of the cache against other processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        yield
