@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from speechformer.audit import audit
 from speechformer.corpora.duplicates import NEAR
 from speechformer.corpora.load import load
-from speechformer.corpora.split import main, read_texts, split, write
+from speechformer.corpora.authors import main, read_texts, split, write
 from speechformer.errors import UserError
 
 ANN = "Dr. Vance mended the\nharbours of Orr. We will go on! Will we?\n\nThank you. The sea is ours, and the wind\n"
@@ -31,26 +31,26 @@ def put(folder: Path, **texts: str) -> Path:
 
 def test_a_text_is_read_as_sentences_or_as_lines(tmp_path: Path) -> None:
     texts = put(tmp_path / "texts", ann=ANN, bób=BÓB)
-    sentences, wordless = read_texts(texts, by_line=False)
+    sentences = read_texts(texts, by_line=False)
     first, *others = sentences["ann"]
     assert first == "Dr. Vance mended the harbours of Orr."
     assert others == ["We will go on!", "Will we?", "Thank you.", "The sea is ours, and the wind"]
-    assert wordless == 1 and sentences["bób"][1:3] == ["THANK YOU!", "Rain comes late this year."]
-    assert read_texts(texts, by_line=True)[0]["ann"][0] == "Dr. Vance mended the"
+    assert sentences["bób"][1:4] == ["THANK YOU!", "Rain comes late this year.", "Our schools wait."]
+    assert read_texts(texts, by_line=True)["ann"][0] == "Dr. Vance mended the"
 
 
 def test_the_files_have_no_leaks_and_depend_on_the_seed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     texts, out = put(tmp_path / "texts", ann=ANN, bób=BÓB), tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["split", str(texts), str(out), "--test", "0.4"])
+    monkeypatch.setattr(sys, "argv", ["authors", str(texts), str(out), "--test", "0.4"])
     main()
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[2:4] + words[5:] == ["speechformer.train", "corpus=speeches", 'corpus.classes=[ann,"bób"]']
     corpus = load(compose(*words[3:]))  # type: ignore[arg-type]
     leaks = audit(corpus)["between"]  # type: ignore[arg-type]
-    assert set(leaks) == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}
-    assert all(set(kinds.values()) == {0} for others in leaks.values() for kinds in others.values())
+    assert {row.partition(" ")[0] for row in leaks} == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}
+    assert not any(found[kind] for found in leaks.values() for kind in ("exact", "same", "near"))
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     write(texts, out, 0.4, 0, by_line=False)
     assert {name: (out / name).read_bytes() for name in before} == before
@@ -87,7 +87,6 @@ def test_no_sentence_of_test_is_in_train(texts: dict[str, list[str]], share: flo
     [
         ({"ann": "One. Two."}, "has 1 .txt files; put one for each author there, of at least two"),
         ({"ann": "One.", "bob": "One. Two."}, "ann.txt has 1 sentences, of which 1 are left to train"),
-        ({"ann": "One. Two.", "1": "Three. Four."}, "1.txt: rename it to the name of its author"),
         ({"ann": "Yes. No.", "bob": "yes! YES?"}, "to test on without leaks"),
     ],
 )
@@ -96,5 +95,5 @@ def test_what_cannot_be_split_is_an_error(texts: dict[str, str], message: str, t
     with pytest.raises(UserError, match=re.escape(message)):
         write(folder, tmp_path / "out", 0.2, 0, by_line=False)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="holds the texts; name another folder"):
-        write(folder, folder, 0.2, 0, by_line=False)
+    with pytest.raises(UserError, match="--test must be between 0 and 1, not 2"):
+        write(folder, tmp_path / "out", 2, 0, by_line=False)

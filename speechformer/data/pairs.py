@@ -9,6 +9,7 @@ pairs in random order (`PairBatches`).
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -82,28 +83,33 @@ class TokenBatches(PairBatches):
     the same number of batches. A pair longer than `size` is a batch of its own.
     """
 
-    def __init__(self, pairs: Sequence[PairIds], size: int, *arguments: Any) -> None:
-        super().__init__(pairs, size, *arguments)
-        self.lengths = torch.tensor([len(source) + len(target) - 1 for source, target in pairs])
-        longer = torch.tensor([longer_side(pair) for pair in pairs])
-        edges = [8]
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each pair, [N]."""
+        return torch.tensor([len(source) + len(target) - 1 for source, target in self.pairs])
+
+    @functools.cached_property
+    def buckets(self) -> tuple[Tensor, list[int]]:
+        """The bucket of each pair, [N], and the number of pairs of a batch of each bucket."""
+        longer, edges = torch.tensor([longer_side(pair) for pair in self.pairs]), [8]
         while edges[-1] < int(longer.max()):
             edges.append(max(edges[-1] + 2, int(edges[-1] * 1.1)))
-        self.bucket = torch.bucketize(longer, torch.tensor(edges))
-        self.counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()
-        self.sizes = [max(1, size // edge) for edge in edges]
-        self.number = len(self.order(0))
+        return torch.bucketize(longer, torch.tensor(edges)), [max(1, self.size // edge) for edge in edges]
+
+    @functools.cached_property
+    def number(self) -> int:
+        """The number of batches of any epoch."""
+        return len(self.order(0))
 
     def __len__(self) -> int:
         return self.number
 
-    def order(self, epoch: int) -> Sequence[Tensor]:
-        generator = self.generator(epoch)
+    def order(self, epoch: int) -> list[Tensor]:
+        generator, (bucket, sizes) = self.generator(epoch), self.buckets
         order = torch.randperm(self.N, generator=generator)
-        order = order[self.bucket[order].argsort(stable=True)]
-        batches: list[Tensor] = []
-        rest = order[:0]
-        for members, size in zip(order.split(self.counts), self.sizes):
+        order = order[bucket[order].argsort(stable=True)]
+        batches, rest = list[Tensor](), order[:0]
+        for members, size in zip(order.split(bucket.bincount(minlength=len(sizes)).tolist()), sizes):
             members = torch.cat((rest, members))
             full = len(members) // size * size
             for together in members[:full].split(size * SORTED_BATCHES) if full else ():

@@ -34,6 +34,7 @@ from speechformer.corpora.subwords import Subwords
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
 LINES = 10_000  # that are encoded together
+SMALL_VOCABULARY = 1 << 16  # tokens that uint16 can number
 VERSION = 2  # of what is in token files
 COUNTS = "counts.json"
 
@@ -102,7 +103,7 @@ class TokenFiles:
         The parts are those of the corpus, and "validation" if a share is held out. The counts of train also have
         "removed", its documents that were removed, and "leaked", the documents of tests that are in it.
         """
-        folder, dtype = self.path(tokenizer.tokenizer.to_str()), np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
+        folder, dtype = self.path(tokenizer.tokenizer.to_str()), np.uint16 if len(tokenizer) <= SMALL_VOCABULARY else np.int32
         with locked(folder):
             if not (folder / COUNTS).exists():
                 folder.mkdir(exist_ok=True)
