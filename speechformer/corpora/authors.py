@@ -1,20 +1,20 @@
 """Make train and test files from one text file for each author: `python -m speechformer.corpora.authors FOLDER OUT`.
 
 A text is read as paragraphs of sentences: an empty line ends a paragraph, other line breaks are spaces. With --lines
-each line is a sentence. A share of the different sentences of each author, drawn with a seed, becomes the test set.
+each line is a sentence. A share of the different sentences, drawn with a seed, becomes the test set.
 All copies of a sentence are on one side, of all authors, up to case, punctuation and spaces. Sentences of train
 that nearly repeat one of test are left out (`corpora/duplicates.py` defines both).
 """
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
 from speechformer import console
 from speechformer.corpora.duplicates import WORD, kinds_in, plain
 from speechformer.corpora.files import OutputFolder, decode, read_file
+from speechformer.corpora.splits import held_out
 from speechformer.corpora.tokenizer import sentence_splitter
 from speechformer.errors import ArgumentParser, UserError, require
 from speechformer.keys import setting
@@ -45,7 +45,7 @@ def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
     """Split the sentences of each author, in their order.
 
     Args:
-        share: of the different sentences of each author that go to test; at least one does, and one does not.
+        share: of the different sentences that go to test, by a hash of the sentence and the seed.
 
     Returns:
         Train, test, and how many sentences of train were left out because they nearly repeat one of test.
@@ -53,14 +53,11 @@ def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
     Raises:
         UserError: an author has too few sentences.
     """
-    rng, is_tested = random.Random(seed), dict[str, bool]()
-    for sentences in texts.values():
-        different = sorted({plain(text) for text in sentences} - is_tested.keys())
-        rng.shuffle(different)
-        count = max(0, min(max(1, round(share * len(different))), len(different) - 1))
-        is_tested |= {text: k < count for k, text in enumerate(different)}
     rest, test = (
-        {name: [text for text in sentences if is_tested[plain(text)] is side] for name, sentences in texts.items()}
+        {
+            name: [text for text in sentences if held_out(f"{seed} {plain(text)}", share) is side]
+            for name, sentences in texts.items()
+        }
         for side in (False, True)
     )
     tested = [text for sentences in test.values() for text in sentences]
