@@ -1,16 +1,18 @@
 """Measure how far a test on a corpus can be trusted: `python -m speechformer.audit [corpus=...] [--json]`.
 
-It counts repeated lines, test lines that are in train, and test words that are not. Of labelled sentences it also counts
-the lines of each class, and lists texts with two labels; of pairs, what `corpus.clean` removes from train.
-`corpora/duplicates.py` defines a duplicate.
+It counts repeated lines and test lines that are in train. Of labelled sentences it also counts the lines of each class,
+and lists texts with two labels; of pairs it counts what `corpus.clean` removes from train. `corpora/duplicates.py`
+defines a duplicate.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from speechformer import console
@@ -19,7 +21,6 @@ from speechformer.corpora.duplicates import NEAR, kinds_in
 from speechformer.corpora.load import load
 from speechformer.corpora.pairs import PARTS, Pairs
 from speechformer.corpora.speeches import Corpus
-from speechformer.corpora.tokenizer import split_words
 from speechformer.errors import ArgumentParser, UserError
 
 NOTE = f"""exact, same words but for case, punctuation and spaces, or near: a Jaccard index of the sets of words of at
@@ -29,9 +30,8 @@ least {NEAR}. Each line counts once, as its closest kind. `protocol=clean` remov
 def texts_of(corpus: Corpus | Pairs) -> dict[str, list[str]]:
     """Return the lines of each file of a corpus; of train, those of pairs that cleaning leaves."""
     if isinstance(corpus, Pairs):
-        parts = {part: list(zip(*getattr(corpus, part))) for part in PARTS}
-        languages = (corpus.source, corpus.target)
-        return {f"{part}.{name}": list(side) for part in PARTS for name, side in zip(languages, parts[part])}
+        files = itertools.product(PARTS, enumerate((corpus.source, corpus.target)))
+        return {f"{part}.{name}": [pair[side] for pair in getattr(corpus, part)] for part, (side, name) in files}
     texts = {"train_CLS.tsv": [text for _, text in corpus.classify_train], "train_LM.txt": corpus.lm_train}
     texts["test_CLS.tsv"] = [text for _, text in corpus.classify_test]
     texts |= {f"test_LM_{name}.txt": lines for name, lines in corpus.lm_test.items()}
@@ -42,45 +42,31 @@ def audit(corpus: Corpus | Pairs) -> dict[str, Any]:
     """Audit a corpus.
 
     Returns:
-        Plain data: "corpus", "label_conflicts" (the labels of each text that has several), and tables
-        {row: {column: value}}. "files": the size of each file, and its lines that repeat an earlier one; "between": for
-        each test file and training file, the test lines that occur there; "unknown_words": the share of the words of a
-        test file that no training file of the same data has; "classes" or "cleaned".
+        Plain data. "corpus"; "files": the size of each file, and its lines that repeat an earlier one; "between": for
+        each test and training file, the test lines that occur there; "cleaned" of pairs; or "classes", the lines of
+        each class, and "label_conflicts", the labels of each text that has several.
     """
-    texts, split = texts_of(corpus), str.split if isinstance(corpus, Pairs) else split_words
-    words = {file: [split(line) for line in lines] for file, lines in texts.items()}
+    texts = texts_of(corpus)
     train, test = ([file for file in texts if file.startswith("train") is side] for side in (True, False))
-
-    def is_alike(file: str, other: str) -> bool:
-        """Return whether two files have the same language, or labelled sentences, or running text."""
-        return file.rpartition(".")[2] == other.rpartition(".")[2]
-
-    def unknown(file: str) -> float:
-        known = {word for other in train if is_alike(file, other) for line in words[other] for word in line}
-        counted = Counter(word in known for line in words[file] for word in line)
-        return counted[False] / counted.total()
-
+    words = {file: [len(line.split()) for line in lines] for file, lines in texts.items()}
     findings: dict[str, Any] = {
         "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
         "files": {
-            file: {"lines": len(lines), "words": sum(map(len, words[file])), "longest": max(map(len, words[file]))}
-            | count(kinds_in(lines))
+            file: {"lines": len(lines), "words": sum(words[file]), "longest": max(words[file])} | count(kinds_in(lines))
             for file, lines in texts.items()
         },
         "between": {
             f"{file} in {other}": {"lines": len(texts[file])} | count(kinds_in(texts[file], texts[other]))
-            for file in test
-            for other in train
-            if isinstance(corpus, Corpus) or is_alike(file, other)
+            for file, other in itertools.product(test, train)
+            if isinstance(corpus, Corpus) or Path(file).suffix == Path(other).suffix  # of the same language
         },
-        "unknown_words": {file: {"share": unknown(file)} for file in test},
     }
     if isinstance(corpus, Pairs):
         return findings | {"cleaned": {"pairs of train": {"read": corpus.read, **corpus.cleaned}}}
-    labels: dict[str, set[str]] = defaultdict(set)
-    for label, text in (*corpus.classify_train, *corpus.classify_test):
-        labels[text].add(corpus.classes[label])
     rows = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
+    labels: dict[str, set[str]] = defaultdict(set)
+    for label, text in itertools.chain(*rows.values()):
+        labels[text].add(corpus.classes[label])
     sizes = {file: Counter(corpus.classes[label] for label, _ in labelled) for file, labelled in rows.items()}
     conflicts = {text: sorted(names) for text, names in labels.items() if len(names) > 1}
     return findings | {"classes": sizes if labels else {}, "label_conflicts": conflicts}
@@ -99,15 +85,13 @@ def report(findings: dict[str, Any]) -> str:
     titles = {
         "files": "Files, and their lines that repeat an earlier one",
         "between": "Test lines that are in train",
-        "unknown_words": "Test words that are not in train",
         "classes": "Lines of each class",
         "cleaned": "Pairs that corpus.clean removes",
     }
     blocks = [f"Corpus {corpus['name']} ({corpus['where']}), sha256 {corpus['sha256'][:16]}..."]
     for name, title in titles.items():
         if findings.get(name):
-            table = pd.DataFrame(findings[name]).T.convert_dtypes()
-            blocks.append(f"{title}\n{table.to_string(float_format='{:.3f}'.format)}")
+            blocks.append(f"{title}\n{pd.DataFrame(findings[name]).fillna(0).T.astype(int).to_string()}")
     examples = [f"\n  {' and '.join(labels)}: {text[:80]}" for text, labels in list(conflicts.items())[:10]]
     return "\n\n".join([*blocks, f"Texts with more than one label: {len(conflicts)}{''.join(examples)}", NOTE])
 

@@ -109,11 +109,9 @@ def files(seed: int) -> dict[str, bytes]:
 def write(folder: Path) -> None:
     """Write the sample corpora to a folder, and print the paths."""
     output = OutputFolder(folder)
-    contents = {**files(seed=0), **sample_pairs.files(seed=0)}
-    paths = {name: output.file(name) for name in contents}  # before the first is written
-    for name, path in paths.items():
-        path.write_bytes(contents[name])
-        console.write(str(path))
+    for name, content in {**files(seed=0), **sample_pairs.files(seed=0)}.items():
+        output.file(name).write_bytes(content)
+        console.write(str(folder / name))
 
 
 def main() -> None:
