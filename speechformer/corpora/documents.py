@@ -56,12 +56,12 @@ class Documents:
         return [part.removeprefix("test_") for part in self.parts if part.startswith("test_")]
 
     def documents(self, part: str) -> Iterator[str]:
-        """Yield the documents of a part, without empty ones.
+        """Yield the documents of a part, without empty ones; none if there is no such part.
 
         Raises:
             UserError: a file is empty, or not as `files` describes it.
         """
-        for path in self.parts[part]:
+        for path in self.parts.get(part, ()):
             yield from split_documents(path, self.separator)
 
 

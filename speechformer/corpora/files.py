@@ -50,6 +50,29 @@ def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) ->
     return next(found, None), " or in ".join(places)
 
 
+def installed_or_sample(
+    config: Mapping[str, Any], name: str, folder_name: str, valid: Callable[[Path], object], missing: str
+) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return the folder of an installed corpus, or None for a generated one, and the settings of that corpus.
+
+    Args:
+        config: the group `corpus`; with the name "auto" it has the settings of the installed corpus under `name`, and
+            those of the sample under "sample".
+        name: of the installed corpus.
+        folder_name, valid: see `find_folder`.
+        missing: the error if `config` demands the installed corpus, and it is nowhere; {} stands for the places.
+    """
+    is_auto = config["name"] == "auto"
+    if is_auto or config["name"] == name:
+        settings = config[name] if is_auto else config
+        folder, searched = find_folder(folder_name, settings["root"], valid)
+        if folder is not None:
+            return folder, settings
+        if not is_auto or settings["root"] is not None:
+            raise UserError(missing.format(searched))
+    return None, config["sample"] if is_auto else config
+
+
 def on_any_machine(place: str) -> str:
     """Return where a corpus is, with $SPEECHFORMER_DATA and ~ for the folders of this machine, as results say it."""
     for folder, name in ((os.environ.get(ENVIRONMENT), f"${ENVIRONMENT}"), (os.path.expanduser("~"), "~")):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
-from speechformer.errors import UserError, pick
+from speechformer.corpora.files import checksum, installed_or_sample, parse_lines, read_file
+from speechformer.errors import UserError
 
 Pair = tuple[str, str]
 PARTS = ("train", "dev", "test")
@@ -65,26 +65,19 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     Raises:
         UserError: a setting or a file is invalid, or files are missing and `name` or `root` demands them.
     """
-    name = config["name"]
-    pick(dict.fromkeys(("auto", "ted", "sample", "digits")), name, "corpus.name")
-    if name in ("auto", "ted"):
-        ted = config["ted"] if name == "auto" else config
-        files = [f"{part}.{ted[side]}" for part in PARTS for side in ("source", "target")]
-        root = ted["root"]
-        folder, searched = find_folder("ted-en-fr", root, lambda path: (path / files[0]).exists())
-        if folder is not None:
-            contents = {file: read_file(folder / file) for file in files}
-            return parse(contents, "pairs" if root else "ted", str(folder.resolve()), ted)
-        if name == "ted" or root:
-            raise UserError(
-                f"No pairs ({files[0]}, {files[1]}, ...) in {searched}; correct corpus.root, corpus.source and "
-                "corpus.target, or omit them and get the TED talks with: python -m speechformer.download ted"
-            )
-    generated = config["sample"] if name == "auto" else config
-    seed, where = generated["seed"], f"made by the package, seed {generated['seed']}"
-    if name == "digits":
-        return parse(digits.files(seed, generated["max_length"]), "digits", where, generated)
-    return parse(sample_pairs.files(seed), "sample", where, generated)
+    missing = (
+        "No pairs (train, dev and test with the endings corpus.source and corpus.target) in {}; correct these and "
+        "corpus.root, or omit them and get the TED talks with: python -m speechformer.download ted"
+    )
+    folder, settings = installed_or_sample(config, "ted", "ted-en-fr", lambda path: any(path.glob("train.*")), missing)
+    if folder is not None:
+        names = [f"{part}.{settings[side]}" for part in PARTS for side in ("source", "target")]
+        files = {name: read_file(folder / name) for name in names}
+        return parse(files, "pairs" if settings["root"] else "ted", str(folder.resolve()), settings)
+    seed, where = settings["seed"], f"made by the package, seed {settings['seed']}"
+    if config["name"] == "digits":
+        return parse(digits.files(seed, settings["max_length"]), "digits", where, settings)
+    return parse(sample_pairs.files(seed), "sample", where, settings)
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, config: Mapping[str, Any]) -> Pairs:

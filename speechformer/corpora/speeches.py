@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
-from speechformer.errors import UserError, pick
+from speechformer.corpora.files import checksum, installed_or_sample, parse_lines, read_file
+from speechformer.errors import UserError
 
 SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
 
@@ -63,22 +63,16 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
     Raises:
         UserError: a file is invalid, or the speeches are missing and `name` or `root` demands them.
     """
-    name = config["name"]
-    pick(dict.fromkeys(("auto", "speeches", "sample")), name, "corpus.name")
-    if name != "sample":
-        speeches = config["speeches"] if name == "auto" else config
-        folder, searched = find_folder("speeches", speeches["root"], speech_files)
-        if folder is not None:
-            files = {path.name: read_file(path) for path in speech_files(folder)}
-            return parse(files, "speeches", str(folder.resolve()), speeches["classes"])
-        if name == "speeches" or speeches["root"] is not None:
-            raise UserError(
-                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {searched}; correct corpus.root, or omit it "
-                "and get the presidential speeches with: python -m speechformer.download speeches"
-            )
-    generated = config["sample"] if name == "auto" else config
-    seed = generated["seed"]
-    return parse(sample.files(seed), "sample", f"made by the package, seed {seed}", generated["classes"])
+    missing = (
+        "No speech files (train_CLS.tsv, train_LM.txt, ...) in {}; correct corpus.root, or omit it and get the "
+        "presidential speeches with: python -m speechformer.download speeches"
+    )
+    folder, settings = installed_or_sample(config, "speeches", "speeches", speech_files, missing)
+    if folder is not None:
+        files = {path.name: read_file(path) for path in speech_files(folder)}
+        return parse(files, "speeches", str(folder.resolve()), settings["classes"])
+    seed = settings["seed"]
+    return parse(sample.files(seed), "sample", f"made by the package, seed {seed}", settings["classes"])
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:

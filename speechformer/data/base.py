@@ -135,12 +135,12 @@ class TaskData(pl.LightningDataModule):
 
     def limit_length(self, max_length: int | None) -> None:
         """Drop extra tests of rows longer than `max_length` tokens, the positions of the model; None: no limit."""
-        lengths = {
-            part: rows["ids"].shape[1] if isinstance(rows, dict) else int(rows.size.max())
-            for part, rows in self.extra_tests.items()
-        }
-        fitting = {part for part, length in lengths.items() if max_length is None or length <= max_length}
-        self.extra_tests = {part: rows for part, rows in self.extra_tests.items() if part in fitting}
+
+        def fits(rows: Rows | Windows) -> bool:
+            length = rows["ids"].shape[1] if isinstance(rows, dict) else int(rows.size.max())
+            return max_length is None or length <= max_length
+
+        self.extra_tests = {part: rows for part, rows in self.extra_tests.items() if fits(rows)}
 
     def val_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated during training."""

@@ -235,21 +235,23 @@ class PairData(TaskData):
 
     def corpus_line(self) -> str:
         corpus, counts = self.corpus, self.counts
-        reasons = {"test": counts["removed_from_train"], "block_size": counts["longer_than_block_size"]}
+        reasons = {
+            "test": counts["removed_from_train"],
+            "block_size": counts["longer_than_block_size"],
+            "of validation": counts["removed_from_validation"],
+        }
         left_out = ", ".join(f"{why} {n}" for why, n in {**counts["cleaned"], **reasons}.items() if n) or "none"
-        cut, removed = counts["cut_at_block_size"], counts["removed_from_validation"]
+        cut = counts["cut_at_block_size"]
         return (
             f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
-            f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}"
-            f"{f' (left out: test {removed})' if removed else ''}, tests on {counts['test']}, of whose sources "
-            f"{counts['test_in_train']} appear in the training set{f'; block_size cuts {cut}' if cut else ''}. "
-            f"Vocabulary {counts['vocabulary']}."
+            f"of {counts['read']} pairs, selects on {counts['validation']}, tests on {counts['test']}, of whose sources "
+            f"{counts['test_in_train']} appear in the training set; left out: {left_out}"
+            f"{f'; block_size cuts {cut}' if cut else ''}. Vocabulary {counts['vocabulary']}."
         )
 
     def examples(self) -> list[Example]:
-        """Return the first validation pair that is neither short nor long."""
-        pairs = self.held_out["validation"]
-        source, target = next((pair for pair in pairs if 8 <= len(pair[0]) <= 20 and len(pair[1]) <= 24), pairs[0])
+        """Return the first validation pair."""
+        source, target = self.held_out["validation"][0]
         read, written = (self.tokenizer.tokens(ids.tolist()) for ids in (source, target))
         return [Example([source, target[:-1]], [read, written[:-1], written[1:]])]
 

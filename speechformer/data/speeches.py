@@ -166,14 +166,10 @@ class SentenceData(SpeechData):
         return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
 
     def examples(self) -> list[Example]:
-        """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""
+        """Return the first sentence of each class, of the part that selects the checkpoint."""
         rows = (self.monitored | self.tested)[self.chosen_on, ""]
-        lengths, examples = lengths_of(rows), []
-        suitable = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
-        for label in rows["labels"].unique().tolist():
-            for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
-                examples.append(self.example(rows["ids"][k], label))
-        return examples
+        firsts = {label: k for k, label in reversed(list(enumerate(rows["labels"].tolist())))}
+        return [self.example(rows["ids"][k], label) for label, k in sorted(firsts.items())]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""

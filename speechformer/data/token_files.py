@@ -14,14 +14,14 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from torch import Tensor
 from tqdm import tqdm
 
 from speechformer import console
@@ -30,6 +30,7 @@ from speechformer.corpora.files import atomic_write, cache_directory, read_file,
 from speechformer.corpora.special_tokens import END
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
+from speechformer.data.batches import Stream
 
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
@@ -38,7 +39,7 @@ SMALL_VOCABULARY = 1 << 16  # tokens that uint16 can number
 VERSION = 2  # of what is in token files
 COUNTS = "counts.json"
 
-Counts = Mapping[str, int]  # "documents", and "bytes" and "words" of the text
+Counts = dict[str, int]  # "documents", and "bytes" and "words" of the text
 
 
 class TokenFiles:
@@ -51,7 +52,6 @@ class TokenFiles:
 
     def __init__(self, corpus: Documents, share: float, removes: bool) -> None:
         self.corpus, self.share, self.removes = corpus, share, removes
-        self.bytes = {part: sum(path.stat().st_size for path in files) for part, files in corpus.parts.items()}
 
     def path(self, *settings: str | int | None) -> Path:
         """Return a path in the cache that depends on the corpus, the protocol and these settings."""
@@ -64,91 +64,80 @@ class TokenFiles:
         """How often each document is in a test text, by its hash."""
         return Counter(hash_of(text) for name in self.corpus.tests for text in self.corpus.documents(f"test_{name}"))
 
-    @functools.cached_property
-    def excluded(self) -> set[bytes]:
-        """The hashes of the documents that may not be in train."""
-        if not self.removes:
-            return set()
-        validation = self.corpus.documents("validation") if "validation" in self.corpus.parts else ()
-        return {*self.tested, *map(hash_of, validation)}
-
-    def split_of(self, text: str) -> str | None:
-        """Return whether a document of train is for train or validation, or None if it is removed."""
-        if hash_of(text) in self.excluded:
-            return None
-        return "validation" if held_out(text, self.share) else "train"
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yield the part and text of each document; what must not be in train is of the part "removed"."""
+        excluded = {*self.tested, *map(hash_of, self.corpus.documents("validation"))} if self.removes else set()
+        for part in self.corpus.parts:
+            for text in self.corpus.documents(part):
+                if part == "train" and hash_of(text) in excluded:
+                    yield "removed", text
+                else:
+                    yield "validation" if part == "train" and held_out(text, self.share) else part, text
 
     def tokenizer(self, kind: str, size: int | None, min_count: int) -> Subwords:
         """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
         path = self.path("tokenizer", kind, size, min_count, metadata.version("tokenizers"))
         with locked(path):
-            if path.exists():
-                return Subwords.load(path)
-            console.say("Fitting a vocabulary, only this once.")
-            tokenizer = Subwords.fit(self.vocabulary_texts(), kind, size, min_count)
-            tokenizer.save(path)
-        return tokenizer
+            if not path.exists():
+                console.say("Fitting a vocabulary, only this once.")
+                Subwords.fit(self.vocabulary_texts(), kind, size, min_count).save(path)
+        return Subwords.load(path)
 
     def vocabulary_texts(self) -> Iterator[str]:
         """Yield the documents of train, or if they are too long slices of them, drawn by a hash."""
-        share = FITTED / self.bytes["train"]
-        for text in self.corpus.documents("train"):
-            if self.split_of(text) == "train":
-                slices = (text[start : start + SLICE] for start in range(0, len(text), SLICE))
-                yield from (piece for piece in slices if held_out(f"vocabulary {piece[:1000]}", share))
+        share = FITTED / sum(path.stat().st_size for path in self.corpus.parts["train"])
+        for text in (text for part, text in self.documents() if part == "train"):
+            slices = (text[start : start + SLICE] for start in range(0, len(text), SLICE))
+            yield from (piece for piece in slices if held_out(f"vocabulary {piece[:1000]}", share))
 
-    def open(self, tokenizer: Subwords) -> tuple[dict[str, Tensor], dict[str, Counts]]:
+    def open(self, tokenizer: Subwords) -> tuple[dict[str, Stream], dict[str, Counts]]:
         """Return the ids of each part, [n], mapped, and its counts; write the files first if they are not there.
 
         The parts are those of the corpus, and "validation" if a share is held out. The counts of train also have
         "removed", its documents that were removed, and "leaked", the documents of tests that are in it.
         """
-        folder, dtype = self.path(tokenizer.tokenizer.to_str()), np.uint16 if len(tokenizer) <= SMALL_VOCABULARY else np.int32
+        dtype = np.uint16 if len(tokenizer) <= SMALL_VOCABULARY else np.int32
+        folder = self.path(tokenizer.tokenizer.to_str())
         with locked(folder):
             if not (folder / COUNTS).exists():
+                console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
                 folder.mkdir(exist_ok=True)
-                counts: dict[str, Counts] = {}
-                for part in self.corpus.parts:
-                    console.say(f"Tokenizing {part} ({self.bytes[part] / 1e6:,.1f} MB), only this once, into {folder}")
-                    counts |= self.write(part, tokenizer, folder, dtype)
-                write_file(folder / COUNTS, json.dumps(counts).encode())
-        counts = json.loads(read_file(folder / COUNTS))
+                write_file(folder / COUNTS, json.dumps(self.write(tokenizer, folder, dtype)).encode())
+        counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
         # copy-on-write: torch warns of arrays that cannot be written
-        streams = {part: torch.from_numpy(np.memmap(folder / f"{part}.bin", dtype, mode="c")) for part in counts}
-        return streams, counts
+        return {part: torch.from_numpy(np.memmap(folder / f"{part}.bin", dtype, mode="c")) for part in counts}, counts
 
-    def write(self, part: str, tokenizer: Subwords, folder: Path, dtype: type[np.integer]) -> dict[str, Counts]:
-        """Write the files of a part of the corpus; return their counts."""
-        names = ["train", "validation"] if part == "train" and self.share else [part]
-        counts = {name: Counter(documents=0, bytes=0, words=0, removed=0, leaked=0) for name in names}
+    def write(self, tokenizer: Subwords, folder: Path, dtype: type[np.integer[Any]]) -> dict[str, Counter[str]]:
+        """Write the files; return their counts."""
+        parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
+        counts = {part: Counter(documents=0, removed=0) for part in parts}
         leaked = set[bytes]()
 
         def lines() -> Iterator[tuple[str, str, bool]]:
             """Yield the part and text of each line, and whether it ends a document; a token never crosses lines."""
-            for text in self.corpus.documents(part):
-                name = self.split_of(text) if part == "train" else part
-                if name is None:
-                    counts[part]["removed"] += 1
+            for part, text in self.documents():
+                if part == "removed":
+                    counts["train"]["removed"] += 1
                     continue
-                if name == "train" and hash_of(text) in self.tested:
+                if part == "train" and hash_of(text) in self.tested:
                     leaked.add(hash_of(text))
                 *others, last = f" {text}".split("\n")
-                yield from ((name, f"{line}\n", False) for line in others)
-                yield name, last, True
+                yield from ((part, f"{line}\n", False) for line in others)
+                yield part, last, True
 
         with contextlib.ExitStack() as stack:
-            files = {name: stack.enter_context(atomic_write(folder / f"{name}.bin")) for name in names}
-            bar = stack.enter_context(tqdm(total=self.bytes[part], unit="B", unit_scale=True, disable=None))
+            files = {part: stack.enter_context(atomic_write(folder / f"{part}.bin")) for part in parts}
+            bar = stack.enter_context(tqdm(unit="B", unit_scale=True, disable=None))  # None: shown on a terminal
             for file in files.values():
                 file.write(np.array([END], dtype).tobytes())
             remaining = lines()
             while batch := list(itertools.islice(remaining, LINES)):
-                for (name, line, is_last), ids in zip(batch, tokenizer.encode_lines([line for _, line, _ in batch])):
-                    files[name].write(np.array(ids + [END] * is_last, dtype).tobytes())
+                for (part, line, is_last), ids in zip(batch, tokenizer.encode_lines([line for _, line, _ in batch])):
+                    files[part].write(np.array(ids + [END] * is_last, dtype).tobytes())
                     content = line.encode()
-                    counts[name].update(documents=is_last, bytes=len(content), words=len(content.split()))
+                    counts[part].update(documents=is_last, bytes=len(content), words=len(content.split()))
                     bar.update(len(content))
-        counts[part]["leaked"] = sum(self.tested[digest] for digest in leaked)
+        counts["train"]["leaked"] = sum(self.tested[digest] for digest in leaked)
         return counts
 
 
@@ -157,9 +146,7 @@ def hash_of(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock a path of the cache against other processes."""
+def locked(path: Path) -> FileLock:
+    """Return a lock of a path of the cache against other processes; its folder exists then."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
-        yield
+    return FileLock(f"{path}.lock")
