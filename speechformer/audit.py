@@ -1,8 +1,8 @@
 """Measure how far a test on a corpus can be trusted: `python -m speechformer.audit [corpus=...] [--json]`.
 
-It counts repeated lines and test lines that are in train. Of labelled sentences it also counts the lines of each class,
-and lists texts with two labels; of pairs it counts what `corpus.clean` removes from train. `corpora/duplicates.py`
-defines a duplicate.
+It counts repeated lines and test lines that are in train. Of labelled sentences it also counts the lines of each
+class, and lists texts with two labels; of pairs it counts what `corpus.clean` removes from train.
+`corpora/duplicates.py` defines a duplicate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def audit(corpus: Corpus | Pairs) -> dict[str, Any]:
     findings: dict[str, Any] = {
         "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
         "files": {
-            file: {"lines": len(lines), "words": sum(words[file]), "longest": max(words[file])} | count(kinds_in(lines))
+            file: {"lines": len(lines), "words": sum(words[file]), "longest": max(words[file])}
+            | count(kinds_in(lines))
             for file, lines in texts.items()
         },
         "between": {

@@ -1,7 +1,7 @@
 """Download a public corpus into the user cache: `python -m speechformer.download speeches` (or `ted`).
 
-Every file is verified against the sha256 below before it takes its place. This command is the only part of the project
-that uses the network.
+Every file is verified against the sha256 below before it takes its place. This command is the only part of the
+project that uses the network.
 """
 
 from __future__ import annotations

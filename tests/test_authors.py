@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speechformer.audit import audit
+from speechformer.corpora.authors import main, read_texts, split, write
 from speechformer.corpora.duplicates import NEAR
 from speechformer.corpora.load import load
-from speechformer.corpora.authors import main, read_texts, split, write
 from speechformer.errors import UserError
 
 ANN = "Dr. Vance mended the\nharbours of Orr. We will go on! Will we?\n\nThank you. The sea is ours, and the wind\n"

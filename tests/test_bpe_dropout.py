@@ -11,9 +11,8 @@ import pytest
 import torch
 from test_data_pairs import make
 
-from speechformer.corpora.bpe_dropout import BPEDropout
 from speechformer.corpora.special_tokens import PAD
-from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.subwords import BPEDropout, Subwords
 from speechformer.data.pairs import PairData
 from speechformer.errors import UserError
 

@@ -21,11 +21,10 @@ from speechformer.corpora.files import cache_directory
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.tokenizer import Tokenizer
-from speechformer.data import token_files
+from speechformer.data import documents
 from speechformer.data.batches import EvaluationBatches, WindowBatches
-from speechformer.data.documents import DocumentData
+from speechformer.data.documents import DocumentData, TokenFiles
 from speechformer.data.speeches import TextSize
-from speechformer.data.token_files import TokenFiles
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel, per_unit
 from speechformer.tasks.registry import build_data
@@ -71,7 +70,7 @@ def test_documents_are_those_of_the_whole_text(separator: str | None, tmp_path: 
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: the tokens of whole documents, which are encoded line by line."""
-    monkeypatch.setattr(token_files, "LINES", 2)
+    monkeypatch.setattr(documents, "LINES", 2)
     whole = ["One fish.\nTwo fish.", "Red  fish\u00a0ünd\n\tblue,𝄞 \n\n12!? 13" * 9, "Last one"]
     files = TEXT | {"train_LM.txt": "<end>".join(whole)}
     data = data_of(corpus_of(tmp_path / "text", files, "<end>"), tokens=kind, vocab_size=40)
@@ -95,7 +94,7 @@ def texts_of(data: DocumentData, split: str) -> list[str]:
 def test_a_large_vocabulary_takes_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = corpus_of(tmp_path / "text", TEXT)
     small = data_of(corpus)
-    monkeypatch.setattr(token_files, "SMALL_VOCABULARY", 10)
+    monkeypatch.setattr(documents, "SMALL_VOCABULARY", 10)
     shutil.rmtree(cache_directory())
     large = data_of(corpus)
     assert small.stream.dtype == torch.uint16 and large.stream.dtype == torch.int32
@@ -107,7 +106,7 @@ def test_only_a_sample_of_a_long_train_is_drawn_for_the_vocabulary(
 ) -> None:
     train = "\n\n".join(f"fish{k} {'word ' * 20}" for k in range(300))
     corpus = corpus_of(tmp_path / "text", TEXT | {"train_LM.txt": train})
-    monkeypatch.setattr(token_files, "FITTED", len(train) // 3)
+    monkeypatch.setattr(documents, "FITTED", len(train) // 3)
     drawn = list(TokenFiles(corpus, 0.0, False).vocabulary_texts())
     assert 70 < len(drawn) < 130 and {*drawn} < {*corpus.documents("train")}
 
@@ -192,7 +191,7 @@ def test_evaluation_during_training_takes_a_fixed_sample(lengths: list[int], tmp
         number = sum(int((batch["targets"] != IGNORE).sum()) for batch in batches)
         whole = len(data.stream) - 1
         assert 900 <= number <= 1000 if limit < whole else number == whole
-        assert data.counts["evaluated_tokens"]["train"] == number
+        assert data.counts["evaluated_tokens"] == number
         pairs = zip(batches, again.val_dataloader())
         assert all(torch.equal(batch["targets"], other["targets"]) for batch, other in pairs)
 
@@ -219,7 +218,7 @@ def test_training_windows_are_slices_of_the_text() -> None:
         ({"test_LM_a.txt": "x y z"}, "has no train_LM.txt, which task=lm needs"),
         ({"train_LM.txt": "x", "test_LM_a.txt": "x y z"}, "train text has 4 tokens and needs at least 5"),
         ({"train_LM.txt": "", "test_LM_a.txt": "x y z"}, r"train_LM\.txt:1: the file is empty"),
-        ({"train_LM.txt": " ", "test_LM_a.txt": "x y z"}, "train has no document"),
+        ({"train_LM.txt": " ", "test_LM_a.txt": "x y z"}, "train text has 1 tokens and needs at least 5"),
         ({"train_LM.txt": "x\nz\0y", "test_LM_a.txt": "x y z"}, r"train_LM\.txt:2: there is a NUL character"),
         (
             {"train_LM.txt": "one\ntwo\nthr\udce9e\n", "test_LM_a.txt": "x"},

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -25,7 +26,7 @@ HASHES = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT
 class Quiet(SimpleHTTPRequestHandler):
     """A server of a folder that notes what it is asked for."""
 
-    asked: list[str] = []
+    asked: ClassVar[list[str]] = []
 
     def log_message(self, *_: object) -> None:
         self.asked.append(self.path)

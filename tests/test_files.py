@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kills import count_points, killed_at

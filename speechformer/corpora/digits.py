@@ -34,8 +34,8 @@ def files(seed: int, max_length: int) -> dict[str, bytes]:
         "dev": [draw(rng.randint(2, max_length)) for _ in range(DEV)],
         "train": [draw(rng.randint(1, max_length)) for _ in range(TRAIN)],
     }
-    contents = {}
-    for part, lines in sources.items():
-        contents[f"{part}.digits"] = "".join(f"{line}\n" for line in lines).encode()
-        contents[f"{part}.reversed"] = "".join(f"{line[::-1]}\n" for line in lines).encode()
-    return contents
+    return {
+        f"{part}.{name}": "".join(f"{line[::step]}\n" for line in lines).encode()
+        for part, lines in sources.items()
+        for name, step in (("digits", 1), ("reversed", -1))
+    }

@@ -14,9 +14,9 @@ import itertools
 import mmap
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from speechformer.corpora import stories
 from speechformer.corpora.files import decode, find_folder
@@ -43,7 +43,7 @@ class Documents:
     sha256: str
     parts: dict[str, list[Path]]
     separator: str | None
-    classes: list[str] = field(default_factory=list)
+    classes: ClassVar[list[str]] = []
 
     @property
     def identity(self) -> list[str | None]:
@@ -84,12 +84,11 @@ def split_documents(path: Path, separator: str | None) -> Iterator[str]:
 def files_of_parts(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each part that a folder has, by name: "train", "validation", "test_NAME"."""
     parts: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
-        name = path.name.removesuffix(".txt")
-        if PART.fullmatch(name) and (path.is_dir() or path.suffix == ".txt"):
-            files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-            parts.setdefault(name.replace("_LM", "", 1), []).extend(files)
-    return {part: files for part, files in parts.items() if files}
+    for path in sorted([*folder.glob("*_LM*.txt"), *folder.glob("*_LM*/*.txt")]):
+        name = path.relative_to(folder).parts[0].removesuffix(".txt")
+        if PART.fullmatch(name):
+            parts.setdefault(name.replace("_LM", "", 1), []).append(path)
+    return parts
 
 
 def load_documents(config: Mapping[str, Any]) -> Documents:
@@ -98,15 +97,11 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
     Raises:
         UserError: the folder or a file is missing.
     """
-    if config["name"] == "stories":
+    missing = "No train_LM.txt or test_LM_<name>.txt in {}; set corpus.root=FOLDER, or try corpus=stories."
+    folder, _ = find_folder(config, "text", "text", files_of_parts, missing)
+    where = str(folder)
+    if folder is None:
         folder, where = stories.folder_of(config)
-    else:
-        root, searched = find_folder("text", config["root"], files_of_parts)
-        if root is None:
-            raise UserError(
-                f"No train_LM.txt or test_LM_<name>.txt in {searched}; set corpus.root=FOLDER, or try corpus=stories."
-            )
-        folder, where = root, str(root.resolve())
     parts = files_of_parts(folder)
     for beginning, file in (("train", "train_LM.txt"), ("test_", "test_LM_<name>.txt")):
         if not any(part.startswith(beginning) for part in parts):

@@ -52,12 +52,11 @@ def kinds_in(texts: Sequence[str], others: Collection[str] | None = None) -> lis
         close = (other for word in rare(words) for other in by_rare_word[word])
         return "near" if any(len(words & other) >= NEAR * len(words | other) - 1e-9 for other in close) else ""
 
-    if others is not None:
-        for text in searched:
-            add(text)
-        return [kind(text) for text in texts]
+    for text in () if others is None else searched:
+        add(text)
     kinds = []
     for text in texts:
         kinds.append(kind(text))
-        add(text)
+        if others is None:
+            add(text)
     return kinds

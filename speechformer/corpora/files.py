@@ -1,8 +1,8 @@
 """Read text files strictly, find corpus folders, write files atomically.
 
 Text is UTF-8 with or without byte order mark, and with or without a final newline. Lines end with LF or CRLF. Any
-other character, such as U+2028, U+0085, VT or FF, is part of a line, as for `grep` and `wc`. Anything else is an error:
-nothing is repaired or skipped.
+other character, such as U+2028, U+0085, VT or FF, is part of a line, as for `grep` and `wc`. Anything else is an
+error: nothing is repaired or skipped.
 """
 
 from __future__ import annotations
@@ -31,46 +31,36 @@ def cache_directory() -> Path:
     return Path(platformdirs.user_cache_dir("speechformer"))
 
 
-def find_folder(name: str, root: str | None, valid: Callable[[Path], object]) -> tuple[Path | None, str]:
-    """Return the first folder that is `valid` for a corpus, or None, and the places searched, in words.
-
-    Args:
-        name: of the corpus' folder in $SPEECHFORMER_DATA and in the user cache.
-        root: `corpus.root`; if it is set, nothing else is searched.
-    """
-    data, cache = os.environ.get(ENVIRONMENT), cache_directory() / name
-    places = {
-        f"${ENVIRONMENT}/{name} ({data or 'not set'})": Path(data or os.devnull) / name,
-        f"the user cache ({cache})": cache,
-    }
-    if root is not None:
-        folder = Path(root).expanduser()
-        places = {f"corpus.root ({root})" + ", which does not exist" * (not folder.exists()): folder}
-    found = (folder for folder in places.values() if folder.is_dir() and valid(folder))
-    return next(found, None), " or in ".join(places)
-
-
-def installed_or_sample(
+def find_folder(
     config: Mapping[str, Any], name: str, folder_name: str, valid: Callable[[Path], object], missing: str
 ) -> tuple[Path | None, Mapping[str, Any]]:
     """Return the folder of an installed corpus, or None for a generated one, and the settings of that corpus.
 
     Args:
         config: the group `corpus`; with the name "auto" it has the settings of the installed corpus under `name`, and
-            those of the sample under "sample".
+            those of the sample, which is the second choice, under "sample".
         name: of the installed corpus.
-        folder_name, valid: see `find_folder`.
+        folder_name: of its folder in $SPEECHFORMER_DATA and in the user cache. If `corpus.root` is set, nothing else
+            is searched.
+        valid: whether a folder has such a corpus.
         missing: the error if `config` demands the installed corpus, and it is nowhere; {} stands for the places.
     """
     is_auto = config["name"] == "auto"
-    if is_auto or config["name"] == name:
-        settings = config[name] if is_auto else config
-        folder, searched = find_folder(folder_name, settings["root"], valid)
-        if folder is not None:
+    if not is_auto and config["name"] != name:
+        return None, config
+    settings = config[name] if is_auto else config
+    data, cache, root = os.environ.get(ENVIRONMENT), cache_directory() / folder_name, settings["root"]
+    places = {f"${ENVIRONMENT}/{folder_name} ({data or 'not set'})": Path(data or os.devnull) / folder_name}
+    places[f"the user cache ({cache})"] = cache
+    if root is not None:
+        folder = Path(root).expanduser()
+        places = {f"corpus.root ({root})" + ", which does not exist" * (not folder.exists()): folder}
+    for folder in places.values():
+        if folder.is_dir() and valid(folder):
             return folder, settings
-        if not is_auto or settings["root"] is not None:
-            raise UserError(missing.format(searched))
-    return None, config["sample"] if is_auto else config
+    if not is_auto or root is not None:
+        raise UserError(missing.format(" or in ".join(places)))
+    return None, config["sample"]
 
 
 def on_any_machine(place: str) -> str:

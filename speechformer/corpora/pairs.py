@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import checksum, installed_or_sample, parse_lines, read_file
+from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
 from speechformer.errors import UserError
 
 Pair = tuple[str, str]
@@ -47,6 +46,7 @@ class Pairs:
     test: list[Pair]
     read: int
     cleaned: dict[str, int]
+    classes: ClassVar[list[str]] = []
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
         "No pairs (train, dev and test with the endings corpus.source and corpus.target) in {}; correct these and "
         "corpus.root, or omit them and get the TED talks with: python -m speechformer.download ted"
     )
-    folder, settings = installed_or_sample(config, "ted", "ted-en-fr", lambda path: any(path.glob("train.*")), missing)
+    folder, settings = find_folder(config, "ted", "ted-en-fr", lambda path: any(path.glob("train.*")), missing)
     if folder is not None:
         names = [f"{part}.{settings[side]}" for part in PARTS for side in ("source", "target")]
         files = {name: read_file(folder / name) for name in names}
@@ -125,7 +125,7 @@ def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pai
             "ratio": rules["ratio"] is not None and longer > rules["ratio"] * max(1, shorter),
             "duplicates": rules["duplicates"] and pair in earlier,
         }
-        if rule := next((rule for rule in RULES if broken[rule]), None):
+        if rule := next(filter(broken.get, broken), ""):
             removed[rule] += 1
         else:
             remaining.append(pair)

@@ -120,9 +120,7 @@ def clause(rng: random.Random, question: bool = False) -> tuple[str, str]:
     pronoun, participle, none = "", verb.participle, negated and rng.random() < 0.35
     if none:  # sees no horse: ne voit pas de cheval
         word, plural = rng.choice(words()["nouns"]), rng.random() < 0.5
-        en_object, fr_object = with_adjectives(
-            word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3)
-        )
+        en_object, fr_object = with_adjectives(word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3))
         en_object, fr_object = f"no {en_object}", elide("de", fr_object)
     elif rng.random() < 0.25:
         en_object, pronoun, ending = rng.choice(words()["objects"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import checksum, installed_or_sample, parse_lines, read_file
+from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
 from speechformer.errors import UserError
 
 SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
@@ -67,7 +67,7 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         "No speech files (train_CLS.tsv, train_LM.txt, ...) in {}; correct corpus.root, or omit it and get the "
         "presidential speeches with: python -m speechformer.download speeches"
     )
-    folder, settings = installed_or_sample(config, "speeches", "speeches", speech_files, missing)
+    folder, settings = find_folder(config, "speeches", "speeches", speech_files, missing)
     if folder is not None:
         files = {path.name: read_file(path) for path in speech_files(folder)}
         return parse(files, "speeches", str(folder.resolve()), settings["classes"])

@@ -38,10 +38,6 @@ class Splits:
     removed: int
     extra: int = 0
 
-    def in_train(self, name: str) -> list[bool]:
-        """Return for each row of a test set whether its text appears verbatim in `train`."""
-        return [kind == "exact" for kind in self.kinds_in_train[name]]
-
     @functools.cached_property
     def kinds_in_train(self) -> dict[str, list[str]]:
         """For each row of each test set, the kind of duplicate of it in `train`; see `kinds_in`."""
@@ -62,20 +58,6 @@ def held_out(text: str, share: float, fold: int = 0) -> bool:
 def number_of_folds(validation: float) -> int:
     """Return how many shares to hold out do not overlap; 1 if nothing is held out."""
     return int(1 / validation + 1e-9) if validation else 1
-
-
-def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Return the rows of train, and those of each test; see `split`."""
-    train: list[Row] = list(corpus.classify_train)
-    test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
-    if not labelled:
-        train = [(None, text) for text in corpus.lm_train]
-        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
-    files = ("train_CLS.tsv", "test_CLS.tsv") if labelled else ("train_LM.txt", "test_LM_<name>.txt")
-    for file, rows in zip(files, (train, test)):
-        if not rows:
-            raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
-    return train, test
 
 
 def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
@@ -140,7 +122,15 @@ def split(
     """
     if not 0 <= fold < (folds := number_of_folds(validation)):
         raise UserError(f"protocol.fold={fold} must be below {folds}, the folds of protocol.validation={validation}.")
-    train, test = rows_of(corpus, task, labelled)
+    if labelled:
+        train: list[Row] = list(corpus.classify_train)
+        test: dict[str, list[Row]] = {"test": list(corpus.classify_test)}
+    else:
+        train = [(None, text) for text in corpus.lm_train]
+        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
+    if not train or not any(test.values()):
+        files = "train_CLS.tsv and test_CLS.tsv" if labelled else "train_LM.txt and test_LM_<name>.txt"
+        raise UserError(f"task={task} needs {files}, and {corpus.where} has not both.")
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)

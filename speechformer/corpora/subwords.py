@@ -12,6 +12,8 @@ no-break spaces and punctuation survive, and scoring needs no detokenizer. White
 from __future__ import annotations
 
 import itertools
+import json
+import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -131,6 +133,43 @@ class Subwords:
             return cls(Tokenizer.from_str(read_file(path).decode()))
         except Exception as error:  # tokenizers raises bare exceptions
             raise UserError(f"{path} is not a tokenizer of speechformer ({type(error).__name__}).") from None
+
+
+class BPEDropout:
+    """Segments texts with the merges of a vocabulary, some of which are left out at random.
+
+    Another segmentation of each word each time regularizes translation from few pairs. Source: Provilkov et al. 2020,
+    "BPE-Dropout: Simple and Effective Subword Regularization". Wherever byte-pair encoding could merge two symbols,
+    it is kept from it with a probability, at each of its steps anew. `tokenizers` can do this, but draws from the
+    system's random numbers, so a run could not be repeated.
+
+    Args:
+        subwords: a vocabulary of kind "bpe".
+        rate: the probability with which a possible merge is left out; with 0 segmentations are those of `subwords`.
+    """
+
+    def __init__(self, subwords: Subwords, rate: float) -> None:
+        model: dict[str, Any] = json.loads(subwords.tokenizer.to_str())["model"]
+        self.ids: dict[str, int] = model["vocab"]
+        self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
+        self.split, self.rate = subwords.tokenizer.pre_tokenizer.pre_tokenize_str, rate
+
+    def encode(self, text: str, generator: random.Random) -> list[int]:
+        """Return the ids of a text, without <bos> and <eos>."""
+        words = (word for word, _ in self.split(f" {text}"))
+        return [self.ids[symbol] for word in words for symbol in self.symbols(word, generator)]
+
+    def symbols(self, word: str, generator: random.Random) -> list[str]:
+        """Return the symbols of a word: of the merges that are not left out, the one learned first, until none is."""
+        symbols = list(word)
+        while merges := [
+            (rank, place)
+            for place, pair in enumerate(itertools.pairwise(symbols))
+            if (rank := self.ranks.get(pair)) is not None and (not self.rate or generator.random() >= self.rate)
+        ]:
+            _, place = min(merges)
+            symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+        return symbols
 
 
 def on_one_line(text: str) -> str:

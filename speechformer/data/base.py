@@ -99,10 +99,6 @@ class TaskData(pl.LightningDataModule):
         """Return the texts that TensorBoard shows during training."""
         raise NotImplementedError
 
-    def corpus_line(self) -> str:
-        """Return the first line that a run prints: the corpus, and how much of it is used for what."""
-        raise NotImplementedError
-
     def train_dataloader(self) -> SeededBatches:
         """Return the training batches."""
         raise NotImplementedError
@@ -117,12 +113,17 @@ class TaskData(pl.LightningDataModule):
         """The part that selects the best checkpoint: test if nothing is held out, as in the reports."""
         return "validation" if ("validation", "") in self.monitored else "test"
 
+    def corpus_line(self) -> str:
+        """Return the first line that a run prints: the corpus, and how much there is of what."""
+        counts = (f"{name.replace('_', ' ')} {n:,}" for name, n in self.counts.items() if isinstance(n, int) and n)
+        return f"Corpus {self.corpus.name} ({self.corpus.where}): {', '.join(counts)}."
+
     @property
     def description(self) -> dict[str, Any]:
         """The corpus as `result.json` describes it, as plain data."""
         corpus = self.corpus
         about = {"name": corpus.name, "where": on_any_machine(corpus.where), "sha256": corpus.sha256}
-        return {**about, "classes": [], "counts": self.counts}
+        return {**about, "classes": corpus.classes, "counts": self.counts}
 
     @property
     def shard(self) -> tuple[int, int]:

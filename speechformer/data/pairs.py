@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from speechformer.corpora.bpe_dropout import BPEDropout
 from speechformer.corpora.pairs import Pair, Pairs
-from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
-from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.special_tokens import BEGIN, END, PAD
+from speechformer.corpora.subwords import BPEDropout, Subwords
 from speechformer.data.base import TaskData
 from speechformer.data.batches import EVALUATION_TOKENS, Batch, EvaluationBatches, Example, Rows, SeededBatches
 from speechformer.errors import UserError
@@ -202,7 +201,6 @@ class PairData(TaskData):
 
     def count(self) -> dict[str, Any]:
         corpus, trained = self.corpus, {source for source, _ in self.trained_texts}
-        unknown = [int((torch.cat(side) == UNKNOWN).sum()) for side in zip(*self.held_out["test"])]
         lengths = Counter(length_bucket(source) for source, _ in corpus.test)
         return {
             "read": corpus.read,
@@ -216,7 +214,6 @@ class PairData(TaskData):
             "test_in_train": sum(source in trained for source, _ in corpus.test),
             "test_by_length": {name: lengths[name] for name in LENGTHS},
             "train_tokens": sum(len(source) + len(target) - 1 for source, target in self.train),
-            "test_unknown_tokens": dict(zip(("source", "target"), unknown)),
             "cut_at_block_size": 0,
             "vocabulary": len(self.tokenizer),
         }
@@ -232,22 +229,6 @@ class PairData(TaskData):
     @property
     def description(self) -> dict[str, Any]:
         return super().description | {"languages": [self.corpus.source, self.corpus.target]}
-
-    def corpus_line(self) -> str:
-        corpus, counts = self.corpus, self.counts
-        reasons = {
-            "test": counts["removed_from_train"],
-            "block_size": counts["longer_than_block_size"],
-            "of validation": counts["removed_from_validation"],
-        }
-        left_out = ", ".join(f"{why} {n}" for why, n in {**counts["cleaned"], **reasons}.items() if n) or "none"
-        cut = counts["cut_at_block_size"]
-        return (
-            f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
-            f"of {counts['read']} pairs, selects on {counts['validation']}, tests on {counts['test']}, of whose sources "
-            f"{counts['test_in_train']} appear in the training set; left out: {left_out}"
-            f"{f'; block_size cuts {cut}' if cut else ''}. Vocabulary {counts['vocabulary']}."
-        )
 
     def examples(self) -> list[Example]:
         """Return the first validation pair."""

@@ -96,13 +96,6 @@ class ProbeData(TaskData):
             "vocabulary": len(self.tokenizer),
         }
 
-    def corpus_line(self) -> str:
-        probe, lengths = self.probe, ", ".join(map(str, self.probe.test_lengths)) or "no other ones"
-        return (
-            f"Corpus {self.corpus.name} ({self.corpus.where}): trains on rows of length {probe.min_length} to "
-            f"{probe.max_length}, tests also {lengths}; no test row is among the training rows."
-        )
-
     def train_dataloader(self) -> ProbeBatches:
         return ProbeBatches(self.probe, self.batch_size, self.row_seed, self.shard)
 

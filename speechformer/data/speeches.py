@@ -81,45 +81,39 @@ class SpeechData(TaskData):
             return Tokenizer.fit(self.splits.vocabulary_texts, size, least)
         return Subwords.fit(self.splits.vocabulary_texts, tokens, size, least)
 
-    @property
-    def description(self) -> dict[str, Any]:
-        return super().description | {"classes": self.corpus.classes}
-
     def count(self) -> dict[str, Any]:
-        splits, tests = self.splits, dict[str, dict[str, int]]()
-        for name, rows in splits.test.items():
-            kinds, ids = Counter(splits.kinds_in_train[name]), [self.tokenizer.encode(text) for _, text in rows]
-            tests[name] = {
-                "rows": len(rows),
-                "in_train": kinds["exact"],
-                "nearly_in_train": kinds["same"] + kinds["near"],
-                "tokens": sum(map(len, ids)),
-                "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
-            }
+        tests = self.count_tests()
         totals = {"test": "rows", "test_in_train": "in_train", "test_nearly_in_train": "nearly_in_train"}
         return {
-            "train": len(splits.train),
-            "validation": len(splits.validation),
-            "removed_from_train": splits.removed,
-            "extra_lines": splits.extra,
-            **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
+            **self.count_rows(),
+            **{name: sum(test.get(key, 0) for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
-            "evaluated_tokens": {"train": self.evaluated_tokens},
+            "evaluated_tokens": self.evaluated_tokens,
             "vocabulary": len(self.tokenizer),
             "cut_at_block_size": self.cut,
         }
 
-    def corpus_line(self) -> str:
-        corpus, counts = self.corpus, self.counts
-        held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
-        extra = f", {counts['extra_lines']} of them labelled sentences" if counts["extra_lines"] else ""
-        leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
-        return (
-            f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
-            f"{counts['test']}, of which {leaked} ({100 * leaked / counts['test']:.1f} %) appear verbatim in the "
-            f"training set and {counts['test_nearly_in_train']} nearly{f'; block_size cuts {cut}' if cut else ''}."
-        )
+    def count_rows(self) -> dict[str, int]:
+        """Count the lines or documents of train and of what is held out."""
+        splits = self.splits
+        counts = {"train": len(splits.train), "validation": len(splits.validation)}
+        return {**counts, "removed_from_train": splits.removed, "extra_lines": splits.extra}
+
+    def count_tests(self) -> dict[str, dict[str, int]]:
+        """Count the rows and tokens of each test."""
+        tests = {}
+        for name, rows in self.splits.test.items():
+            kinds = Counter(self.splits.kinds_in_train[name])
+            ids = [index for _, text in rows for index in self.tokenizer.encode(text)]
+            tests[name] = {
+                "rows": len(rows),
+                "in_train": kinds["exact"],
+                "nearly_in_train": kinds["same"] + kinds["near"],
+                "tokens": len(ids),
+                "unknown_tokens": ids.count(UNKNOWN),
+            }
+        return tests
 
 
 def sample_rows(rows: Rows, tokens: int | None) -> Rows:
@@ -150,7 +144,8 @@ class SentenceData(SpeechData):
         )
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
-        in_train, rows = torch.tensor(self.splits.in_train("test")), self.encode_rows(self.splits.test["test"])
+        in_train = torch.tensor([kind == "exact" for kind in self.splits.kinds_in_train["test"]])
+        rows = self.encode_rows(self.splits.test["test"])
         self.tested = {("test", ""): {**rows, "in_train": in_train, "row": torch.arange(len(in_train))}}
 
     def encode_rows(self, rows: list[Row]) -> Rows:
@@ -201,6 +196,7 @@ class StreamData(SpeechData):
 
     labelled = False
     sampled: ClassVar[tuple[str, ...]] = ("train",)  # splits of which `evaluation_tokens` are evaluated
+    shortest: ClassVar[int] = 2  # tokens of a test text
     long_stream: ClassVar[int] = LONG_STREAM  # tokens; from here on an epoch is no permutation of all windows
     monitored: dict[Part, Windows]
     tested: dict[Part, Windows]
@@ -215,16 +211,22 @@ class StreamData(SpeechData):
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
         self.stream = texts["train", ""][0]
         self.streams = {part: stream for part, (stream, _) in texts.items() if part[0] != "train"}
-        self.text_sizes = {name: text_size for (split, name), (_, text_size) in texts.items() if split == "test"}
-        for (split, name), (stream, _) in texts.items():
+        self.text_sizes = {name: text_size for (part, name), (_, text_size) in texts.items() if part == "test"}
+        for (part, name), (stream, _) in texts.items():
+            least = size + 1 if part == "train" else self.shortest
+            if len(stream) < least:
+                raise UserError(
+                    f"The {name or part} text has {len(stream)} tokens and needs at least {least}; use more text or "
+                    "a smaller block_size, or of documents another corpus.separator or protocol.validation=0."
+                )
             cover = functools.partial(Windows.cover, stream, *self.segments(stream))
-            blocks = cover(size, size, with_places=split != "train" and self.task["ngram_mixture"] != "none")
-            if split in self.sampled:
+            blocks = cover(size, size, with_places=part != "train" and self.task["ngram_mixture"] != "none")
+            if part in self.sampled:
                 blocks = blocks.sample(self.task["evaluation_tokens"])
-            if split != "test":
-                self.monitored[split, name] = blocks
+            if part != "test":
+                self.monitored[part, name] = blocks
                 continue
-            self.tested[split, name] = blocks
+            self.tested[part, name] = blocks
             self.tested["test_sliding", name] = cover(size, stride)
             for length in self.task["lengths"]:
                 self.extra_tests[f"test_length_{length}", name] = cover(length, length)
@@ -238,8 +240,7 @@ class StreamData(SpeechData):
         rows |= {("test", name): lines for name, lines in self.splits.test.items()}
         texts = {}
         for part in (part for part, lines in rows.items() if lines):
-            text = "".join(f"{line} " for _, line in rows[part]).encode()
-            stream = self.encode_stream(rows[part], " ".join(filter(None, part)), self.block_size + 1 if part[0] == "train" else 2)
+            text, stream = "".join(f"{line} " for _, line in rows[part]).encode(), self.encode_stream(rows[part])
             texts[part] = stream, TextSize(len(stream) - 1, len(text), len(text.split()))
         return texts
 
@@ -247,11 +248,9 @@ class StreamData(SpeechData):
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
         return torch.tensor([0]), torch.tensor([len(stream)])
 
-    def encode_stream(self, rows: list[Row], part: str, least: int) -> Stream:
-        """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
-        stream = torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
-        check_length(len(stream), part, least)
-        return stream
+    def encode_stream(self, rows: list[Row]) -> Stream:
+        """Return the ids of all rows, one after another."""
+        return torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
 
     def train_dataloader(self) -> SeededBatches:
         size, sharing = self.block_size + 1, (self.batch_size, self.seed, self.shard)
@@ -264,7 +263,7 @@ class StreamData(SpeechData):
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        texts = [stream for (split, _), stream in self.streams.items() if split == self.chosen_on]
+        texts = [stream for (part, _), stream in self.streams.items() if part == self.chosen_on]
         return [self.example(text[: min(16, self.block_size, len(text) - 1)].long()) for text in texts]
 
     def reference_metrics(self) -> dict[str, float | None]:
@@ -272,15 +271,9 @@ class StreamData(SpeechData):
 
         Also that of the mean of the tests.
         """
-        rates = {part: int((stream[1:] == UNKNOWN).sum()) / (len(stream) - 1) for part, stream in self.streams.items()}
-        tests = [rate for (split, _), rate in rates.items() if split == "test"]
-        named = {"_".join(filter(None, (split, "unknown_rate", name))): rate for (split, name), rate in rates.items()}
-        return {**named, "test_unknown_rate_mean": sum(tests) / len(tests)}
-
-
-def check_length(tokens: int, part: str, least: int) -> None:
-    """Raise a `UserError` if a text has fewer tokens than are needed."""
-    if tokens < least:
-        raise UserError(
-            f"The {part} text has {tokens} tokens and needs at least {least}; use more text, or a smaller block_size."
-        )
+        metrics, tests = dict[str, float | None](), list[float]()
+        for (part, name), stream in self.streams.items():
+            rate = int((stream[1:] == UNKNOWN).sum()) / (len(stream) - 1)
+            metrics[f"{part}_unknown_rate{name and f'_{name}'}"] = rate
+            tests += [rate] * (part == "test")
+        return {**metrics, "test_unknown_rate_mean": sum(tests) / len(tests)}
