@@ -91,16 +91,6 @@ def texts_of(data: DocumentData, split: str) -> list[str]:
     return [data.tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(ends)]
 
 
-def test_a_large_vocabulary_takes_more_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = corpus_of(tmp_path / "text", TEXT)
-    small = data_of(corpus)
-    monkeypatch.setattr(documents, "SMALL_VOCABULARY", 10)
-    shutil.rmtree(cache_directory())
-    large = data_of(corpus)
-    assert small.stream.dtype == torch.uint16 and large.stream.dtype == torch.int32
-    assert small.stream.tolist() == large.stream.tolist()
-
-
 def test_only_a_sample_of_a_long_train_is_drawn_for_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

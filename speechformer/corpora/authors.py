@@ -8,6 +8,7 @@ that nearly repeat one of test are left out (`corpora/duplicates.py` defines bot
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from speechformer.corpora.tokenizer import sentence_splitter
 from speechformer.errors import ArgumentParser, UserError, require
 from speechformer.keys import setting
 
-Texts = dict[str, list[str]]  # the sentences of each author
+Row = tuple[str, str]  # author and sentence
 
 
-def read_texts(folder: Path, by_line: bool) -> Texts:
-    """Read the sentences of the `.txt` files of a folder, by the name of the file; those without a word are left out.
+def read_rows(folder: Path, by_line: bool) -> list[Row]:
+    """Read the sentences of the `.txt` files of a folder, whose names are the authors; what has no word is left out.
 
     Raises:
         UserError: there are fewer than two such files, or one cannot be read.
@@ -31,66 +32,55 @@ def read_texts(folder: Path, by_line: bool) -> Texts:
     paths = sorted(folder.glob("*.txt"))
     if len(paths) < 2:
         raise UserError(f"{folder} has {len(paths)} .txt files; put one for each author there, of at least two.")
-    texts = Texts()
+    rows = []
     for path in paths:
         text = decode(read_file(path), str(path))
-        paragraphs = re.split(r"\n" if by_line else r"\n\s*\n", text)
-        split = (lambda line: [line]) if by_line else sentence_splitter()
-        sentences = (" ".join(sentence.split()) for paragraph in paragraphs for sentence in split(paragraph))
-        texts[path.stem] = [sentence for sentence in sentences if WORD.search(sentence)]
-    return texts
+        paragraphs = re.split(r"\n\s*\n", text)
+        sentences = text.split("\n") if by_line else itertools.chain(*map(sentence_splitter(), paragraphs))
+        rows += [(path.stem, " ".join(sentence.split())) for sentence in sentences if WORD.search(sentence)]
+    return rows
 
 
-def split(texts: Texts, share: float, seed: int) -> tuple[Texts, Texts, int]:
-    """Split the sentences of each author, in their order.
+def split(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Split sentences into train and test, and leave out those of train that nearly repeat one of test.
 
     Args:
         share: of the different sentences that go to test, by a hash of the sentence and the seed.
 
-    Returns:
-        Train, test, and how many sentences of train were left out because they nearly repeat one of test.
-
     Raises:
         UserError: an author has too few sentences.
     """
-    rest, test = (
-        {
-            name: [text for text in sentences if held_out(f"{seed} {plain(text)}", share) is side]
-            for name, sentences in texts.items()
-        }
-        for side in (False, True)
-    )
-    tested = [text for sentences in test.values() for text in sentences]
-    train = {
-        name: [text for text, kind in zip(sentences, kinds_in(sentences, tested)) if not kind]
-        for name, sentences in rest.items()
-    }
-    for name in texts:
-        if not (train[name] and test[name]):
+    test = [row for row in rows if held_out(f"{seed} {plain(row[1])}", share)]
+    rest = [row for row in rows if not held_out(f"{seed} {plain(row[1])}", share)]
+    kinds = kinds_in([text for _, text in rest], [text for _, text in test])
+    train = [row for row, kind in zip(rest, kinds) if not kind]
+    for author in dict(rows):
+        if not (author in dict(train) and author in dict(test)):
             raise UserError(
-                f"{name}.txt has {len(texts[name])} sentences, of which {len(train[name])} are left to train and "
-                f"{len(test[name])} to test on without leaks; give it more text, or try another --seed or --test."
+                f"{author}.txt: no sentence is left to train or to test on without leaks; give it more text, or try "
+                "another --seed or --test."
             )
-    return train, test, sum(map(len, rest.values())) - sum(map(len, train.values()))
+    return train, test
 
 
 def write(folder: Path, out: Path, share: float, seed: int, by_line: bool) -> None:
     """Write the files that `corpus=speeches` reads, and print what they hold and the command that trains on them."""
     require(0 < share < 1, "test", "between 0 and 1", share, typed=True)
-    texts = read_texts(folder, by_line)
-    train, test, near = split(texts, share, seed)
-    contents = {"train_LM.txt": [text for sentences in train.values() for text in sentences]}
-    contents |= {f"test_LM_{name}.txt": sentences for name, sentences in test.items()}
-    for side, sides in (("train", train), ("test", test)):
-        contents[f"{side}_CLS.tsv"] = [f"{name}\t{text}" for name, sentences in sides.items() for text in sentences]
+    rows = read_rows(folder, by_line)
+    train, test = split(rows, share, seed)
+    files = {f"{part}_CLS.tsv": list(map("\t".join, side)) for part, side in (("train", train), ("test", test))}
+    files["train_LM.txt"] = [text for _, text in train]
+    authors = sorted(dict(rows))
+    files |= {f"test_LM_{author}.txt": [text for name, text in test if name == author] for author in authors}
     output = OutputFolder(out)
-    for file, lines in contents.items():
+    for file, lines in files.items():
         output.file(file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     output.remove_stale("test_LM_*.txt")
-    rows = [("sentences", "train", "test"), *((name, str(len(train[name])), str(len(test[name]))) for name in texts)]
-    console.write(console.table(rows))
-    console.write(f"Left out: {near} of train that nearly repeat a sentence of test.")
-    settings = f"{setting('corpus.root', str(out))} {setting('corpus.classes', list(texts))}"
+    left_out = len(rows) - len(train) - len(test)
+    console.write(
+        f"{len(train)} sentences to train and {len(test)} to test on; {left_out} nearly repeat one of test."
+    )
+    settings = f"{setting('corpus.root', str(out))} {setting('corpus.classes', authors)}"
     console.write(f"python -m speechformer.train corpus=speeches {settings}")
 
 

@@ -17,10 +17,12 @@ from speechformer.errors import UserError, pick
 if TYPE_CHECKING:
     from speechformer.probes.registry import GeneratedRows
 
-CORPORA = {  # `corpus=` by `task.data`
-    "speeches": ("auto", "speeches", "sample"),
-    "texts": ("auto", "speeches", "sample", "text", "stories"),
-    "pairs": ("auto", "ted", "sample", "digits"),
+Loader = Callable[[Mapping[str, Any]], Corpus | Pairs | Documents]
+SPEECHES: dict[str, Loader] = dict.fromkeys(("auto", "speeches", "sample"), load_corpus)
+CORPORA: dict[str, dict[str, Loader]] = {  # `task.data`, and what loads `corpus=`
+    "speeches": SPEECHES,
+    "texts": {**SPEECHES, "text": load_documents, "stories": load_documents},
+    "pairs": dict.fromkeys(("auto", "ted", "sample", "digits"), load_pairs),
 }
 
 
@@ -41,15 +43,10 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs | Documents | GeneratedRow
         from speechformer.probes.registry import load_probe  # not for every command: it takes numpy
 
         return load_probe(config)
-    names = pick(CORPORA, task["data"], "task.data")
-    if name not in names:
+    loaders = pick(CORPORA, task["data"], "task.data")
+    if name not in loaders:
         raise UserError(
             f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="
-            f"{', '.join(names[:-1])} or {names[-1]}, or another task."
+            f"{', '.join(loaders)}, or another task."
         )
-    load_one: Callable[[Mapping[str, Any]], Corpus | Pairs | Documents] = load_corpus
-    if task["data"] == "pairs":
-        load_one = load_pairs
-    elif name in ("text", "stories"):
-        load_one = load_documents
-    return load_one(config["corpus"])
+    return loaders[name](config["corpus"])

@@ -17,7 +17,7 @@ from speechformer.corpora.special_tokens import IGNORE, PAD
 
 EVALUATION_TOKENS = 4096  # of an evaluation batch
 LONG_STREAM = 1 << 20  # tokens; from here on an epoch is no permutation of all windows
-Stream = Tensor  # ids, [n]: int64 in memory, or uint16 or int32 in a file that is mapped into memory
+Stream = Tensor  # ids, [n]: int64 in memory, or int32 in a file that is mapped into memory
 Rows = dict[str, Tensor]
 Batch = dict[str, Any]
 Batches = Iterable[Batch]
@@ -49,6 +49,12 @@ def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
     max_length = int(lengths_N.index_select(0, chosen).max())
     batch = {name: tensor.index_select(0, chosen) for name, tensor in rows.items()}
     return {name: tensor[:, :max_length] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
+
+
+def evenly_spaced(rows: int, total: int, tokens: int | None) -> Tensor:
+    """Return the indices of rows that have about `tokens` of `total`; of all if they have no more, or for None."""
+    number = rows if tokens is None or total <= tokens else max(1, rows * tokens // total)
+    return torch.arange(number) * rows // number
 
 
 class SeededBatches:
@@ -222,11 +228,7 @@ class Windows:
 
     def sample(self, tokens: int | None) -> Windows:
         """Return evenly spaced windows with about this many targets; all if they have no more, or for None."""
-        W = len(self.start)
-        if tokens is None or self.tokens <= tokens:
-            return self
-        number = max(1, W * tokens // self.tokens)
-        chosen = torch.arange(number) * W // number
+        chosen = evenly_spaced(len(self.start), self.tokens, tokens)
         return replace(self, start=self.start[chosen], size=self.size[chosen], scored=self.scored[chosen])
 
     def rows(self, chosen: Tensor) -> Rows:

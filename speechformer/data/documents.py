@@ -1,7 +1,7 @@
 """The data of `task=lm` on documents: text of any size as token ids in files that are mapped into memory.
 
 A text is <eos>, then for each document its tokens and <eos>; so <eos> begins and ends a document. The ids of each
-part are in a file of uint16, or of int32 for a vocabulary of more than 65,536 tokens. The files of a corpus are in a
+part are in a file of int32. The files of a corpus are in a
 folder of the user's cache, named by a hash of the text, the tokenizer and the protocol. They are whole if
 `counts.json`, which is written last, is there. So the first run tokenizes the text; later ones start at once, and
 share its pages.
@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,6 @@ from speechformer.errors import UserError
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
 LINES = 10_000  # that are encoded together
-SMALL_VOCABULARY = 1 << 16  # tokens that uint16 can number
 VERSION = 2  # of what is in token files
 COUNTS = "counts.json"
 
@@ -103,18 +101,19 @@ class TokenFiles:
         The parts are those of the corpus, and "validation" if a share is held out. The counts of train also have
         "removed", its documents that were removed, and those of a test "in_train", its documents that are in train.
         """
-        dtype = np.uint16 if len(tokenizer) <= SMALL_VOCABULARY else np.int32
         folder = self.path(tokenizer.tokenizer.to_str())
         with locked(folder):
             if not (folder / COUNTS).exists():
                 console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
                 folder.mkdir(exist_ok=True)
-                write_file(folder / COUNTS, json.dumps(self.write(tokenizer, folder, dtype)).encode())
+                write_file(folder / COUNTS, json.dumps(self.write(tokenizer, folder)).encode())
         counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
         # copy-on-write: torch warns of arrays that cannot be written
-        return {part: torch.from_numpy(np.memmap(folder / f"{part}.bin", dtype, mode="c")) for part in counts}, counts
+        return {
+            part: torch.from_numpy(np.memmap(folder / f"{part}.bin", np.int32, mode="c")) for part in counts
+        }, counts
 
-    def write(self, tokenizer: Subwords, folder: Path, dtype: type[np.integer[Any]]) -> dict[str, Counter[str]]:
+    def write(self, tokenizer: Subwords, folder: Path) -> dict[str, Counter[str]]:
         """Write the files; return their counts."""
         parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
         counts = {part: Counter(documents=0, bytes=0, words=0, removed=0) for part in parts}
@@ -136,11 +135,11 @@ class TokenFiles:
             files = {part: stack.enter_context(atomic_write(folder / f"{part}.bin")) for part in parts}
             bar = stack.enter_context(tqdm(unit="B", unit_scale=True, disable=None))  # None: shown on a terminal
             for file in files.values():
-                file.write(np.array([END], dtype).tobytes())
+                file.write(np.array([END], np.int32).tobytes())
             remaining = lines()
             while batch := list(itertools.islice(remaining, LINES)):
                 for (part, line, is_last), ids in zip(batch, tokenizer.encode_lines([line for _, line, _ in batch])):
-                    files[part].write(np.array(ids + [END] * is_last, dtype).tobytes())
+                    files[part].write(np.array(ids + [END] * is_last, np.int32).tobytes())
                     content = line.encode()
                     counts[part].update(documents=is_last, bytes=len(content), words=len(content.split()))
                     bar.update(len(content))

@@ -32,6 +32,7 @@ from speechformer.data.batches import (
     TrainingBatches,
     WindowBatches,
     Windows,
+    evenly_spaced,
     lengths_of,
 )
 from speechformer.errors import UserError, require
@@ -116,15 +117,6 @@ class SpeechData(TaskData):
         return tests
 
 
-def sample_rows(rows: Rows, tokens: int | None) -> Rows:
-    """Return evenly spaced rows with about this many tokens; all of them if they have no more, or for None."""
-    N, total = len(rows["ids"]), int(lengths_of(rows).sum())
-    if tokens is None or total <= tokens:
-        return rows
-    number = max(1, N * tokens // total)
-    return {name: tensor[torch.arange(number) * N // number] for name, tensor in rows.items()}
-
-
 class SentenceData(SpeechData):
     """Labelled sentences. Longer ones are cut at `block_size`, as in the reports.
 
@@ -138,10 +130,11 @@ class SentenceData(SpeechData):
 
     def encode(self) -> None:
         self.train = self.encode_rows(self.splits.train)
-        self.monitored = {("train", ""): sample_rows(self.train, self.task["evaluation_tokens"])}
-        self.train_tokens, self.evaluated_tokens = (
-            int(lengths_of(rows).sum()) for rows in (self.train, self.monitored["train", ""])
-        )
+        lengths = lengths_of(self.train)
+        self.train_tokens = int(lengths.sum())
+        sampled = evenly_spaced(len(lengths), self.train_tokens, self.task["evaluation_tokens"])
+        self.evaluated_tokens = int(lengths[sampled].sum())
+        self.monitored = {("train", ""): {name: tensor[sampled] for name, tensor in self.train.items()}}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
         in_train = torch.tensor([kind == "exact" for kind in self.splits.kinds_in_train["test"]])
@@ -161,10 +154,9 @@ class SentenceData(SpeechData):
         return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
 
     def examples(self) -> list[Example]:
-        """Return the first sentence of each class, of the part that selects the checkpoint."""
+        """Return the first sentences of the part that selects the checkpoint."""
         rows = (self.monitored | self.tested)[self.chosen_on, ""]
-        firsts = {label: k for k, label in reversed(list(enumerate(rows["labels"].tolist())))}
-        return [self.example(rows["ids"][k], label) for label, k in sorted(firsts.items())]
+        return [self.example(ids, label) for ids, label in zip(rows["ids"][:3], rows["labels"][:3].tolist())]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""
