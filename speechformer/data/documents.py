@@ -170,7 +170,7 @@ class DocumentData(StreamData):
     sampled = ("train", "validation")
     shortest = 3  # of which two are <eos>
     long_stream = 0
-    corpus: Documents
+    corpus: Documents  # type: ignore[assignment]
     tokenizer: Subwords
 
     def split(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import PAD_TOKEN, UNKNOWN_TOKEN, Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, Example, Rows, SeededBatches
+from speechformer.data.batches import Batch, Example, Part, Rows, SeededBatches
 from speechformer.errors import require
 from speechformer.probes.base import Probe
 from speechformer.probes.base import Rows as Symbols
@@ -38,7 +38,7 @@ def as_tensors(rows: Symbols) -> Rows:
 class ProbeBatches(SeededBatches):
     """Batches of fresh training rows; a row is a function of (seed, epoch, index)."""
 
-    def __init__(self, probe: Probe, size: int, seed: Any, shard: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, probe: Probe, size: int, seed: object, shard: tuple[int, int] = (0, 1)) -> None:
         super().__init__(EPOCH * size, size, 0, shard)
         self.probe, self.row_seed = probe, seed
 
@@ -60,6 +60,10 @@ class ProbeData(TaskData):
         probe: their generator.
         extra_tests: of one length each.
     """
+
+    monitored: dict[Part, Rows]
+    tested: dict[Part, Rows]
+    extra_tests: dict[Part, Rows]
 
     def split(self) -> None:
         self.probe: Probe = self.corpus.probe

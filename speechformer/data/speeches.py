@@ -38,7 +38,7 @@ from speechformer.data.batches import (
 from speechformer.errors import UserError, require
 
 # Of tasks whose config lacks them
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
     **{"unknown_rate": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False, "naive_bayes": 0.0},
     "extra_text": False,
