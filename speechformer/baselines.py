@@ -63,12 +63,12 @@ def language_models(data: StreamData) -> Baselines:
     """Measure the n-gram models."""
     from speechformer.models.kneser_ney import KneserNey, Unigram  # torch takes seconds to import
 
-    ids = data.encode_stream(data.splits.train, "training", least=2)
+    ids = data.encode_stream(data.splits.train)
     train = ids.tolist()
     texts = {f"test_perplexity_{name}": rows for name, rows in data.splits.test.items()}
     if data.splits.validation:
         texts["validation_perplexity"] = data.splits.validation
-    streams = {name: data.encode_stream(rows, name, least=2).tolist() for name, rows in texts.items()}
+    streams = {name: data.encode_stream(rows).tolist() for name, rows in texts.items()}
     vocabulary = len(data.tokenizer) - 1  # without padding
     models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
     models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}

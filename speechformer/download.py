@@ -1,28 +1,21 @@
 """Download a public corpus into the user cache: `python -m speechformer.download speeches` (or `ted`).
 
-Every file is verified against the sha256 below before it is written. This command is the only part of the project
-that uses the network.
+Every file is verified against the sha256 below before it takes its place. This command is the only part of the
+project that uses the network.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
-import re
-import signal
-import sys
-import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from speechformer import console
-from speechformer.corpora.files import atomic_write, cache_directory, read_file
+from speechformer.corpora.files import cache_directory
 from speechformer.errors import ArgumentParser, UserError
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A public corpus: base URL, licence, folder in the cache, and the sha256 of each file."""
 
     url: str
@@ -47,17 +40,16 @@ TED = {
     "train.en": "69df29de80f462ba8d07b62f1c102675959d0e647520e4d55ffe99b9eb4be1a8",
     "train.fr": "a5065e385bee5d64307ba0e8187abc9a0e041223354c4ddac80752bec9511824",
 }
-LARGEST = 2**26  # bytes of a file
 GITHUB = "https://raw.githubusercontent.com"
 SOURCES = {
     "speeches": Source(
-        f"{GITHUB}/yasho191/ScratchLLM/85b6308efcbf4f6ce0481c0120d3f4eedeb9a73f/speechesdataset/",
+        f"{GITHUB}/yasho191/ScratchLLM/85b6308efcbf4f6ce0481c0120d3f4eedeb9a73f/speechesdataset",
         "Speeches of presidents of the United States; packaged by github.com/yasho191/ScratchLLM under Apache-2.0.",
         "speeches",
         SPEECHES,
     ),
     "ted": Source(
-        f"{GITHUB}/bhavberi/ANLP-Assignments/28f3616661c74045bec3c68d0d084552581c7499/A2/ted-talks-corpus/",
+        f"{GITHUB}/bhavberi/ANLP-Assignments/28f3616661c74045bec3c68d0d084552581c7499/A2/ted-talks-corpus",
         "TED talks are CC BY-NC-ND 4.0: name TED (ted.com), use them for nothing commercial, and pass on no altered "
         "copy; packaged by github.com/bhavberi/ANLP-Assignments.",
         "ted-en-fr",
@@ -66,84 +58,32 @@ SOURCES = {
 }
 
 
-def download(source: str, files: dict[str, str], folder: Path, seconds: float = 600) -> None:
-    """Download files {name: sha256} from a base URL with a final slash; valid files that exist are skipped.
-
-    A file is written when all of it is there and valid. Nothing is overwritten.
-
-    Args:
-        seconds: time limit for each file.
+def download(url: str, files: dict[str, str], folder: Path) -> None:
+    """Download files {name: sha256} from a base URL; valid files that exist are skipped, others are not overwritten.
 
     Raises:
-        UserError: the server does not answer in time, the sha256 of a file differs, or another file has its name.
+        UserError: a file cannot be downloaded, its sha256 differs, or another file has its name.
     """
-    if not source.startswith(("http://", "https://")):
-        raise UserError(f"--source must be a URL that begins with http:// or https://, not {source}.")
-    for name, expected in files.items():
+    import pooch
+
+    for name, sha256 in files.items():
         path = folder / name
-        if not re.fullmatch(r"\w[\w.-]*", name):
-            raise UserError(f"{name!r} is no file name; a download must stay in its folder.")
-        if os.path.lexists(path):
-            if hashlib.sha256(read_file(path)).hexdigest() != expected:
-                raise UserError(f"{path} is there already, but it is another file (its sha256 differs); remove it.")
-            continue
-        content = fetch(source + name, folder, seconds)
-        if hashlib.sha256(content).hexdigest() != expected:
-            raise UserError(
-                f"{source}{name} is not the expected file (its sha256 differs), so it is not written; the source may "
-                "have changed, or a proxy altered it."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(content)
-
-
-def fetch(url: str, folder: Path, seconds: float) -> bytes:
-    """Return the content at a URL; see `download`. `folder` is for the error message."""
-    import requests
-    from tqdm import tqdm
-
-    content, errors = bytearray(), list[Exception]()
-
-    def read() -> None:
+        if path.exists() and pooch.file_hash(path) != sha256:
+            raise UserError(f"{path} is there already, but it is another file (its sha256 differs); remove it.")
         try:
-            with requests.get(url, stream=True, timeout=30) as response:
-                response.raise_for_status()
-                size = int(response.headers.get("content-length", 0)) or None
-                with tqdm(total=size, unit="B", unit_scale=True, desc=url.rpartition("/")[2]) as bar:
-                    for chunk in response.iter_content(2**16):
-                        content.extend(chunk)
-                        bar.update(len(chunk))
-                        if len(content) > LARGEST:
-                            raise OSError(f"it is larger than {LARGEST} bytes")
-        except (OSError, ValueError) as error:  # those of requests, urllib3 and the URL
-            errors.append(error)
-
-    thread = threading.Thread(target=read, daemon=True)  # a slow server could keep each read within its timeout
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        errors.append(TimeoutError())
-    if errors:
-        status = getattr(getattr(errors[-1], "response", None), "status_code", None)
-        reason = f"the server answered {status}" if status else str(errors[-1]) or type(errors[-1]).__name__
-        raise UserError(
-            f"{url} could not be downloaded ({reason}); check the network, or put the files into {folder} by hand."
-        )
-    return bytes(content)
+            pooch.retrieve(f"{url.rstrip('/')}/{name}", sha256, name, folder, progressbar=True)
+        except (OSError, ValueError) as error:  # of requests; of the sha256 and the URL
+            raise UserError(
+                f"{url}: {error}; check the network and the URL, or put the files into {folder} by hand."
+            ) from None
 
 
 def download_corpus(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     corpus = SOURCES[arguments.corpus]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no partial file remains
-    # A KeyboardInterrupt inside exec, as in the import of dataclasses, ends Python by the signal even if caught
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: sys.exit("Interrupted."))
     folder = arguments.to or cache_directory() / corpus.folder
     console.write(corpus.licence)
-    source = corpus.url if arguments.source is None else arguments.source
-    download(source.rstrip("/") + "/", corpus.files, folder)
+    download(arguments.source or corpus.url, corpus.files, folder)
     console.write(f"{len(corpus.files)} files in {folder}, every sha256 as expected.")
 
 

@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 
 from speechformer.config import CONF
 from speechformer.corpora import sample, sample_pairs
-from speechformer.corpora.files import find_folder
 from speechformer.corpora.pairs import Pairs, load_pairs
-from speechformer.corpora.speeches import Corpus, load_corpus, speech_files
+from speechformer.corpora.speeches import Corpus, load_corpus
+from speechformer.errors import UserError
 
 sys.dont_write_bytecode = False  # in this process, too
 RECURRENT = ["rnn", "rnn_attention"]
@@ -134,19 +134,19 @@ def run_in(folder: Path, *overrides: str) -> Path:
 @pytest.fixture(scope="session")
 def ted_pairs() -> Pairs:
     """The TED pairs; a test that asks for them skips where they are not."""
-    folder, places = find_folder("ted-en-fr", None, lambda folder: (folder / "train.en").exists())
-    if folder is None:
-        pytest.skip(f"no TED pairs in {' or in '.join(places)}")
-    return load_pairs({**group("corpus", "ted"), "root": str(folder)})
+    try:
+        return load_pairs(group("corpus", "ted"))
+    except UserError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def speeches() -> Corpus:
     """The presidential speeches; a test that asks for them skips where they are not."""
-    folder, places = find_folder("speeches", None, speech_files)
-    if folder is None:
-        pytest.skip(f"no presidential speeches in {' or in '.join(places)}")
-    return load_corpus({"name": "speeches", "root": str(folder), "classes": ["obama", "wbush", "hbush"]})
+    try:
+        return load_corpus(group("corpus", "speeches"))
+    except UserError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 import torch
 from test_data_pairs import make
 
-from speechformer.corpora.bpe_dropout import BPEDropout
 from speechformer.corpora.special_tokens import PAD
-from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.subwords import BPEDropout, Subwords
 from speechformer.data.pairs import PairData
 from speechformer.errors import UserError
 
@@ -78,7 +77,8 @@ def test_a_pair_changes_with_the_epoch_and_comes_again_with_the_seed(little_pair
     assert texts[0] == texts[1] == texts[2]
     assert sorted(first) != sorted(second) and sorted(first) != sorted(usual)
     for split in ("validation", "test"):  # are segmented as usual
-        assert all(map(torch.equal, data.held_out[split][0], plain.held_out[split][0]))
+        both = zip(data.held_out[split], plain.held_out[split])
+        assert all(torch.equal(a, b) for pair, other in both for a, b in zip(pair, other))
 
 
 def test_devices_weigh_by_the_tokens_that_they_read(little_pairs: Path) -> None:
@@ -94,14 +94,14 @@ def test_devices_weigh_by_the_tokens_that_they_read(little_pairs: Path) -> None:
 
 def test_a_pair_that_becomes_too_long_is_segmented_as_usual(little_pairs: Path) -> None:
     plain = make(little_pairs)
-    longest = max(max(len(a), len(b) - 1) for a, b in zip(*plain.train))
+    longest = max(max(len(a), len(b) - 1) for a, b in plain.train)
     data = make(little_pairs, task={"bpe_dropout": 0.9}, block_size=longest)
     usual = 0
-    for index, (source, target) in enumerate(zip(*data.train)):
+    for index, (source, target) in enumerate(data.train):
         own = data.resegment(0, index)
         assert max(len(own[0]), len(own[1]) - 1) <= longest
         usual += torch.equal(own[0], source) and torch.equal(own[1], target)
-    assert 0 < usual < len(data.train[0])
+    assert 0 < usual < len(data.train)
 
 
 def test_words_are_not_merged(little_pairs: Path) -> None:

@@ -15,12 +15,10 @@ from speechformer.data.pairs import PairBatches, PairData, TokenBatches
 from speechformer.errors import UserError
 
 
-def ragged(count: int = 700) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def ragged(count: int = 700) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 60, (count, 2), generator=generator).tolist()
-    source = [torch.full((a,), k % 900 + 4) for k, (a, _) in enumerate(lengths)]
-    target = [torch.full((b + 1,), k % 900 + 4) for k, (_, b) in enumerate(lengths)]
-    return source, target
+    return [(torch.full((a,), k % 900 + 4), torch.full((b + 1,), k % 900 + 4)) for k, (a, b) in enumerate(lengths)]
 
 
 def make(root: Path, *, protocol: str = "paper", **changes: Any) -> PairData:
@@ -32,27 +30,28 @@ def make(root: Path, *, protocol: str = "paper", **changes: Any) -> PairData:
 
 @pytest.mark.parametrize("tokens", [64, 2000])
 def test_token_batches_hold_each_pair_once_and_no_more_tokens_than_they_may(tokens: int) -> None:
-    source, target = ragged()
-    batches = TokenBatches(source, target, tokens, seed=1)
+    pairs = ragged()
+    batches = TokenBatches(pairs, tokens, seed=1)
     for epoch in (0, 1, 5):
         chosen = batches.order(epoch)
         assert len(chosen) == len(batches)  # Lightning asks once
-        assert sorted(torch.cat(chosen).tolist()) == list(range(len(source)))
+        assert sorted(torch.cat(chosen).tolist()) == list(range(len(pairs)))
     assert all(ids.numel() <= tokens for batch in batches for ids in (batch["source"], batch["target"][:, 1:]))
-    source[7] = torch.full((5000,), 5)  # longer than a batch may be
-    assert [7] in [batch.tolist() for batch in TokenBatches(source, target, tokens, seed=1).order(0)]
+    pairs[7] = (torch.full((5000,), 5), pairs[7][1])  # longer than a batch may be
+    assert [7] in [batch.tolist() for batch in TokenBatches(pairs, tokens, seed=1).order(0)]
 
 
 def test_buckets_leave_less_padding_than_random_batches_of_as_many_pairs() -> None:
-    """Oracle of the share of padding: zeros counted in the batches themselves."""
-    source, target = ragged()
-    buckets = TokenBatches(source, target, 600, seed=0)
-    plain = PairBatches(source, target, len(source) // len(buckets), seed=0)
-    assert max(buckets.padding().values()) < 0.35 < min(plain.padding().values())
-    batches = list(plain)
-    for name, first in (("source", 0), ("target", 1)):
-        ids = torch.cat([batch[name][:, first:].flatten() for batch in batches])
-        assert plain.padding()[name] == pytest.approx((ids == PAD).double().mean().item())
+    pairs = ragged()
+    buckets = TokenBatches(pairs, 600, seed=0)
+    plain = PairBatches(pairs, len(pairs) // len(buckets), seed=0)
+
+    def padding(batches: PairBatches) -> list[float]:
+        rows = list(batches)
+        sides = [torch.cat([batch[name].flatten() for batch in rows]) for name in ("source", "target")]
+        return [(ids == PAD).double().mean().item() for ids in sides]
+
+    assert max(padding(buckets)) < 0.35 < min(padding(plain))
 
 
 @pytest.mark.parametrize("kind", [TokenBatches, PairBatches])
@@ -60,16 +59,16 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_goes_on_where_it_stood(ki
     def rows(batches: PairBatches) -> list[list[int]]:
         return [batch["source"][:, 0].tolist() for batch in batches]
 
-    source, target = ragged(200)
-    first = kind(source, target, 100, seed=3)
+    pairs = ragged(200)
+    first = kind(pairs, 100, seed=3)
     epochs = [rows(first), rows(first)]
     assert epochs[0] != epochs[1] and first.epoch == 2
-    assert rows(kind(source, target, 100, seed=3)) == epochs[0] != rows(kind(source, target, 100, seed=4))
-    stopped = kind(source, target, 100, seed=3)
+    assert rows(kind(pairs, 100, seed=3)) == epochs[0] != rows(kind(pairs, 100, seed=4))
+    stopped = kind(pairs, 100, seed=3)
     stopped.set_epoch(1)
     iterator = iter(stopped)
     next(iterator), next(iterator)
-    again = kind(source, target, 100, seed=3)
+    again = kind(pairs, 100, seed=3)
     again.load_state_dict(stopped.state_dict())
     again.set_epoch(1)
     assert rows(again) == epochs[1][2:]
@@ -77,9 +76,9 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_goes_on_where_it_stood(ki
 
 def test_shards_of_devices_are_the_whole_and_weigh_by_their_target_tokens() -> None:
     """Oracle: the mean over all tokens is the mean over devices of weight times the mean over a device's tokens."""
-    source, target = ragged(100)
-    whole = list(TokenBatches(source, target, 200, seed=0))
-    shards = [list(TokenBatches(source, target, 200, seed=0, shard=(k, 3))) for k in range(3)]
+    pairs = ragged(100)
+    whole = list(TokenBatches(pairs, 200, seed=0))
+    shards = [list(TokenBatches(pairs, 200, seed=0, shard=(k, 3))) for k in range(3)]
     for batch, *parts in zip(whole, *shards):
         means = [part["target"][:, 1:][part["target"][:, 1:] != PAD].double().mean() for part in (batch, *parts)]
         total = sum(part["weight"] * float(mean) / 3 for part, mean in zip(parts, means[1:]))
@@ -130,7 +129,7 @@ def test_clean_pairs_share_neither_source_nor_reference_with_test(little_pairs: 
     vocabularies = [set(data.tokenizer.tokenizer.get_vocab()) for data in (paper, clean)]
     assert " bis" in vocabularies[0] and " bis" not in vocabularies[1]
     assert paper.counts["cleaned"]["markup"] == 1 and sum(paper.counts["test_by_length"].values()) == 12
-    assert "selects on 12 (left out: test 3), tests on 12" in clean.corpus_line()
+    assert "train 201, validation 12, test 12, " in clean.corpus_line()
     for part in ("train", "dev"):
         with pytest.raises(UserError, match=f"every pair of {part} shares its source or reference with a pair of"):
             make(write(tmp_path, **{"train": train, "dev": dev, "test": test, part: test}), protocol="clean")
@@ -138,15 +137,15 @@ def test_clean_pairs_share_neither_source_nor_reference_with_test(little_pairs: 
 
 def test_what_is_too_long_is_left_out_of_train_and_cut_elsewhere(little_pairs: Path) -> None:
     data = make(little_pairs, block_size=20)
-    assert max(len(ids) for ids in data.train[0]) <= 20 and max(len(ids) for ids in data.train[1]) <= 21
+    assert max(len(a) for a, _ in data.train) <= 20 and max(len(b) for _, b in data.train) <= 21
     assert data.counts["longer_than_block_size"] == 200 - data.counts["train"] > 0
-    long = sum(len(ids) > 20 for side in data.held_out.values() for ids in side[0])
+    long = sum(len(a) > 20 for pairs in data.held_out.values() for a, _ in pairs)
     data.limit_length(None)
     assert data.counts["cut_at_block_size"] == 0
     data.limit_length(20)
     assert data.counts["cut_at_block_size"] == long > 0
-    assert max(len(ids) for side in data.held_out.values() for ids in side[0]) == 20
-    assert max(len(ids) for side in data.held_out.values() for ids in side[1]) == 21
+    assert max(len(a) for pairs in data.held_out.values() for a, _ in pairs) == 20
+    assert max(len(b) for pairs in data.held_out.values() for _, b in pairs) == 21
     with pytest.raises(UserError, match=r"vocab_size=20 is less than the \d+ tokens"):
         make(little_pairs, vocab_size=20)
     with pytest.raises(UserError, match=r"No training pair has at most block_size=2 tokens"):

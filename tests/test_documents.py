@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import compose, group, run_in
@@ -17,16 +16,15 @@ from kills import count_points, killed_at
 
 from speechformer import load
 from speechformer.config import as_plain
-from speechformer.corpora import documents, subwords
 from speechformer.corpora.documents import Documents, load_documents, split_documents
 from speechformer.corpora.files import cache_directory
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data import documents
 from speechformer.data.batches import EvaluationBatches, WindowBatches
-from speechformer.data.documents import DocumentData
+from speechformer.data.documents import DocumentData, TokenFiles
 from speechformer.data.speeches import TextSize
-from speechformer.data.token_file import open_token_file, write_token_files
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel, per_unit
 from speechformer.tasks.registry import build_data
@@ -57,62 +55,50 @@ def data_of(corpus: Documents, block_size: int = 4, protocol: str = "paper", **t
 
 
 @pytest.mark.parametrize("separator", ["blank_line", "<|end|>", None])
-def test_documents_are_those_of_the_whole_text(separator: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, size = random.Random(0), 40
-    monkeypatch.setattr(documents, "CHUNK", size)
-    words = ["a", "b", " ", "\n", "\n\n", "<|end|>", "<|", "word", "ä"]
+def test_documents_are_those_of_the_whole_text(separator: str | None, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    words = ["a", "b", " ", "\n", "\r\n", "\n\n", "<|end|>", "<|", "word", "ä"]
     for _ in range(200):
         text = "".join(rng.choice(words) for _ in range(rng.randint(1, 200)))
+        (tmp_path / "text").write_bytes(text.encode())
+        text = text.replace("\r\n", "\n")
         whole = re.split(r"\n[ \t]*\n", text) if separator == "blank_line" else text.split(separator or "\0")
-        pieces = list(split_documents([text[k : k + size] for k in range(0, len(text), size)], separator))
-        joined: list[str] = []
-        for before, piece in zip([None, *pieces], pieces):
-            assert piece.first == (before is None or before.last)
-            joined += [""] if piece.first else []
-            joined[-1] += piece.text
-            begins_a_token = piece.first or piece.text == "" or piece.text[0].isspace()
-            assert begins_a_token or max(map(len, text.split())) >= size - 10
-        assert joined == [document.strip() for document in whole if document.strip()]
+        expected = [document.strip() for document in whole if document.strip()]
+        assert list(split_documents(tmp_path / "text", separator)) == expected
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the tokens of whole documents, which are read in pieces."""
-    monkeypatch.setattr(documents, "CHUNK", 16)
-    monkeypatch.setattr(subwords, "REMEMBERED", 20)  # forgotten now and then
-    whole = ["One fish.\nTwo fish.", "Red  fish\u00a0ünd\n\tblue,𝄞 12!? 13" * 9, "Last one"]
-    files = TEXT | {"train_LM.txt": "\n\n".join(whole)}
-    data = data_of(corpus_of(tmp_path / "text", files), tokens=kind, vocab_size=40)
-    file = data.files["train", ""]
+    """Oracle: the tokens of whole documents, which are encoded line by line."""
+    monkeypatch.setattr(documents, "LINES", 2)
+    whole = ["One fish.\nTwo fish.", "Red  fish\u00a0ünd\n\tblue,𝄞 \n\n12!? 13" * 9, "Last one"]
+    files = TEXT | {"train_LM.txt": "<end>".join(whole)}
+    data = data_of(corpus_of(tmp_path / "text", files, "<end>"), tokens=kind, vocab_size=40)
     expected = [END, *(index for text in whole for index in (*data.tokenizer.encode(text), END))]
-    assert file.ids.tolist() == expected
-    assert file.ends.tolist() == [k for k, index in enumerate(expected) if index == END]
-    assert file.counts["bytes"] == sum(len(text.encode()) + 1 for text in whole)
-    assert file.counts["words"] == sum(len(text.encode().split()) for text in whole)
-    assert file.counts["documents"] == 3 and file.counts["unknown"] == expected.count(UNKNOWN)
+    assert data.stream.tolist() == expected
+    counts = data.text_counts["train"]
+    assert counts["bytes"] == sum(len(text.encode()) + 1 for text in whole)
+    assert counts["words"] == sum(len(text.encode().split()) for text in whole)
+    assert counts["documents"] == 3
+    test = data.streams["test", "a"].tolist()
+    assert data.counts["tests"]["a"]["unknown_tokens"] == test.count(UNKNOWN)
 
 
 def texts_of(data: DocumentData, split: str) -> list[str]:
-    """Return the documents between two <eos> of a token file."""
-    ids = data.files[split, ""].ids.tolist()
+    """Return the documents between two <eos> of a stream."""
+    ids = (data.stream if split == "train" else data.streams[split, ""]).tolist()
     ends = [k for k, index in enumerate(ids) if index == END]
     return [data.tokenizer.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(ends)]
 
 
-def test_a_damaged_or_foreign_token_file_is_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "x.bin"
-    for size, dtype in ((1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)):
-        with write_token_files([path], "key", size) as (writer,):
-            writer.add([np.array([size - 1, END])], b"word")
-        file = open_token_file(path, "key")
-        assert file is not None and file.ids.dtype == dtype and file.ids.tolist() == [END, size - 1, END]
-    content = path.read_bytes()
-    assert open_token_file(path, "other") is None and open_token_file(tmp_path / "none", "key") is None
-    for k in range(len(content)):
-        path.write_bytes(content[:k])
-        assert open_token_file(path, "key") is None, f"{k} of {len(content)} bytes"
-        path.write_bytes(content[:k] + bytes([content[k] ^ 1]) + content[k + 1 :])
-        assert open_token_file(path, "key") is None, f"byte {k}"
+def test_only_a_sample_of_a_long_train_is_drawn_for_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = "\n\n".join(f"fish{k} {'word ' * 20}" for k in range(300))
+    corpus = corpus_of(tmp_path / "text", TEXT | {"train_LM.txt": train})
+    monkeypatch.setattr(documents, "FITTED", len(train) // 3)
+    drawn = list(TokenFiles(corpus, 0.0, False).vocabulary_texts())
+    assert 70 < len(drawn) < 130 and {*drawn} < {*corpus.documents("train")}
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
@@ -126,7 +112,6 @@ def test_tokenizing_killed_at_any_point_begins_anew(every: int, tmp_path: Path, 
 
     def content() -> dict[str, bytes]:
         files = (path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
-        files = (path for path in files if path.parent.name != "digests")  # they hold times
         return {path.relative_to(cache).as_posix(): path.read_bytes() for path in files}
 
     points = count_points(work, cache)
@@ -140,23 +125,14 @@ def test_tokenizing_killed_at_any_point_begins_anew(every: int, tmp_path: Path, 
 
 
 def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "text", TEXT)
-    first = data_of(corpus)
+    first = data_of(corpus_of(tmp_path / "text", TEXT))
     changed = TEXT | {"train_LM.txt": TEXT["train_LM.txt"].replace("Red", "Tan")}  # of the same length
     second = data_of(corpus_of(tmp_path / "text", changed))
     assert "Tan  fish ünd blue." in texts_of(second, "train") and "Red  fish ünd blue." in texts_of(first, "train")
-    assert first.files["test", "a"].ids.tolist() == second.files["test", "a"].ids.tolist()
-    shutil.rmtree(cache_directory())
-    with pytest.raises(UserError, match=r"train_LM\.txt: the text changed while it was read"):
-        data_of(corpus)
-    assert not list(cache_directory().glob("tokens/*.bin"))
 
 
-@pytest.mark.parametrize("chunk", [documents.CHUNK, 40])
-def test_documents_held_out_and_removed(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No document is in two splits; every one of train is somewhere, unless a test has it. Long ones are cut."""
-    monkeypatch.setattr(documents, "CHUNK", chunk)
-    monkeypatch.setattr("speechformer.data.token_cache.CHUNK", chunk)
+def test_documents_held_out_and_removed(tmp_path: Path) -> None:
+    """No document is in two splits; every one of train is somewhere, unless a test has it."""
     texts = [f"{k} fish, " * (1 + k % 12) + "the end" for k in range(300)]
     files = {"train_LM.txt": "\n\n".join(texts), "test_LM_a.txt": "\n\n".join([*texts[:20], texts[19], "new"])}
     corpus = corpus_of(tmp_path / "text", files)
@@ -184,7 +160,7 @@ def test_files_of_a_folder_are_documents(tmp_path: Path) -> None:
 def test_every_token_is_evaluated_once(joining: str, tmp_path: Path) -> None:
     """Each token but the first <eos> is a target once; kept apart, its inputs are of its document alone."""
     data = data_of(corpus_of(tmp_path / "text", TEXT), 8, documents=joining, stride=3)
-    stream = data.files["test", "a"].ids.tolist()
+    stream = data.streams["test", "a"].tolist()
     for part in (("test", "a"), ("test_sliding", "a")):
         pairs, batches = [], list(EvaluationBatches({part: data.tested[part]}))
         for batch in batches:
@@ -203,9 +179,9 @@ def test_evaluation_during_training_takes_a_fixed_sample(lengths: list[int], tmp
         data, again = (data_of(corpus, 8, documents="separate", evaluation_tokens=limit) for _ in range(2))
         batches = [batch for batch in data.val_dataloader() if batch["part"] == ("train", "")]
         number = sum(int((batch["targets"] != IGNORE).sum()) for batch in batches)
-        whole = len(data.files["train", ""]) - 1
+        whole = len(data.stream) - 1
         assert 900 <= number <= 1000 if limit < whole else number == whole
-        assert data.counts["evaluated_tokens"]["train"] == number
+        assert data.counts["evaluated_tokens"] == number
         pairs = zip(batches, again.val_dataloader())
         assert all(torch.equal(batch["targets"], other["targets"]) for batch, other in pairs)
 
@@ -231,14 +207,14 @@ def test_training_windows_are_slices_of_the_text() -> None:
     [
         ({"test_LM_a.txt": "x y z"}, "has no train_LM.txt, which task=lm needs"),
         ({"train_LM.txt": "x", "test_LM_a.txt": "x y z"}, "train text has 4 tokens and needs at least 5"),
+        ({"train_LM.txt": "", "test_LM_a.txt": "x y z"}, r"train_LM\.txt:1: the file is empty"),
+        ({"train_LM.txt": " ", "test_LM_a.txt": "x y z"}, "train text has 1 tokens and needs at least 5"),
         ({"train_LM.txt": "x\nz\0y", "test_LM_a.txt": "x y z"}, r"train_LM\.txt:2: there is a NUL character"),
         (
             {"train_LM.txt": "one\ntwo\nthr\udce9e\n", "test_LM_a.txt": "x"},
             r"train_LM\.txt:3: byte 0xe9 is not UTF-8",
         ),
-        ({"Train_LM.txt": "x", "test_LM_a.txt": "x"}, r"Train_LM\.txt: rename it to train_LM\.txt"),
-        ({"train_LM.txt": "x", "train_LM/a.txt": "x", "test_LM_a.txt": "x"}, "both a file and a folder"),
-        ({"train_LM.txt": "x", "test_LM_mean.txt": "x"}, "'mean' is the name of the mean"),
+        ({"train_LM.txt": "x y z", "test_LM_mean.txt": "x"}, "'mean' is the name of the mean"),
     ],
 )
 def test_errors(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
@@ -263,7 +239,7 @@ def test_a_seed_always_gives_the_same_stories() -> None:
     config = group("corpus", "stories") | {"documents": 30, "words": 200}
     corpus = load_documents(config)
     assert corpus.sha256.startswith("28d42e24bfa022a1")
-    texts = [piece.text for piece in corpus.pieces("train")]
+    texts = list(corpus.documents("train"))
     assert len(texts) == 30 and min(len(text.split()) for text in texts) >= 200
     assert load_documents(config | {"seed": 1}).sha256 != corpus.sha256
 

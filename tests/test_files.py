@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kills import count_points, killed_at
@@ -46,11 +43,15 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(target: Path) -> Non
     assert names(target) == ["file"]  # what the killed ones left is gone
 
 
-def test_two_writers_do_not_share_a_temporary_file(target: Path) -> None:
-    with atomic_write(target) as first, atomic_write(target) as second:
+def test_of_two_writers_at_once_one_fails_and_the_file_is_whole(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileNotFoundError) as error, atomic_write(target) as first:
         first.write(b"first")
-        second.write(b"second")
-    assert target.read_bytes() == b"first"  # its block ended last
+        monkeypatch.setattr(files.os, "getpid", lambda: 7)
+        write(target)
+    assert error.value.filename == str(target)
+    assert target.read_bytes() == b"new" and names(target) == ["file"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -82,27 +83,8 @@ def test_a_writer_deletes_only_what_killed_writers_left(target: Path) -> None:
     leftover, other, users = (target.with_name(name) for name in left)
     for path in (leftover, other, users):
         path.write_bytes(b"half")
-    pipe = target.with_name("file.89abcdef.partial")
-    os.mkfifo(pipe)  # opening it would wait
-    with atomic_write(target) as under_way:
-        write(target)
-        assert not leftover.exists() and all(path.exists() for path in (other, users, pipe, Path(under_way.name)))
-
-
-def test_a_temporary_file_that_is_deleted_before_it_is_locked_is_made_anew(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock_file, deleted = files.lock_file, []
-
-    def late(file: Any) -> None:
-        if not deleted:
-            deleted.append(file.name)
-            os.unlink(file.name)
-        lock_file(file)
-
-    monkeypatch.setattr(files, "lock_file", late)
     write(target)
-    assert target.read_bytes() == b"new"
+    assert not leftover.exists() and all(path.exists() for path in (other, users))
 
 
 def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path: Path) -> None:
@@ -119,47 +101,6 @@ def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path
         again.file("tables/mine.csv")
     with pytest.raises(UserError, match="a.csv is a file; name a folder"):
         OutputFolder(tmp_path / "new" / "tables" / "a.csv")
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("../target")])
-@pytest.mark.parametrize("has_target", [True, False])
-def test_what_took_the_place_of_an_output_is_left_alone(
-    make: Callable[[Path], None], has_target: bool, tmp_path: Path
-) -> None:
-    if has_target:
-        (tmp_path / "target").write_text("precious")
-    OutputFolder(tmp_path / "out").file("a")
-    make(tmp_path / "out" / "a")
-    output = OutputFolder(tmp_path / "out")
-    with pytest.raises(UserError, match="a is there already"):
-        output.file("a")
-    output.remove_stale("a")
-    assert os.path.lexists(tmp_path / "out" / "a") and (tmp_path / "target").exists() == has_target
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"files": 3}'])
-def test_a_damaged_list_of_outputs_lists_nothing(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / OutputFolder.LIST).write_bytes(content)
-    (tmp_path / "a.txt").touch()
-    with pytest.raises(UserError, match="a.txt is there already"):
-        OutputFolder(tmp_path).file("a.txt")
-
-
-def test_a_list_of_files_counts_inside_its_folder_alone(tmp_path: Path) -> None:
-    """A folder that somebody else has written names files outside, or reaches them through a link."""
-    precious = [tmp_path / "precious.csv", tmp_path / "other" / "precious.csv"]
-    out = tmp_path / "out"
-    stale = out / "tables" / "old.csv"
-    for path in (*precious, stale):
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.touch()
-    (out / "linked").symlink_to(tmp_path / "other")
-    listed = ["tables/../../precious.csv", str(precious[0]), "linked/precious.csv", "tables/old.csv", "a\0b", 3]
-    (out / OutputFolder.LIST).write_text(json.dumps({"files": listed}))
-    OutputFolder(out).remove_stale("*")
-    assert all(path.exists() for path in precious) and not stale.exists()
-    with pytest.raises(UserError, match="through a link"):
-        OutputFolder(out).file("linked/precious.csv")
 
 
 def test_results_name_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_the_package_lists_its_commands(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", ["speechformer"])
     overview.main()
     shown = capsys.readouterr().out
-    for name in ("train", "predict", "report", "corpora.sample", "corpora.split"):
+    for name in ("train", "predict", "report", "corpora.sample", "corpora.authors"):
         assert re.search(rf"^python -m speechformer\.{re.escape(name)} +[A-Z]\w+ .*[^.]$", shown, re.MULTILINE), name
     monkeypatch.setattr(sys, "argv", ["speechformer", "train", "lr=1"])
     with pytest.raises(SystemExit, match=r"write python -m speechformer\.train \.\.\.\.$"):

@@ -125,7 +125,7 @@ def test_files_that_are_damaged_or_of_another_run_are_errors(a_classifier: Path,
     vocabulary = json.loads((run / "tokenizer.json").read_text())["vocabulary"]
     for content, message in (
         ({"vocabulary": [*vocabulary[:-2], *vocabulary[:-3:-1]]}, "tokenizer.json is damaged, or of another run"),
-        ({"vocabulary": [*vocabulary[:-1], 3]}, "is not a tokenizer of speechformer"),
+        ({"words": vocabulary}, "is not a tokenizer of speechformer"),
         ({"vocabulary": [*vocabulary, "another"]}, "tokenizer.json is damaged, or of another run"),
     ):
         (run / "tokenizer.json").write_text(json.dumps(content))

@@ -146,9 +146,7 @@ def test_the_command_line_works_from_any_folder_and_places_the_run(tmp_path: Pat
     done = run_command(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_result(tmp_path / "here")["status"] == "finished"
-    assert done.stdout.startswith(
-        "Corpus sample (made by the package, seed 0): trains on 2100 lines, tests on 750, of which 0"
-    )
+    assert done.stdout.startswith("Corpus sample (made by the package, seed 0): train 2,100, test 750, ")
     assert "Parameters: " in done.stdout and "majority class" in done.stdout
     assert done.stderr == ""  # not a terminal: no bar; and no warning
     again = run_command(*words, cwd=tmp_path)

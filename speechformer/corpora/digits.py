@@ -18,8 +18,7 @@ TRAIN, DEV, TEST_OF_EACH_LENGTH = 20_000, 300, 15
 @functools.cache
 def files(seed: int, max_length: int) -> dict[str, bytes]:
     """Generate train, dev and test as {name: content}; the same seed gives the same bytes."""
-    rng = random.Random(seed)
-    drawn: set[str] = set()
+    rng, drawn = random.Random(seed), set[str]()
 
     def draw(length: int) -> str:
         """Draw a new string; a longer one if that length is used up (there are enough of five digits)."""
@@ -35,6 +34,8 @@ def files(seed: int, max_length: int) -> dict[str, bytes]:
         "dev": [draw(rng.randint(2, max_length)) for _ in range(DEV)],
         "train": [draw(rng.randint(1, max_length)) for _ in range(TRAIN)],
     }
-    texts = {f"{part}.digits": lines for part, lines in sources.items()}
-    texts |= {f"{part}.reversed": [line[::-1] for line in lines] for part, lines in sources.items()}
-    return {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in texts.items()}
+    return {
+        f"{part}.{name}": "".join(f"{line[::step]}\n" for line in lines).encode()
+        for part, lines in sources.items()
+        for name, step in (("digits", 1), ("reversed", -1))
+    }

@@ -17,21 +17,12 @@ from speechformer.errors import UserError, pick
 if TYPE_CHECKING:
     from speechformer.probes.registry import GeneratedRows
 
-
-def load_texts(config: Mapping[str, Any]) -> Corpus | Documents:
-    """Load a corpus of running text: speeches, or documents of any size."""
-    return load_documents(config) if config["name"] in ("text", "stories") else load_corpus(config)
-
-
-LOADERS: dict[str, Callable[[Mapping[str, Any]], Corpus | Pairs | Documents]] = {
-    "speeches": load_corpus,
-    "texts": load_texts,
-    "pairs": load_pairs,
-}
-CORPORA = {  # `corpus=`
-    "speeches": ("auto", "speeches", "sample"),
-    "texts": ("auto", "speeches", "sample", "text", "stories"),
-    "pairs": ("auto", "ted", "sample", "digits"),
+Loader = Callable[[Mapping[str, Any]], Corpus | Pairs | Documents]
+SPEECHES: dict[str, Loader] = dict.fromkeys(("auto", "speeches", "sample"), load_corpus)
+CORPORA: dict[str, dict[str, Loader]] = {  # `task.data`, and what loads `corpus=`
+    "speeches": SPEECHES,
+    "texts": {**SPEECHES, "text": load_documents, "stories": load_documents},
+    "pairs": dict.fromkeys(("auto", "ted", "sample", "digits"), load_pairs),
 }
 
 
@@ -52,23 +43,10 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs | Documents | GeneratedRow
         from speechformer.probes.registry import load_probe  # not for every command: it takes numpy
 
         return load_probe(config)
-    loader, valid = pick(LOADERS, task["data"], "task.data"), CORPORA[task["data"]]
-    if name not in valid and any(name in names for names in CORPORA.values()):
+    loaders = pick(CORPORA, task["data"], "task.data")
+    if name not in loaders:
         raise UserError(
             f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="
-            f"{', '.join(valid[:-1])} or {valid[-1]}."
+            f"{', '.join(loaders)}, or another task."
         )
-    return loader(config["corpus"])
-
-
-def load_any(config: Mapping[str, Any]) -> Corpus | Pairs:
-    """Load the corpus of a config as its task reads it or, if it cannot, as other tasks do; raises as `load`."""
-    name, data = config["corpus"]["name"], config["task"]["data"]
-    if data not in CORPORA:
-        raise UserError(f"task={config['task']['name']} reads no corpus that could have a leak.")
-    if name not in CORPORA[data]:
-        data = next((other for other, names in CORPORA.items() if name in names), data)
-    corpus = LOADERS[data](config["corpus"])
-    if isinstance(corpus, Documents):
-        raise UserError(f"corpus={name} holds documents; this command reads corpus=speeches, sample or pairs.")
-    return corpus
+    return loaders[name](config["corpus"])

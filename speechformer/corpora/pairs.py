@@ -11,23 +11,14 @@ test are never cleaned, so scores cover all of their sentences.
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from speechformer.corpora import digits, sample_pairs
-from speechformer.corpora.files import (
-    checksum,
-    find_folder,
-    generated_by,
-    kind_of,
-    parse_lines,
-    parse_once,
-    read_file,
-)
-from speechformer.errors import UserError, pick
+from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
+from speechformer.errors import UserError
 
 Pair = tuple[str, str]
 PARTS = ("train", "dev", "test")
@@ -55,6 +46,7 @@ class Pairs:
     test: list[Pair]
     read: int
     cleaned: dict[str, int]
+    classes: ClassVar[list[str]] = []
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -73,78 +65,47 @@ def load_pairs(config: Mapping[str, Any]) -> Pairs:
     Raises:
         UserError: a setting or a file is invalid, or files are missing and `name` or `root` demands them.
     """
-    name, searched = config["name"], list[str]()
-    pick(dict.fromkeys(("auto", "ted", "sample", "digits")), name, "corpus.name")
-    if name in ("auto", "ted"):
-        ted = config["ted"] if name == "auto" else config
-        settings, root = check(ted), ted["root"]
-        folder, searched = find_folder("ted-en-fr", root, lambda path: root is not None or any(path.glob("train.*")))
-        if folder is not None:
-            files = read_folder(folder, ted)
-            return parse_once(parse, files, "ted" if root is None else "pairs", str(folder.resolve()), **settings)
-        if root is not None:
-            raise UserError(f"{searched[0]}: there is no such folder.")
-        if name == "ted":
-            raise UserError(
-                f"No TED pairs (train.{ted['source']}, train.{ted['target']}, ...) in {' or in '.join(searched)}; "
-                "get them with: python -m speechformer.download ted"
-            )
-    generated = config["sample"] if name == "auto" else config
-    settings, seed = check(generated), generated["seed"]
-    files = digits.files(seed, generated["max_length"]) if name == "digits" else sample_pairs.files(seed)
-    where = generated_by(seed, "TED pairs", searched)
-    return parse_once(parse, files, "digits" if name == "digits" else "sample", where, **settings)
+    missing = (
+        "No pairs (train, dev and test with the endings corpus.source and corpus.target) in {}; correct these and "
+        "corpus.root, or omit them and get the TED talks with: python -m speechformer.download ted"
+    )
+    folder, settings = find_folder(config, "ted", "ted-en-fr", lambda path: any(path.glob("train.*")), missing)
+    if folder is not None:
+        names = [f"{part}.{settings[side]}" for part in PARTS for side in ("source", "target")]
+        files = {name: read_file(folder / name) for name in names}
+        return parse(files, "pairs" if settings["root"] else "ted", str(folder.resolve()), settings)
+    seed, where = settings["seed"], f"made by the package, seed {settings['seed']}"
+    if config["name"] == "digits":
+        return parse(digits.files(seed, settings["max_length"]), "digits", where, settings)
+    return parse(sample_pairs.files(seed), "sample", where, settings)
 
 
-def check(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that `parse` takes; a `UserError` if one is invalid. `config.RANGES` has the others."""
-    for key in ("source", "target"):
-        if not re.fullmatch(r"[\w.@+-]+", config[key]):
-            raise UserError(f"corpus.{key} must be a file ending such as en, not {config[key]!r}.")
-    if config["source"] == config["target"]:
-        raise UserError(f"corpus.source and corpus.target are both {config['source']}; name two languages.")
-    return {key: config[key] for key in ("source", "target", "clean")}
-
-
-def read_folder(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Read the six files of a folder as {name: content}; a `UserError` if one is missing."""
-    source, target = config["source"], config["target"]
-    files = [folder / f"{part}.{language}" for part in PARTS for language in (source, target)]
-    for file in files:
-        if kind_of(file) == "nothing":
-            others = ", ".join(sorted(path.name for path in folder.glob("[!.]*.*"))[:8]) or "nothing"
-            raise UserError(
-                f"{file}: there is no such file; a folder of pairs has train, dev and test with the endings "
-                f"corpus.source={source} and corpus.target={target}; this one has {others}."
-            )
-    return {file.name: read_file(file) for file in files}
-
-
-def parse(
-    files: Mapping[str, bytes], name: str, where: str, *, source: str, target: str, clean: Mapping[str, Any]
-) -> Pairs:
+def parse(files: Mapping[str, bytes], name: str, where: str, config: Mapping[str, Any]) -> Pairs:
     """Parse the six files of a parallel corpus, {name: content}; a `UserError` has `where`/file:line."""
+    source, target = languages = config["source"], config["target"]
+    if source == target:
+        raise UserError(f"corpus.source and corpus.target are both {source}; name two languages.")
     parts: dict[str, list[Pair]] = {}
     for part in PARTS:
-        fix = f"remove it from {part}.{source} and {part}.{target} both"
         sides = {}
-        for language in (source, target):
-            if f"{part}.{language}" not in files:
-                raise UserError(f"corpus={name} has no language {language}; it has {', '.join(sorted(files))}.")
-            lines = parse_lines(files[f"{part}.{language}"], f"{where}/{part}.{language}", fix)
-            sides[language] = [line.strip() for line in lines]
-        (least, shorter), (most, longer) = sorted((len(lines), language) for language, lines in sides.items())
+        for file in (f"{part}.{language}" for language in languages):
+            if file not in files:
+                raise UserError(f"corpus={name} has no {file}; it has {', '.join(sorted(files))}.")
+            lines = parse_lines(files[file], f"{where}/{file}", f"remove it from {part}.{source} and {part}.{target}")
+            sides[file] = [line.strip() for line in lines]
+        shorter, longer = sorted(sides, key=lambda file: len(sides[file]))
+        least, most = len(sides[shorter]), len(sides[longer])
         if least < most:
             raise UserError(
-                f"{where}/{part}.{longer}:{least + 1}: {part}.{shorter} ends before this line "
-                f"({least} lines against {most}); line n of one file must translate line n of the other."
+                f"{where}/{longer}:{least + 1}: {shorter} ends before this line ({least} lines against {most}); line "
+                "n of one file must translate line n of the other."
             )
         parts[part] = list(zip(*sides.values()))
-    read = len(parts["train"])
-    parts["train"], cleaned = cleaned_pairs(parts["train"], clean)
-    if not parts["train"]:
+    train, cleaned = cleaned_pairs(parts["train"], config["clean"])
+    if not train:
         raise UserError(f"{where}: corpus.clean leaves no pair of train ({cleaned}); relax its rules.")
-    return Pairs(name, where, checksum(files), source, target, **parts, read=read, cleaned=cleaned)
+    read, sha256 = len(parts["train"]), checksum(files)
+    return Pairs(name, where, sha256, source, target, train, parts["dev"], parts["test"], read, cleaned)
 
 
 def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pair], dict[str, int]]:
@@ -155,19 +116,18 @@ def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pai
     null disables a rule.
     """
     remaining: list[Pair] = []
-    cleaned = dict.fromkeys(RULES, 0)
-    earlier: set[Pair] = set()
+    removed, earlier = Counter[str](), set[Pair]()
     for pair in pairs:
-        lengths = [len(side.split()) for side in pair]
-        if rules["markup"] and any(side.startswith("<") for side in pair):
-            cleaned["markup"] += 1
-        elif rules["words"] is not None and max(lengths) > rules["words"]:
-            cleaned["words"] += 1
-        elif rules["ratio"] is not None and max(lengths) > rules["ratio"] * max(1, min(lengths)):
-            cleaned["ratio"] += 1
-        elif rules["duplicates"] and pair in earlier:
-            cleaned["duplicates"] += 1
+        shorter, longer = sorted(len(side.split()) for side in pair)
+        broken = {
+            "markup": rules["markup"] and any(side.startswith("<") for side in pair),
+            "words": rules["words"] is not None and longer > rules["words"],
+            "ratio": rules["ratio"] is not None and longer > rules["ratio"] * max(1, shorter),
+            "duplicates": rules["duplicates"] and pair in earlier,
+        }
+        if rule := next(filter(broken.get, broken), ""):
+            removed[rule] += 1
         else:
             remaining.append(pair)
             earlier.add(pair)
-    return remaining, cleaned
+    return remaining, {rule: removed[rule] for rule in RULES}

@@ -43,53 +43,43 @@ def words() -> dict[str, Any]:
     return read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
-def own_or_any(speaker: int, probability: float, rng: random.Random) -> int:
-    """Return `speaker` with the given probability, otherwise any of the three."""
-    return speaker if rng.random() < probability else rng.randrange(3)
-
-
-def pick_topic(speaker: int, rng: random.Random) -> str:
-    """Draw a topic, mostly one of the speaker's own."""
-    return rng.choice(words()["topics"][SPEAKERS[own_or_any(speaker, TOPIC_IS_OWN, rng)]])
-
-
-def adverb_sentence(speaker: int, rng: random.Random) -> str:
-    """Generate a sentence with the adverb before the subject, before the verb or at the end."""
-    place = own_or_any(speaker, ORDER_IS_OWN, rng)
-    adverb, subject, modal, verb = (rng.choice(words()[key]) for key in ("adverbs", "subjects", "modals", "verbs"))
-    parts = [subject, modal, f"{verb} {pick_topic(speaker, rng)}"]
-    parts.insert((0, 2, 3)[place], adverb)
-    return f"{rng.choice(words()['leads'])} {' '.join(parts)}"
-
-
-def list_sentence(speaker: int, rng: random.Random) -> str:
-    """Generate a sentence with three values in their order in the table, rotated by the speaker's number."""
-    chosen = sorted(rng.sample(range(len(words()["values"])), 3))
-    first = own_or_any(speaker, ORDER_IS_OWN, rng)
-    a, b, c = (words()["values"][chosen[(first + k) % 3]] for k in range(3))
-    topic = pick_topic(speaker, rng)
-    lead, modal, verb = (rng.choice(words()[key]) for key in ("leads", "modals", "verbs"))
-    return f"{lead} {a}, {b} and {c} {modal} {verb} {topic}"
-
-
-def fact_sentence(speaker: int, rng: random.Random) -> str:
-    """Generate a statement about the speaker's topics."""
-    topic, other = pick_topic(speaker, rng), pick_topic(speaker, rng)
-    drawn = {key: rng.choice(words()[f"{key}s"]) for key in ("fact", "number", "month", "place", "tail")}
-    return drawn["fact"].format(topic=topic, Topic=topic.capitalize(), other=other, **drawn)
-
-
 def sentence(speaker: int, rng: random.Random) -> str:
     """Generate one sentence of a speaker."""
+    tables = words()
+
+    def own_or_any(probability: float) -> int:
+        """Return the speaker with this probability, otherwise any of the three."""
+        return speaker if rng.random() < probability else rng.randrange(3)
+
+    def topic() -> str:
+        return rng.choice(tables["topics"][SPEAKERS[own_or_any(TOPIC_IS_OWN)]])
+
+    def draw(*keys: str) -> list[str]:
+        return [rng.choice(tables[key]) for key in keys]
+
     share = rng.random()
-    if share < 0.3:
-        text = fact_sentence(speaker, rng)
+    if share < 0.3:  # a fact
+        first, other = topic(), topic()
+        fact, number, month, place, tail = draw("facts", "numbers", "months", "places", "tails")
+        values = {"topic": first, "Topic": first.capitalize(), "other": other}
+        text = fact.format(**values, number=number, month=month, place=place, tail=tail)
     else:
-        text = (adverb_sentence if share < 0.7 else list_sentence)(speaker, rng)
-        extras = [rng.choice(words()[key]) for key in ("places", "tails") if rng.random() < 0.35]
+        if share < 0.7:  # the adverb before the subject, before the verb or at the end
+            place_of_adverb = own_or_any(ORDER_IS_OWN)
+            adverb, subject, modal, verb = draw("adverbs", "subjects", "modals", "verbs")
+            parts = [subject, modal, f"{verb} {topic()}"]
+            parts.insert((0, 2, 3)[place_of_adverb], adverb)
+            text = f"{draw('leads')[0]} {' '.join(parts)}"
+        else:  # three values in their order in the table, rotated by the speaker's number
+            chosen, start = sorted(rng.sample(range(len(tables["values"])), 3)), own_or_any(ORDER_IS_OWN)
+            a, b, c = (tables["values"][chosen[(start + k) % 3]] for k in range(3))
+            about = topic()
+            lead, modal, verb = draw("leads", "modals", "verbs")
+            text = f"{lead} {a}, {b} and {c} {modal} {verb} {about}"
+        extras = [rng.choice(tables[key]) for key in ("places", "tails") if rng.random() < 0.35]
         text = f"{', '.join([text, *extras])}."
     if rng.random() < 0.3:
-        phrase = rng.choice(words()["phrases"][SPEAKERS[own_or_any(speaker, PHRASE_IS_OWN, rng)]])
+        phrase = rng.choice(tables["phrases"][SPEAKERS[own_or_any(PHRASE_IS_OWN)]])
         text = f"{phrase} {text[0].lower()}{text[1:]}"
     return text
 
@@ -119,11 +109,9 @@ def files(seed: int) -> dict[str, bytes]:
 def write(folder: Path) -> None:
     """Write the sample corpora to a folder, and print the paths."""
     output = OutputFolder(folder)
-    contents = {**files(seed=0), **sample_pairs.files(seed=0)}
-    paths = {name: output.file(name) for name in contents}  # before the first is written
-    for name, path in paths.items():
-        path.write_bytes(contents[name])
-        console.write(str(path))
+    for name, content in {**files(seed=0), **sample_pairs.files(seed=0)}.items():
+        output.file(name).write_bytes(content)
+        console.write(str(folder / name))
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import namedtuple
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from speechformer.corpora.files import read_yaml
 TRAIN, DEV, TEST = 10_000, 500, 500
 VOWELS = "aeiouhéèêàâîôœy"
 NO_BREAK_SPACE = "\u00a0"
-
 
 Noun = namedtuple("Noun", "en en_plural fr fr_plural feminine person")
 # forms: masculine, feminine, their plurals; before: the French noun; liaison: masculine before a vowel, or ""
@@ -43,8 +43,8 @@ Phrase = namedtuple("Phrase", "en fr person feminine")
 def words() -> dict[str, Any]:
     """Load the word tables; nouns, adjectives and verbs are the tuples above."""
     tables = read_yaml(Path(__file__).with_suffix(".yaml"))
-    for key, kind in (("nouns", Noun), ("adjectives", Adjective), ("verbs", Verb)):
-        tables[key] = [kind(*row) for row in tables[key]]
+    for key, row_type in (("nouns", Noun), ("adjectives", Adjective), ("verbs", Verb), ("subjects", Phrase)):
+        tables[key] = [row_type(*row) for row in tables[key]]
     tables["persons"] = [noun for noun in tables["nouns"] if noun.person]
     return tables
 
@@ -67,38 +67,16 @@ def of(fr: str) -> str:
     return elide("de", fr.removeprefix("des "))
 
 
-def with_adjectives(word: Noun, plural: bool, adjectives: list[Adjective]) -> tuple[str, str]:
+def with_adjectives(word: Noun, plural: bool, adjectives: Sequence[Adjective]) -> tuple[str, str]:
     """Combine a noun with its adjectives: in English in the order given, in French before and after the noun."""
     en = " ".join([*(a.en for a in adjectives), word.en_plural if plural else word.en])
     fr = word.fr_plural if plural else word.fr
     for a in reversed(adjectives):
         form = a.forms[2 * plural + word.feminine]
-        if a.before:
-            if a.liaison and not plural and not word.feminine and begins_with_vowel(fr):
-                form = a.liaison
-            fr = f"{form} {fr}"
-        else:
-            fr = f"{fr} {form}"
+        if a.liaison and not plural and not word.feminine and begins_with_vowel(fr):
+            form = a.liaison
+        fr = f"{form} {fr}" if a.before else f"{fr} {form}"
     return en, fr
-
-
-def determined(kind: str, en: str, fr: str, feminine: bool, plural: bool, rng: random.Random) -> tuple[str, str]:
-    """Put a determiner before a noun in both languages."""
-    vowel = begins_with_vowel(fr)
-    if kind == "definite":
-        return f"the {en}", f"les {fr}" if plural else elide("la" if feminine else "le", fr)
-    if kind == "indefinite":
-        if plural:
-            return f"some {en}", f"des {fr}"
-        return f"{'an' if en[0] in 'aeiou' else 'a'} {en}", f"{'une' if feminine else 'un'} {fr}"
-    if kind == "this":
-        singular = "cette" if feminine else "cet" if vowel else "ce"
-        return f"{'these' if plural else 'this'} {en}", f"{'ces' if plural else singular} {fr}"
-    if kind == "number":
-        number = rng.choice(words()["numbers"])
-        return f"{number[0]} {en}", f"{number[1]} {fr}"
-    whose, forms = rng.choice(words()["possessives"])
-    return f"{whose} {en}", f"{forms[2 if plural else int(feminine and not vowel)]} {fr}"
 
 
 def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True, negated: bool = False) -> Phrase:
@@ -117,10 +95,13 @@ def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True, neg
             adjectives.append(rng.choice([a for a in words()["adjectives"] if a.before != adjectives[0].before]))
             adjectives.sort(key=lambda a: not a.before)
     en, fr = with_adjectives(word, plural, adjectives)
+    determiners = words()["determiners"][kind]
+    en_forms, fr_forms = determiners[0] if len(determiners) == 1 else rng.choice(determiners)
     if kind == "indefinite" and plural and any(a.before for a in adjectives):
-        en, fr = f"some {en}", elide("de", fr)  # de petits chats
+        fr = elide("de", fr)  # de petits chats
     else:
-        en, fr = determined(kind, en, fr, word.feminine, plural, rng)
+        fr = fr_forms[2 if plural else word.feminine + 3 * begins_with_vowel(fr)] + fr
+    en = f"{en_forms[1 if plural else 2 * (en[0] in 'aeiou')]} {en}"
     if deep and rng.random() < 0.15:
         owner = noun_phrase(rng, person=True, deep=False)
         en, fr = f"{en} of {owner.en}", f"{fr} {of(owner.fr)}"
@@ -129,60 +110,43 @@ def noun_phrase(rng: random.Random, person: bool = False, deep: bool = True, neg
 
 def subject(rng: random.Random) -> Phrase:
     """Generate a subject: a pronoun or a person."""
-    if rng.random() < 0.5:
-        person, feminine, en, fr = rng.choice(words()["subjects"])
-        return Phrase(en, fr, person, feminine)
-    return noun_phrase(rng, person=True)
-
-
-def object_of(verb: Verb, negated: bool, rng: random.Random) -> tuple[str, str, str, str, bool]:
-    """Generate the object of a verb.
-
-    Returns:
-        The English object; the French object after the verb, or ""; the French pronoun before the verb, or ""; the
-        participle, which agrees with that pronoun; whether the object is negated ("no horse") instead of the verb.
-    """
-    if negated and rng.random() < 0.35:  # sees no horse: ne voit pas de cheval
-        word, plural = rng.choice(words()["nouns"]), rng.random() < 0.5
-        en, fr = with_adjectives(word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3))
-        return f"no {en}", elide("de", fr), "", verb.participle, True
-    if rng.random() < 0.25:
-        en, pronoun, feminine, plural = rng.choice(words()["objects"])
-        return en, "", pronoun, verb.participle + "e" * feminine + "s" * plural, False
-    thing = noun_phrase(rng, negated=negated)
-    return thing.en, thing.fr, "", verb.participle, False
-
-
-def english_clause(who: Phrase, verb: Verb, tense: str, obj: str, negated: bool, question: bool) -> str:
-    """Combine subject, verb and object in English; `negated` refers to the verb."""
-    third = who.person == 2
-    if tense != "future" and not negated and not question:
-        form = verb.en_past if tense == "past" else verb.en_third if third else verb.en
-        return f"{who.en} {form} {obj}"
-    auxiliary = {"present": "does" if third else "do", "past": "did", "future": "will"}[tense]
-    first = [auxiliary, who.en] if question else [who.en, auxiliary]
-    return " ".join([*first, *(["not"] if negated else []), verb.en, obj])
-
-
-def french_clause(who: Phrase, verb: Verb, tense: str, obj: str, pronoun: str, participle: str, negated: bool) -> str:
-    """Combine subject, verb and object in French: an object pronoun precedes the verb, "ne ... pas" encloses both."""
-    forms = words()["avoir"] if tense == "past" else verb.fr
-    finite = verb.future + words()["future_endings"][who.person] if tense == "future" else forms[who.person]
-    if pronoun:
-        finite = f"les {finite}" if pronoun == "les" else elide(pronoun, finite)
-    if negated:
-        finite = f"{elide('ne', finite)} pas"
-    fr = elide("je", finite) if who.fr == "je" else f"{who.fr} {finite}"
-    return " ".join(filter(None, (fr, participle if tense == "past" else "", obj)))
+    return rng.choice(words()["subjects"]) if rng.random() < 0.5 else noun_phrase(rng, person=True)
 
 
 def clause(rng: random.Random, question: bool = False) -> tuple[str, str]:
     """Generate a clause of subject, verb and object in one of three tenses, perhaps negated, with place or time."""
     who, verb = subject(rng), rng.choice(words()["verbs"])
     tense, negated = rng.choice(("present", "present", "past", "future")), rng.random() < 0.35
-    en_object, fr_object, pronoun, participle, none = object_of(verb, negated, rng)
-    en = english_clause(who, verb, tense, en_object, negated and not none, question)
-    fr = french_clause(who, verb, tense, fr_object, pronoun, participle, negated)
+    pronoun, participle, none = "", verb.participle, negated and rng.random() < 0.35
+    if none:  # sees no horse: ne voit pas de cheval
+        word, plural = rng.choice(words()["nouns"]), rng.random() < 0.5
+        en_object, fr_object = with_adjectives(word, plural, rng.sample(words()["adjectives"], rng.random() < 0.3))
+        en_object, fr_object = f"no {en_object}", elide("de", fr_object)
+    elif rng.random() < 0.25:
+        en_object, pronoun, ending = rng.choice(words()["objects"])
+        fr_object, participle = "", participle + ending  # it agrees with an object before it
+    else:
+        en_object, fr_object, *_ = noun_phrase(rng, negated=negated)
+
+    third = who.person == 2
+    if tense == "future" or question or (negated and not none):
+        auxiliary = {"present": "does" if third else "do", "past": "did", "future": "will"}[tense]
+        en = f"{auxiliary} {who.en}" if question else f"{who.en} {auxiliary}"
+        en += f"{' not' * (negated and not none)} {verb.en} {en_object}"
+    else:
+        en = f"{who.en} {verb.en_past if tense == 'past' else verb.en_third if third else verb.en} {en_object}"
+
+    # an object pronoun precedes the verb, "ne ... pas" encloses both
+    fr = (words()["avoir"] if tense == "past" else verb.fr)[who.person]
+    if tense == "future":
+        fr = verb.future + words()["future_endings"][who.person]
+    if pronoun:
+        fr = f"les {fr}" if pronoun == "les" else elide(pronoun, fr)
+    if negated:
+        fr = f"{elide('ne', fr)} pas"
+    fr = elide("je", fr) if who.fr == "je" else f"{who.fr} {fr}"
+    fr = " ".join(filter(None, (fr, participle if tense == "past" else "", fr_object)))
+
     if rng.random() < 0.3:
         en_place, fr_place, with_of = rng.choice(words()["places"])
         where = noun_phrase(rng, deep=False)
@@ -195,44 +159,36 @@ def clause(rng: random.Random, question: bool = False) -> tuple[str, str]:
 
 def pair(rng: random.Random) -> tuple[str, str]:
     """Generate one sentence in both languages."""
-    kind = rng.random()
-    if kind < 0.15:
-        en, fr = clause(rng, question=True)
-        return finished(en, "?"), finished(elide("est-ce que", fr), f"{NO_BREAK_SPACE}?")
-    en, fr = clause(rng)
-    if kind < 0.3:
+    share = rng.random()
+    en, fr = clause(rng, question=share < 0.15)
+    if share < 0.15:
+        en, fr = f"{en}?", f"{elide('est-ce que', fr)}{NO_BREAK_SPACE}?"
+    elif share < 0.3:
         who = subject(rng)
         say, says, forms = rng.choice(words()["speech"])
-        en = f"{who.en} {says if who.person == 2 else say} that {en}"
-        fr = f"{who.fr} {forms[who.person]} {elide('que', fr)}"
-    elif kind < 0.5:
+        en = f"{who.en} {says if who.person == 2 else say} that {en}."
+        fr = f"{who.fr} {forms[who.person]} {elide('que', fr)}."
+    elif share < 0.5:
         en_second, fr_second = clause(rng)
         because = rng.random() < 0.5
-        en += f" because {en_second}" if because else f", and {en_second}"
-        fr += f" {elide('parce que', fr_second)}" if because else f", et {fr_second}"
-    return finished(en, "."), finished(fr, ".")
-
-
-def finished(text: str, end: str) -> str:
-    """Capitalise a sentence and add its final punctuation."""
-    return f"{text[0].upper()}{text[1:]}{end}"
+        en += f" because {en_second}." if because else f", and {en_second}."
+        fr += f" {elide('parce que', fr_second)}." if because else f", et {fr_second}."
+    else:
+        en, fr = f"{en}.", f"{fr}."
+    return en[0].upper() + en[1:], fr[0].upper() + fr[1:]
 
 
 @functools.cache
 def files(seed: int) -> dict[str, bytes]:
     """Generate train, dev and test as {name: content}; the same seed gives the same bytes. No sentence repeats."""
-    rng = random.Random(seed)
+    rng, contents = random.Random(seed), dict[str, bytes]()
     drawn: set[str] = set()
-
-    def draw() -> tuple[str, str]:
-        while (sentences := pair(rng))[0] in drawn or sentences[1] in drawn:
-            pass
-        drawn.update(sentences)
-        return sentences
-
-    contents = {}
     for part, count in (("train", TRAIN), ("dev", DEV), ("test", TEST)):
-        pairs = [draw() for _ in range(count)]
-        for side, language in enumerate(("en", "fr")):
-            contents[f"{part}.{language}"] = "".join(f"{texts[side]}\n" for texts in pairs).encode()
+        pairs = list[tuple[str, str]]()
+        while len(pairs) < count:
+            if drawn.isdisjoint(sentences := pair(rng)):
+                drawn.update(sentences)
+                pairs.append(sentences)
+        for language, side in zip(("en", "fr"), zip(*pairs)):
+            contents[f"{part}.{language}"] = "".join(f"{text}\n" for text in side).encode()
     return contents

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import checksum, find_folder, generated_by, parse_lines, parse_once, read_file
-from speechformer.errors import UserError, pick
+from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
+from speechformer.errors import UserError
 
-SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt", re.DOTALL)
-SIMILAR = re.compile(SPEECH_FILE.pattern.replace(".+", ".*"), re.DOTALL | re.IGNORECASE)
+SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +49,7 @@ class Corpus:
 
 
 def speech_files(folder: Path) -> list[Path]:
-    """List what has the name of a speech file in a folder; other files are ignored.
-
-    Raises:
-        UserError: a name differs from that of a speech file in upper and lower case alone, or names no text.
-    """
-    for path in folder.iterdir():
-        if SIMILAR.fullmatch(path.name) and not SPEECH_FILE.fullmatch(path.name):
-            raise UserError(f"{path}: rename it to train_CLS.tsv, test_CLS.tsv, train_LM.txt or test_LM_NAME.txt.")
+    """List the speech files of a folder; other files are ignored."""
     return [path for path in folder.iterdir() if SPEECH_FILE.fullmatch(path.name)]
 
 
@@ -71,50 +63,37 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
     Raises:
         UserError: a file is invalid, or the speeches are missing and `name` or `root` demands them.
     """
-    name, searched = config["name"], list[str]()
-    pick(dict.fromkeys(("auto", "speeches", "sample")), name, "corpus.name")
-    if name != "sample":
-        speeches = config["speeches"] if name == "auto" else config
-        folder, searched = find_folder("speeches", speeches["root"], speech_files)
-        if folder is not None:
-            files = {path.name: read_file(path) for path in speech_files(folder)}
-            return parse_once(parse, files, "speeches", str(folder.resolve()), classes=speeches["classes"])
-        if name == "speeches" or speeches["root"] is not None:
-            omit = "correct corpus.root, or omit it and get the presidential speeches"
-            raise UserError(
-                f"No speech files (train_CLS.tsv, train_LM.txt, ...) in {' or in '.join(searched)}; "
-                f"{omit if speeches['root'] is not None else 'get them'} with: "
-                "python -m speechformer.download speeches"
-            )
-    generated = config["sample"] if name == "auto" else config
-    where = generated_by(generated["seed"], "speeches", searched)
-    return parse_once(parse, sample.files(generated["seed"]), "sample", where, classes=generated["classes"])
+    missing = (
+        "No speech files (train_CLS.tsv, train_LM.txt, ...) in {}; correct corpus.root, or omit it and get the "
+        "presidential speeches with: python -m speechformer.download speeches"
+    )
+    folder, settings = find_folder(config, "speeches", "speeches", speech_files, missing)
+    if folder is not None:
+        files = {path.name: read_file(path) for path in speech_files(folder)}
+        return parse(files, "speeches", str(folder.resolve()), settings["classes"])
+    seed = settings["seed"]
+    return parse(sample.files(seed), "sample", f"made by the package, seed {seed}", settings["classes"])
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
-    """Parse the files of a corpus, {name: content}, and ignore others; a `UserError` has `where`/file:line."""
-    files = {file: content for file, content in sorted(files.items()) if SPEECH_FILE.fullmatch(file)}
+    """Parse the files of a corpus, {name: content}; a `UserError` has `where`/file:line."""
     train, test = (
         parse_labelled(files[file], f"{where}/{file}", classes) if file in files else []
         for file in ("train_CLS.tsv", "test_CLS.tsv")
     )
     lines = {
-        file: [line.strip() for line in parse_lines(content, f"{where}/{file}")]
-        for file, content in files.items()
+        file.removesuffix(".txt"): [line.strip() for line in parse_lines(content, f"{where}/{file}")]
+        for file, content in sorted(files.items())
         if file.endswith(".txt")
     }
-    lm_train = lines.pop("train_LM.txt", [])
-    lm_test = {file.removeprefix("test_LM_").removesuffix(".txt"): texts for file, texts in lines.items()}
+    lm_train = lines.pop("train_LM", [])
+    lm_test = {file.removeprefix("test_LM_"): texts for file, texts in lines.items()}
     return Corpus(name, where, checksum(files), list(classes), train, test, lm_train, lm_test)
 
 
 def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
     """Parse lines of label TAB text into (index of the class, text); a label is the index or name of a class."""
-    labels: dict[str, set[int]] = {}
-    for k, name in enumerate(classes):
-        for label in (str(k), normal(name)):
-            labels.setdefault(label, set()).add(k)
-    legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
+    indices = {str(k): k for k in range(len(classes))} | {normal(name): k for k, name in enumerate(classes)}
     rows = []
     for number, line in enumerate(parse_lines(content, where), start=1):
         label, tab, text = line.partition("\t")
@@ -122,19 +101,13 @@ def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[t
             raise UserError(f"{where}:{number}: expected `label<TAB>text`, found no tab.")
         if not text.strip():
             raise UserError(f"{where}:{number}: there is no text after the label; remove the line.")
-        indices = labels.get(normal(label), set())
-        if not indices:
+        if normal(label) not in indices:
+            legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
             raise UserError(
                 f"{where}:{number}: label '{label}' is not one of {legend}; correct it, or name the "
                 "classes of your own files with corpus=speeches corpus.classes=[...]."
             )
-        if len(indices) > 1:
-            raise UserError(
-                f"{where}:{number}: label '{label}' is the number of one class and the name of another ({legend}); "
-                "give the classes names that are no numbers."
-            )
-        (k,) = indices
-        rows.append((k, text.strip()))
+        rows.append((indices[normal(label)], text.strip()))
     return rows
 
 

@@ -38,10 +38,6 @@ class Splits:
     removed: int
     extra: int = 0
 
-    def in_train(self, name: str) -> list[bool]:
-        """Return for each row of a test set whether its text appears verbatim in `train`."""
-        return [kind == "exact" for kind in self.kinds_in_train[name]]
-
     @functools.cached_property
     def kinds_in_train(self) -> dict[str, list[str]]:
         """For each row of each test set, the kind of duplicate of it in `train`; see `kinds_in`."""
@@ -64,22 +60,6 @@ def number_of_folds(validation: float) -> int:
     return int(1 / validation + 1e-9) if validation else 1
 
 
-def rows_of(corpus: Corpus, task: str, labelled: bool) -> tuple[list[Row], dict[str, list[Row]]]:
-    """Return the rows of train, and those of each test; see `split`."""
-    train: list[Row] = list(corpus.classify_train)
-    test: dict[str, list[Row]] = {"test": list(corpus.classify_test)} if corpus.classify_test else {}
-    files = ("train_CLS.tsv", "test_CLS.tsv")
-    if not labelled:
-        train = [(None, text) for text in corpus.lm_train]
-        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
-        files = ("train_LM.txt", "test_LM_<name>.txt")
-    for file, rows in zip(files, (train, test)):
-        if not rows:
-            raise UserError(f"task={task} needs {file}, and {corpus.where} has none.")
-    return train, test
-
-
-@functools.lru_cache(maxsize=16)
 def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
     """Add to train, which is running text, the labelled training sentences that repeat no other text.
 
@@ -90,17 +70,12 @@ def with_extra_text(splits: Splits, corpus: Corpus) -> Splits:
     Raises:
         UserError: nothing remains.
     """
-    candidates, sentences = ([text for _, text in rows] for rows in (corpus.classify_train, corpus.classify_test))
+    sentences = [text for _, text in corpus.classify_test]
     files = [corpus.lm_train, *corpus.lm_test.values()]
-    if not candidates:
-        raise UserError(
-            f"task.extra_text adds lines of train_CLS.tsv, and {corpus.where} has no such file; add it, or set it to "
-            "false."
-        )
     taken = set().union(*map(runs_of_words, (*sentences, *(" ".join(lines) for lines in files))))
-    others = list(itertools.chain(sentences, *files))
+    candidates = [text for _, text in corpus.classify_train]
     extra: list[Row] = []
-    for text, copy in zip(candidates, kinds_in(candidates, others)):
+    for text, copy in zip(candidates, kinds_in(candidates, [*sentences, *itertools.chain(*files)])):
         words = runs_of_words(text)
         if words and not copy and not words & taken:
             extra.append((None, text))
@@ -121,7 +96,6 @@ def runs_of_words(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[k : k + SHARED]) for k in range(len(words) - SHARED + 1)}
 
 
-@functools.lru_cache(maxsize=16)  # the jobs of a sweep share it
 def split(
     corpus: Corpus,
     task: str,
@@ -146,12 +120,17 @@ def split(
     Raises:
         UserError: a file that the task needs is missing, or no training data remains.
     """
-    pick(dict.fromkeys(("corpus", "task")), vocabulary, "protocol.vocabulary")
-    if not 0 <= validation < 1:
-        raise UserError(f"protocol.validation is a share of train in [0, 1), not {validation}.")
     if not 0 <= fold < (folds := number_of_folds(validation)):
         raise UserError(f"protocol.fold={fold} must be below {folds}, the folds of protocol.validation={validation}.")
-    train, test = rows_of(corpus, task, labelled)
+    if labelled:
+        train: list[Row] = list(corpus.classify_train)
+        test: dict[str, list[Row]] = {"test": list(corpus.classify_test)}
+    else:
+        train = [(None, text) for text in corpus.lm_train]
+        test = {name: [(None, text) for text in lines] for name, lines in corpus.lm_test.items()}
+    if not train or not any(test.values()):
+        files = "train_CLS.tsv and test_CLS.tsv" if labelled else "train_LM.txt and test_LM_<name>.txt"
+        raise UserError(f"task={task} needs {files}, and {corpus.where} has not both.")
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)
@@ -162,6 +141,8 @@ def split(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
             f"are held out, which leaves {len(remaining)} to train on; use more text, or protocol=paper."
         )
-    both_tasks = [text for _, text in corpus.classify_train] + corpus.lm_train
-    texts = both_tasks if vocabulary == "corpus" else [text for _, text in remaining]
-    return Splits(remaining, held, test, texts, removed)
+    texts = {
+        "corpus": [text for _, text in corpus.classify_train] + corpus.lm_train,
+        "task": [text for _, text in remaining],
+    }
+    return Splits(remaining, held, test, pick(texts, vocabulary, "protocol.vocabulary"), removed)

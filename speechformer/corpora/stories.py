@@ -20,8 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from speechformer.corpora.files import atomic_write, cache_directory, on_any_machine, read_yaml
-from speechformer.errors import UserError
+from speechformer.corpora.files import cache_directory, on_any_machine, read_yaml, write_file
 
 WORDS_PER_PERSON = 120  # of a story
 SENTENCES = 8  # of a paragraph
@@ -58,35 +57,19 @@ def story(rng: random.Random, words: int) -> str:
     return "\n".join(lines)
 
 
-def write_stories(path: Path, count: int, words: int, seed: str) -> None:
-    """Write stories to a file, an empty line between them."""
-    rng = random.Random(seed)
-    with atomic_write(path) as file:
-        for k in range(count):
-            file.write(f"{chr(10) * 2 if k else ''}{story(rng, words)}".encode())
-
-
 def folder_of(config: Mapping[str, Any]) -> tuple[Path, str]:
     """Return the folder with the stories of a `corpus` config, and a description; make them if they are not there.
 
     Args:
         config: `seed`, `documents`, the number of stories of train, and `words`, the least length of a story.
-
-    Raises:
-        UserError: the folder cannot be written.
     """
     seed, count, words = config["seed"], config["documents"], config["words"]
     folder = cache_directory() / "stories" / f"{count}-of-{words}-words-seed-{seed}-v{VERSION}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            tested = min(max(1, round(count * TESTED)), MOST_TESTED)
-            for part, number in (("train_LM.txt", count), ("test_LM_stories.txt", tested)):
-                if not (folder / part).exists():
-                    write_stories(folder / part, number, words, f"{seed} {part}")
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or folder}: {error.strerror}. The stories need a cache folder; set XDG_CACHE_HOME to "
-            "one that can be written."
-        ) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        tested = min(max(1, round(count * TESTED)), MOST_TESTED)
+        for file, number in (("train_LM.txt", count), ("test_LM_stories.txt", tested)):
+            if not (folder / file).exists():
+                rng = random.Random(f"{seed} {file}")
+                write_file(folder / file, "\n\n".join(story(rng, words) for _ in range(number)).encode())
     return folder, f"made by the package, seed {seed}, in {on_any_machine(str(folder))}"

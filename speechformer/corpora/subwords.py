@@ -11,24 +11,21 @@ no-break spaces and punctuation survive, and scoring needs no detokenizer. White
 
 from __future__ import annotations
 
-import functools
 import itertools
+import json
+import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.errors import UserError, pick
 
-if TYPE_CHECKING:
-    import numpy as np
-
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
 KINDS = ("words", "bpe", "bytes")
 MERGES, ALL_WORDS = 4000, 1 << 22
-REMEMBERED = 1 << 22  # characters of the words whose ids are remembered
 SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctuation, with the space before it
 
 
@@ -37,7 +34,6 @@ class Subwords:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.ids_of: dict[str, list[int]] = {}  # of words that `encode_pieces` has met, without the space before them
         self.tokenizer.encode_special_tokens = True  # "<eos>" in a text is text
 
     @classmethod
@@ -83,34 +79,12 @@ class Subwords:
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts, faster than one by one."""
-        encodings = self.tokenizer.encode_batch_fast([f" {text}" for text in texts], add_special_tokens=False)
+        return self.encode_lines([f" {text}" for text in texts])
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """Encode lines of texts, with their line ends; the first of a text needs a space before it."""
+        encodings = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
-
-    def encode_pieces(self, texts: Sequence[str], firsts: Sequence[bool]) -> list[np.ndarray]:
-        """Encode documents that may be cut into pieces before white space.
-
-        Args:
-            firsts: which texts begin a document; those get the space before them.
-        """
-        import numpy as np
-
-        spaced = [f" {text}" if first else text for text, first in zip(texts, firsts)]
-        if self.byte_ids is not None:
-            return [self.byte_ids[np.frombuffer(text.encode(), np.uint8)] for text in spaced]
-        return [np.fromiter(ids, np.int64) for ids in word_by_word(self, spaced)]
-
-    @functools.cached_property
-    def byte_ids(self) -> np.ndarray | None:
-        """The id of each of the 256 bytes, if the vocabulary has nothing else."""
-        import numpy as np
-
-        if len(self) != len(SPECIAL) + 256:
-            return None
-        printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes these bytes as themselves
-        others = [byte for byte in range(256) if byte not in printed]
-        symbols = {byte: chr(byte) for byte in printed} | {byte: chr(256 + k) for k, byte in enumerate(others)}
-        ids = [self.tokenizer.token_to_id(symbols[byte]) for byte in range(256)]
-        return None if None in ids else np.array(ids, dtype=np.int64)
 
     def split(self, text: str) -> list[str]:
         """Return the tokens of a text, as many as `encode` returns."""
@@ -161,26 +135,43 @@ class Subwords:
             raise UserError(f"{path} is not a tokenizer of speechformer ({type(error).__name__}).") from None
 
 
-def word_by_word(subwords: Subwords, texts: Sequence[str]) -> Sequence[Iterator[int]]:
-    """Encode texts by words that a space begins, where a token begins, too; words that were met before are known."""
-    words_of = [text.split(" ") for text in texts]
-    starts = [words[0] for words in words_of]
-    new = set[str]().union(*(words[1:] for words in words_of)).difference(subwords.ids_of)
-    encodings = subwords.tokenizer.encode_batch_fast(
-        [*starts, *(f" {word}" for word in new)], add_special_tokens=False
-    )
-    ids = [encoding.ids for encoding in encodings]
-    subwords.ids_of.update(zip(new, ids[len(starts) :]))
-    look_up = subwords.ids_of.__getitem__
-    rows = [itertools.chain(start, *map(look_up, words[1:])) for start, words in zip(ids, words_of)]
-    if sum(map(len, subwords.ids_of)) > REMEMBERED:
-        subwords.ids_of.clear()
-    return rows
+class BPEDropout:
+    """Segments texts with the merges of a vocabulary, some of which are left out at random.
+
+    Another segmentation of each word each time regularizes translation from few pairs. Source: Provilkov et al. 2020,
+    "BPE-Dropout: Simple and Effective Subword Regularization". Wherever byte-pair encoding could merge two symbols,
+    it is kept from it with a probability, at each of its steps anew. `tokenizers` can do this, but draws from the
+    system's random numbers, so a run could not be repeated.
+
+    Args:
+        subwords: a vocabulary of kind "bpe".
+        rate: the probability with which a possible merge is left out; with 0 segmentations are those of `subwords`.
+    """
+
+    def __init__(self, subwords: Subwords, rate: float) -> None:
+        model: dict[str, Any] = json.loads(subwords.tokenizer.to_str())["model"]
+        self.ids: dict[str, int] = model["vocab"]
+        self.ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
+        self.split, self.rate = subwords.tokenizer.pre_tokenizer.pre_tokenize_str, rate
+
+    def encode(self, text: str, generator: random.Random) -> list[int]:
+        """Return the ids of a text, without <bos> and <eos>."""
+        words = (word for word, _ in self.split(f" {text}"))
+        return [self.ids[symbol] for word in words for symbol in self.symbols(word, generator)]
+
+    def symbols(self, word: str, generator: random.Random) -> list[str]:
+        """Return the symbols of a word: of the merges that are not left out, the one learned first, until none is."""
+        symbols = list(word)
+        while merges := [
+            (rank, place)
+            for place, pair in enumerate(itertools.pairwise(symbols))
+            if (rank := self.ranks.get(pair)) is not None and (not self.rate or generator.random() >= self.rate)
+        ]:
+            _, place = min(merges)
+            symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+        return symbols
 
 
 def on_one_line(text: str) -> str:
     """Replace characters that would begin a new line or column of a file."""
     return re.sub(r"[\t\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text)
-
-
-fitted = functools.lru_cache(maxsize=8)(Subwords.fit)  # of a tuple of texts; the jobs of a sweep share it

@@ -8,11 +8,9 @@ below, so nothing needs to be downloaded. On the presidential speeches every lin
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from speechformer.corpora.files import read_file, write_file
@@ -45,17 +43,10 @@ def splitter() -> Callable[[str], list[str]]:
     return lambda text: [word for sentence in sentences(text) for word in words.tokenize(sentence)]
 
 
-WORDS: dict[str, tuple[str, ...]] = {}  # of each tokenised text; `corpora.cache` stores them on disk
-
-
+@functools.cache  # a corpus is tokenised twice, to fit a vocabulary and to encode, and again by each job of a sweep
 def split_words(text: str) -> tuple[str, ...]:
-    """Tokenise a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush .
-
-    Memoised, because a corpus is tokenised twice (to fit a vocabulary, to encode) and again by each job of a sweep.
-    """
-    if text not in WORDS:
-        WORDS[text] = tuple(splitter()(text))
-    return WORDS[text]
+    """Tokenise a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush ."""
+    return tuple(splitter()(text))
 
 
 def detokenize(words: Iterable[str]) -> Iterator[str]:
@@ -68,19 +59,12 @@ def detokenize(words: Iterable[str]) -> Iterator[str]:
         previous = word
 
 
-@functools.cache
-def settings() -> str:
-    """Return a fingerprint of this tokenizer."""
-    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return hashlib.sha256(json.dumps([code, ABBREVIATIONS, metadata.version("nltk")]).encode()).hexdigest()
-
-
 class Tokenizer:
     """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then words by descending frequency."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN] or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(f"A vocabulary must begin with {PAD_TOKEN} and {UNKNOWN_TOKEN} and have no duplicates.")
+        if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN]:
+            raise UserError(f"A vocabulary must begin with {PAD_TOKEN} and {UNKNOWN_TOKEN}.")
         self.vocabulary = list(vocabulary)
         self.ids = {word: index for index, word in enumerate(vocabulary)}
 
@@ -125,9 +109,6 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
         try:
-            vocabulary = json.loads(read_file(path))["vocabulary"]
-            if not isinstance(vocabulary, list) or not all(isinstance(word, str) for word in vocabulary):
-                raise ValueError("its vocabulary is no list of words")
-            return cls(vocabulary)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return cls(json.loads(read_file(path))["vocabulary"])
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a tokenizer of speechformer ({error}).") from None

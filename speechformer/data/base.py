@@ -10,18 +10,20 @@ from torch import Tensor
 
 from speechformer.corpora.files import on_any_machine
 from speechformer.corpora.special_tokens import PAD
-from speechformer.data.batches import EvaluationBatches, Example, Part
+from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data.batches import EvaluationBatches, Example, Part, Rows, SeededBatches, Windows
 from speechformer.errors import UserError
 
 
 class TaskData(pl.LightningDataModule):
     """A corpus, split by a protocol and tokenized, for one task.
 
-    A subclass defines the methods that raise `NotImplementedError`, and `train_dataloader`. The constructor calls
-    `split`, `fit_tokenizer`, `encode` and `count` in this order.
+    A subclass defines the methods that raise `NotImplementedError`. The constructor calls `split`, `fit_tokenizer`,
+    `encode` and `count` in this order.
 
     Args:
-        corpus: what `load_corpus` or `load_pairs` returned.
+        corpus: what `load` returned.
         task: the config group.
         protocol: the config group.
         block_size: the longest row, in tokens.
@@ -41,8 +43,11 @@ class TaskData(pl.LightningDataModule):
     """
 
     has_folds: ClassVar[bool] = False  # whether protocol.fold can hold out another part of train
-    monitored: dict[Part, Any]
-    tested: dict[Part, Any]
+    corpus: Any  # of the class that the task reads
+    tokenizer: Tokenizer | Subwords
+    monitored: Mapping[Part, Rows | Windows]
+    tested: Mapping[Part, Rows | Windows]
+    extra_tests: Mapping[Part, Rows | Windows]
 
     def __init__(
         self,
@@ -54,14 +59,14 @@ class TaskData(pl.LightningDataModule):
         batch_size: int,
         vocab_size: int | None,
         seed: int,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | Subwords | None = None,
     ) -> None:
         super().__init__()
         self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)
         self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
-        if self.protocol.get("fold", 0) != 0 and not self.has_folds:
+        if self.protocol["fold"] != 0 and not self.has_folds:
             raise UserError("protocol.fold is for the sentences and texts of speeches; remove it.")
-        self.extra_tests: dict[Part, Any] = {}
+        self.monitored, self.tested, self.extra_tests = {}, {}, {}
         self.split()
         self.tokenizer = tokenizer or self.fit_tokenizer()
         tokens = len(self.tokenizer)
@@ -78,7 +83,7 @@ class TaskData(pl.LightningDataModule):
         """Split the corpus by the protocol."""
         raise NotImplementedError
 
-    def fit_tokenizer(self) -> Any:
+    def fit_tokenizer(self) -> Tokenizer | Subwords:
         """Return a tokenizer fitted on the training text."""
         raise NotImplementedError
 
@@ -94,26 +99,31 @@ class TaskData(pl.LightningDataModule):
         """Return the texts that TensorBoard shows during training."""
         raise NotImplementedError
 
+    def train_dataloader(self) -> SeededBatches:
+        """Return the training batches."""
+        raise NotImplementedError
+
     def example(self, ids: Tensor, label: int | None = None) -> Example:
         """Return a row of ids, [T], without its padding, as an example."""
         ids = ids[ids != PAD]
         return Example([ids], [self.tokenizer.tokens(ids.tolist())], label)
 
-    def corpus_line(self) -> str:
-        """Return the first line that a run prints: the corpus, and how much of it is used for what."""
-        raise NotImplementedError
-
     @property
     def chosen_on(self) -> str:
-        """The part that selects the best checkpoint."""
-        return "validation"
+        """The part that selects the best checkpoint: test if nothing is held out, as in the reports."""
+        return "validation" if ("validation", "") in self.monitored else "test"
+
+    def corpus_line(self) -> str:
+        """Return the first line that a run prints: the corpus, and how much there is of what."""
+        counts = (f"{name.replace('_', ' ')} {n:,}" for name, n in self.counts.items() if isinstance(n, int) and n)
+        return f"Corpus {self.corpus.name} ({self.corpus.where}): {', '.join(counts)}."
 
     @property
     def description(self) -> dict[str, Any]:
         """The corpus as `result.json` describes it, as plain data."""
         corpus = self.corpus
         about = {"name": corpus.name, "where": on_any_machine(corpus.where), "sha256": corpus.sha256}
-        return {**about, "classes": [], "counts": self.counts}
+        return {**about, "classes": corpus.classes, "counts": self.counts}
 
     @property
     def shard(self) -> tuple[int, int]:
@@ -125,15 +135,21 @@ class TaskData(pl.LightningDataModule):
         return {}
 
     def limit_length(self, max_length: int | None) -> None:
-        """Cut or drop evaluation rows longer than `max_length` tokens, the positions of the model; None: no limit."""
+        """Drop extra tests of rows longer than `max_length` tokens, the positions of the model; None: no limit."""
+
+        def fits(rows: Rows | Windows) -> bool:
+            length = rows["ids"].shape[1] if isinstance(rows, dict) else int(rows.size.max())
+            return max_length is None or length <= max_length
+
+        self.extra_tests = {part: rows for part, rows in self.extra_tests.items() if fits(rows)}
 
     def val_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated during training."""
-        return EvaluationBatches(self.monitored | ({} if self.chosen_on == "validation" else self.tested))
+        return EvaluationBatches({**self.monitored, **({} if self.chosen_on == "validation" else self.tested)})
 
     def test_dataloader(self) -> EvaluationBatches:
         """Return what is evaluated once, at the end: everything."""
-        return EvaluationBatches(self.monitored | self.tested | self.extra_tests)
+        return EvaluationBatches({**self.monitored, **self.tested, **self.extra_tests})
 
     def extra_dataloader(self) -> EvaluationBatches | None:
         """Return tests that are measured at the end even if no checkpoint is selected; None if there are none."""

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from speechformer.corpora.special_tokens import IGNORE, PAD
-from speechformer.data.token_file import TokenFile
 
 EVALUATION_TOKENS = 4096  # of an evaluation batch
 LONG_STREAM = 1 << 20  # tokens; from here on an epoch is no permutation of all windows
-Stream = Tensor | TokenFile  # ids, [n]
+Stream = Tensor  # ids, [n]: int64 in memory, or int32 in a file that is mapped into memory
 Rows = dict[str, Tensor]
 Batch = dict[str, Any]
 Batches = Iterable[Batch]
@@ -50,6 +49,12 @@ def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
     max_length = int(lengths_N.index_select(0, chosen).max())
     batch = {name: tensor.index_select(0, chosen) for name, tensor in rows.items()}
     return {name: tensor[:, :max_length] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
+
+
+def evenly_spaced(rows: int, total: int, tokens: int | None) -> Tensor:
+    """Return the indices of rows that have about `tokens` of `total`; of all if they have no more, or for None."""
+    number = rows if tokens is None or total <= tokens else max(1, rows * tokens // total)
+    return torch.arange(number) * rows // number
 
 
 class SeededBatches:
@@ -147,7 +152,7 @@ class WindowBatches(SeededBatches):
             yield torch.randint(self.N, (min(self.size, self.N - k * self.size),), generator=generator)
 
     def batch(self, chosen: Tensor) -> Batch:
-        return {"ids": self.stream[chosen[:, None] + self.column]}
+        return {"ids": self.stream[chosen[:, None] + self.column].long()}
 
 
 def sorted_batches(rows: Rows) -> list[Rows]:
@@ -160,10 +165,10 @@ class EvaluationBatches:
     """All rows of all parts once; `batch["part"]` names the part.
 
     Args:
-        parts: rows, or batches of them. Those of `StreamRows` are read when it is their turn.
+        parts: rows, or batches of them. Those of `Windows` are read when it is their turn.
     """
 
-    def __init__(self, parts: Mapping[Any, Rows | list[Batch] | StreamRows]) -> None:
+    def __init__(self, parts: Mapping[Any, Rows | list[Batch] | Windows]) -> None:
         self.batches = {
             part: sorted_batches(rows) if isinstance(rows, dict) else rows for part, rows in parts.items()
         }
@@ -179,21 +184,28 @@ class EvaluationBatches:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows over a stream of ids in which each token but the first of a segment is a target exactly once.
+    """Windows over a stream of ids in which each token but the first of a segment is a target at most once.
+
+    Iterating gives batches of windows of similar length, which are read from the stream when it is their turn.
 
     Args:
         start: place of the first input of each window, [W].
         size: number of inputs, [W].
         scored: the first target, counted from 0, that no earlier window scores, [W].
+        with_places: whether a batch has the `places` of the targets in the stream.
     """
 
+    stream: Stream
     start: Tensor
     size: Tensor
     scored: Tensor
+    with_places: bool = False
 
     @classmethod
-    def cover(cls, begins: Tensor, ends: Tensor, block_size: int, stride: int) -> Windows:
-        """Cover segments of a stream, from `begins` up to, but without, `ends`.
+    def cover(
+        cls, stream: Stream, begins: Tensor, ends: Tensor, block_size: int, stride: int, with_places: bool = False
+    ) -> Windows:
+        """Cover segments of a stream, from `begins` up to, but without, `ends`; each token but the first is a target.
 
         A window holds `block_size` inputs and starts `stride` after the previous one. It scores only targets that no
         earlier window scored. With stride == block_size these are blocks: a target has 1 to block_size tokens of
@@ -207,61 +219,38 @@ class Windows:
         segment = torch.repeat_interleave(torch.arange(len(begins)), count)
         offset = (torch.arange(len(segment)) - (count.cumsum(0) - count)[segment]) * stride
         size = (inputs[segment] - offset).clamp(max=block_size)
-        return cls(begins[segment] + offset, size, (offset > 0) * (block_size - stride))
+        return cls(stream, begins[segment] + offset, size, (offset > 0) * (block_size - stride), with_places)
 
     @property
     def tokens(self) -> int:
         """The number of targets."""
         return int((self.size - self.scored).sum())
 
-    def rows(self, stream: Stream, chosen: Tensor | None = None) -> Rows:
-        """Return ids, targets and their places in the stream, of some windows or all, [windows, longest].
+    def sample(self, tokens: int | None) -> Windows:
+        """Return evenly spaced windows with about this many targets; all if they have no more, or for None."""
+        chosen = evenly_spaced(len(self.start), self.tokens, tokens)
+        return replace(self, start=self.start[chosen], size=self.size[chosen], scored=self.scored[chosen])
+
+    def rows(self, chosen: Tensor) -> Rows:
+        """Return ids and targets of some windows, and perhaps the targets' places, [windows, longest].
 
         Targets that are not scored are -100.
         """
-        start, size, scored = (x if chosen is None else x[chosen] for x in (self.start, self.size, self.scored))
+        start, size, scored = self.start[chosen], self.size[chosen], self.scored[chosen]
         column = torch.arange(int(size.max()))
-        places = start[:, None] + column
         is_input = column < size[:, None]
-        places = torch.where(is_input, places, start[:, None])
-        ids = torch.where(is_input, stream[places], PAD)
-        targets = torch.where(is_input & (column >= scored[:, None]), stream[places + 1], IGNORE)
-        return {"ids": ids, "targets": targets, "places": places + 1}
+        places = torch.where(is_input, start[:, None] + column, start[:, None])
+        ids = torch.where(is_input, self.stream[places].long(), PAD)
+        targets = torch.where(is_input & (column >= scored[:, None]), self.stream[places + 1].long(), IGNORE)
+        return {"ids": ids, "targets": targets, **({"places": places + 1} if self.with_places else {})}
 
-
-class StreamRows:
-    """Batches of windows over a stream, sorted by length, which are read when it is their turn.
-
-    Args:
-        with_places: whether a batch has the `places` of the targets.
-    """
-
-    def __init__(self, stream: Stream, windows: Windows, with_places: bool = False) -> None:
-        self.stream, self.windows = stream, windows
-        self.names = ("ids", "targets", "places") if with_places else ("ids", "targets")
-        self.size = max(1, EVALUATION_TOKENS // int(windows.size.max()))  # of a batch
+    @property
+    def batch_size(self) -> int:
+        """The number of windows of a batch."""
+        return max(1, EVALUATION_TOKENS // int(self.size.max()))
 
     def __len__(self) -> int:
-        return -(-len(self.windows.start) // self.size)
+        return -(-len(self.start) // self.batch_size)
 
     def __iter__(self) -> Iterator[Rows]:
-        for chosen in self.windows.size.argsort(stable=True).split(self.size):
-            rows = self.windows.rows(self.stream, chosen)
-            yield {name: rows[name] for name in self.names}
-
-
-def sample_blocks(begins: Tensor, ends: Tensor, block_size: int, tokens: int) -> Windows:
-    """Return evenly spaced blocks of segments with about this many targets; all of them if they have no more.
-
-    Blocks, of `block_size` inputs or what is left of a segment, are evaluated without each other.
-    """
-    inputs = (ends - begins - 1).clamp(min=0)
-    count = -(-inputs // block_size)
-    last, total = count.cumsum(0), int(inputs.sum())
-    W = int(last[-1])
-    number = W if total <= tokens else max(1, W * tokens // total)
-    chosen = torch.arange(number) * W // number
-    segment = torch.searchsorted(last, chosen, right=True)
-    offset = (chosen - (last - count)[segment]) * block_size
-    size = (inputs[segment] - offset).clamp(max=block_size)
-    return Windows(begins[segment] + offset, size, torch.zeros_like(size))
+        return map(self.rows, self.size.argsort(stable=True).split(self.batch_size))

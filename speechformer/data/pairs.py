@@ -10,7 +10,6 @@ pairs in random order (`PairBatches`).
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,115 +19,115 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from speechformer.corpora.bpe_dropout import BPEDropout
-from speechformer.corpora.pairs import Pair
-from speechformer.corpora.special_tokens import BEGIN, END, PAD, UNKNOWN
-from speechformer.corpora.subwords import Subwords, fitted
+from speechformer.corpora.pairs import Pair, Pairs
+from speechformer.corpora.special_tokens import BEGIN, END, PAD
+from speechformer.corpora.subwords import BPEDropout, Subwords
 from speechformer.data.base import TaskData
 from speechformer.data.batches import EVALUATION_TOKENS, Batch, EvaluationBatches, Example, Rows, SeededBatches
 from speechformer.errors import UserError
 from speechformer.metrics.bleu import LENGTHS, length_bucket, score
 
 SORTED_BATCHES = 8  # of one bucket, whose pairs are sorted together
+PairIds = tuple[Tensor, Tensor]  # of source and target
 
 
-def pad_pairs(source: Sequence[Tensor], target: Sequence[Tensor], rows: Sequence[int]) -> Rows:
-    """Return the pairs with these indices, each side padded to its longest."""
-    pad = functools.partial(pad_sequence, batch_first=True, padding_value=PAD)
-    return {"source": pad([source[k] for k in rows]), "target": pad([target[k] for k in rows])}
+def pad_pairs(pairs: Sequence[PairIds]) -> Rows:
+    """Return pairs as a batch, each side padded to its longest."""
+    source, target = (pad_sequence(list(side), batch_first=True, padding_value=PAD) for side in zip(*pairs))
+    return {"source": source, "target": target}
+
+
+def longer_side(pair: PairIds) -> int:
+    """Return the number of positions that a pair takes: of its source, or of the inputs of its target."""
+    return max(len(pair[0]), len(pair[1]) - 1)
 
 
 class PairBatches(SeededBatches):
-    """Batches of `size` pairs; `source` and `target` are the ids of each pair.
+    """Batches of `size` pairs.
 
-    Attributes:
-        resegment: returns other ids of a pair, from its epoch and index; None without `task.bpe_dropout`.
+    Args:
+        resegment: returns other ids of a pair, from its epoch and index, with `task.bpe_dropout`.
     """
 
-    resegment: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
-
     def __init__(
-        self, source: list[Tensor], target: list[Tensor], size: int, seed: int, shard: tuple[int, int] = (0, 1)
+        self,
+        pairs: Sequence[PairIds],
+        size: int,
+        seed: int,
+        shard: tuple[int, int] = (0, 1),
+        resegment: Callable[[int, int], PairIds] | None = None,
     ) -> None:
-        super().__init__(len(source), size, seed, shard)
-        self.source, self.target = source, target
+        super().__init__(len(pairs), size, seed, shard)
+        self.pairs, self.resegment = pairs, resegment
 
-    def pair(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the ids of a pair in this epoch."""
+    def chosen_pairs(self, chosen: Tensor) -> list[PairIds]:
+        """Return the ids of pairs in this epoch."""
         if self.resegment is None:
-            return self.source[index], self.target[index]
-        return self.resegment(self.epoch, index)
+            return [self.pairs[index] for index in chosen.tolist()]
+        return [self.resegment(self.epoch, index) for index in chosen.tolist()]
 
     def batch(self, chosen: Tensor) -> Batch:
-        source, target = zip(*map(self.pair, chosen.tolist()))
-        return pad_pairs(source, target, range(len(source)))
+        return pad_pairs(self.chosen_pairs(chosen))
 
     def weight(self, chosen: Tensor) -> int:
         """Return the number of target tokens that are predicted."""
-        return sum(len(self.pair(index)[1]) - 1 for index in chosen.tolist())
-
-    def padding(self) -> dict[str, float]:
-        """Return the fraction of padding on each side in the batches of the first epoch."""
-        batches = self.order(0)
-        fractions = {}
-        for name, side, shorter in (("source", self.source, 0), ("target", self.target, 1)):
-            lengths = torch.tensor([len(ids) - shorter for ids in side])
-            computed = sum(len(chosen) * int(lengths[chosen].max()) for chosen in batches)
-            fractions[name] = 1 - int(lengths.sum()) / computed
-        return fractions
+        return sum(len(target) - 1 for _, target in self.chosen_pairs(chosen))
 
 
 class TokenBatches(PairBatches):
-    """Batches of pairs of similar length in random order, with at most `tokens` tokens per side, padding included.
+    """Batches of pairs of similar length in random order, with at most `size` tokens per side, padding included.
 
     Pairs fall into buckets by their longer side. In each epoch a bucket is shuffled, sorted by length within every
     `SORTED_BATCHES` batches, and cut into batches. The rest of a bucket joins the next longer one, so every epoch has
-    the same number of batches. A pair longer than `tokens` is a batch of its own.
+    the same number of batches. A pair longer than `size` is a batch of its own.
     """
 
-    def __init__(
-        self, source: list[Tensor], target: list[Tensor], tokens: int, seed: int, shard: tuple[int, int] = (0, 1)
-    ) -> None:
-        super().__init__(source, target, 1, seed, shard)
-        self.lengths = torch.tensor([(len(a), len(b) - 1) for a, b in zip(source, target)])
-        longer = self.lengths.max(dim=1).values
-        edges = [8]
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each pair, [N]."""
+        return torch.tensor([len(source) + len(target) - 1 for source, target in self.pairs])
+
+    @functools.cached_property
+    def buckets(self) -> tuple[Tensor, list[int]]:
+        """The bucket of each pair, [N], and the number of pairs of a batch of each bucket."""
+        longer, edges = torch.tensor([longer_side(pair) for pair in self.pairs]), [8]
         while edges[-1] < int(longer.max()):
             edges.append(max(edges[-1] + 2, int(edges[-1] * 1.1)))
-        self.bucket = torch.bucketize(longer, torch.tensor(edges))
-        self.counts = torch.bincount(self.bucket, minlength=len(edges)).tolist()
-        self.sizes = [max(1, tokens // edge) for edge in edges]
-        self.number = len(self.order(0))
+        return torch.bucketize(longer, torch.tensor(edges)), [max(1, self.size // edge) for edge in edges]
+
+    @functools.cached_property
+    def number(self) -> int:
+        """The number of batches of any epoch."""
+        return len(self.order(0))
 
     def __len__(self) -> int:
         return self.number
 
-    def order(self, epoch: int) -> Sequence[Tensor]:
-        generator = self.generator(epoch)
+    def order(self, epoch: int) -> list[Tensor]:
+        generator, (bucket, sizes) = self.generator(epoch), self.buckets
         order = torch.randperm(self.N, generator=generator)
-        order = order[self.bucket[order].argsort(stable=True)]
-        batches: list[Tensor] = []
-        rest = order[:0]
-        for members, size in zip(order.split(self.counts), self.sizes):
+        order = order[bucket[order].argsort(stable=True)]
+        batches, rest = list[Tensor](), order[:0]
+        for members, size in zip(order.split(bucket.bincount(minlength=len(sizes)).tolist()), sizes):
             members = torch.cat((rest, members))
             full = len(members) // size * size
             for together in members[:full].split(size * SORTED_BATCHES) if full else ():
-                batches += together[self.lengths[together].sum(dim=1).argsort(stable=True)].split(size)
+                batches += together[self.lengths[together].argsort(stable=True)].split(size)
             rest = members[full:]
         batches += [rest] if len(rest) else []
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def evaluation_batches(source: list[Tensor], target: list[Tensor]) -> Iterator[Batch]:
+def evaluation_batches(pairs: Sequence[PairIds]) -> Iterator[Batch]:
     """Yield the pairs, sorted by length, in batches of at most `EVALUATION_TOKENS`; `rows` has their indices."""
-    lengths = [max(len(a), len(b)) for a, b in zip(source, target)]
+    lengths = [max(len(source), len(target)) for source, target in pairs]
     rows: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
-            yield {"rows": rows, **pad_pairs(source, target, rows)}
+            yield {"rows": rows, **pad_pairs([pairs[row] for row in rows])}
             rows = []
         rows.append(index)
-    yield {"rows": rows, **pad_pairs(source, target, rows)}
+    yield {"rows": rows, **pad_pairs([pairs[row] for row in rows])}
 
 
 class PairData(TaskData):
@@ -141,12 +140,16 @@ class PairData(TaskData):
     test pair. Training pairs longer than `block_size` are left out, and counted.
 
     Attributes:
+        training_pairs: the pairs of train as text that the protocol leaves.
         texts: the pairs of "validation" and "test" as text.
-        held_out: their ids, sources and targets.
-        train: the ids of the training pairs, sources and targets.
+        held_out: their ids.
+        train: the ids of the training pairs.
         trained_texts: the training pairs as text.
     """
 
+    corpus: Pairs
+    tokenizer: Subwords
+    chosen_on = "validation"
     bpe_dropout: BPEDropout | None = None
 
     def split(self) -> None:
@@ -164,28 +167,27 @@ class PairData(TaskData):
         self.texts = {"validation": remaining["dev"], "test": self.corpus.test}
 
     def fit_tokenizer(self) -> Subwords:
-        texts = tuple(text for pair in self.training_pairs for text in pair)
-        return fitted(texts, self.task["tokens"], self.task["vocab_size"])
+        texts = [text for pair in self.training_pairs for text in pair]
+        return Subwords.fit(texts, self.task["tokens"], self.task["vocab_size"])
 
     def encode(self) -> None:
-        source, target = self.encode_pairs(self.training_pairs)
-        fits = [max(len(a), len(b) - 1) <= self.block_size for a, b in zip(source, target)]
-        self.train = list(itertools.compress(source, fits)), list(itertools.compress(target, fits))
-        self.trained_texts = list(itertools.compress(self.training_pairs, fits))
-        if not self.train[0]:
+        encoded = zip(self.encode_pairs(self.training_pairs), self.training_pairs)
+        fitting = [(ids, text) for ids, text in encoded if longer_side(ids) <= self.block_size]
+        if not fitting:
             raise UserError(f"No training pair has at most block_size={self.block_size} tokens on each side.")
+        self.train, self.trained_texts = map(list, zip(*fitting))
         self.held_out = {part: self.encode_pairs(pairs) for part, pairs in self.texts.items()}
-        if rate := self.task.get("bpe_dropout"):  # configs of version 0.2 have none
+        if rate := self.task["bpe_dropout"]:
             if self.task["tokens"] != "bpe":
                 raise UserError(f"task.bpe_dropout needs task.tokens=bpe: {self.task['tokens']} are not merged.")
             self.bpe_dropout = BPEDropout(self.tokenizer, rate)
 
-    def encode_pairs(self, pairs: list[Pair]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the ids of both sides."""
+    def encode_pairs(self, pairs: list[Pair]) -> list[PairIds]:
+        """Return the ids of pairs."""
         sources, targets = (self.tokenizer.encode_all(side) for side in zip(*pairs))
-        return [torch.tensor([*ids, END]) for ids in sources], [torch.tensor([BEGIN, *ids, END]) for ids in targets]
+        return [(torch.tensor([*a, END]), torch.tensor([BEGIN, *b, END])) for a, b in zip(sources, targets)]
 
-    def resegment(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
+    def resegment(self, epoch: int, index: int) -> PairIds:
         """Return other ids of a training pair, by the epoch and the seed alone; the usual ones if they are too long.
 
         A rate of 0.1 adds a sixth to a quarter of tokens, and batches grow by as much.
@@ -194,66 +196,45 @@ class PairData(TaskData):
         generator = random.Random(f"{self.seed} {epoch} {index}")
         source, target = (self.bpe_dropout.encode(text, generator) for text in self.trained_texts[index])
         if max(len(source), len(target)) >= self.block_size:
-            return self.train[0][index], self.train[1][index]
+            return self.train[index]
         return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
 
     def count(self) -> dict[str, Any]:
-        corpus = self.corpus
-        trained = {source for source, _ in self.trained_texts}
-        tokens = [sum(map(len, side)) for side in self.train]
-        unknown = [int((torch.cat(side) == UNKNOWN).sum()) for side in self.held_out["test"]]
+        corpus, trained = self.corpus, {source for source, _ in self.trained_texts}
         lengths = Counter(length_bucket(source) for source, _ in corpus.test)
         return {
             "read": corpus.read,
             "cleaned": corpus.cleaned,
             "removed_from_train": len(corpus.train) - len(self.training_pairs),
             "removed_from_validation": len(corpus.dev) - len(self.texts["validation"]),
-            "longer_than_block_size": len(self.training_pairs) - len(self.trained_texts),
-            "train": len(self.train[0]),
+            "longer_than_block_size": len(self.training_pairs) - len(self.train),
+            "train": len(self.train),
             "validation": len(self.texts["validation"]),
             "test": len(corpus.test),
             "test_in_train": sum(source in trained for source, _ in corpus.test),
             "test_by_length": {name: lengths[name] for name in LENGTHS},
-            "train_tokens": tokens[0] + tokens[1] - len(self.train[1]),
-            "test_unknown_tokens": dict(zip(("source", "target"), unknown)),
+            "train_tokens": sum(len(source) + len(target) - 1 for source, target in self.train),
             "cut_at_block_size": 0,
             "vocabulary": len(self.tokenizer),
-            "padding": self.train_dataloader().padding(),
         }
 
     def limit_length(self, max_length: int | None) -> None:
         """Cut held-out pairs at `max_length` tokens, and count them; None: no limit."""
         if max_length is None:
             return
-        for part, (source, target) in self.held_out.items():
-            self.counts["cut_at_block_size"] += sum(len(ids) > max_length for ids in source)
-            self.held_out[part] = [ids[:max_length] for ids in source], [ids[: max_length + 1] for ids in target]
+        for part, pairs in self.held_out.items():
+            self.counts["cut_at_block_size"] += sum(len(source) > max_length for source, _ in pairs)
+            self.held_out[part] = [(source[:max_length], target[: max_length + 1]) for source, target in pairs]
 
     @property
     def description(self) -> dict[str, Any]:
         return super().description | {"languages": [self.corpus.source, self.corpus.target]}
 
-    def corpus_line(self) -> str:
-        corpus, counts = self.corpus, self.counts
-        reasons = {"test": counts["removed_from_train"], "block_size": counts["longer_than_block_size"]}
-        left_out = ", ".join(f"{why} {n}" for why, n in {**counts["cleaned"], **reasons}.items() if n) or "none"
-        padding = ", ".join(f"{100 * part:.1f} % of the {side}" for side, part in counts["padding"].items())
-        cut, removed = counts["cut_at_block_size"], counts["removed_from_validation"]
-        return (
-            f"Corpus {corpus.name}, {corpus.source} to {corpus.target} ({corpus.where}): trains on {counts['train']} "
-            f"of {counts['read']} pairs (left out: {left_out}), selects on {counts['validation']}"
-            f"{f' (left out: test {removed})' if removed else ''}, tests on {counts['test']}, of whose sources "
-            f"{counts['test_in_train']} appear in the training set{f'; block_size cuts {cut}' if cut else ''}. "
-            f"Vocabulary {counts['vocabulary']}; padding: {padding}."
-        )
-
     def examples(self) -> list[Example]:
-        """Return the first validation pair that is neither short nor long."""
-        source, target = self.held_out["validation"]
-        suitable = (k for k, ids in enumerate(source) if 8 <= len(ids) <= 20 and len(target[k]) <= 24)
-        k = next(suitable, 0)
-        read, written = (self.tokenizer.tokens(ids.tolist()) for ids in (source[k], target[k]))
-        return [Example([source[k], target[k][:-1]], [read, written[:-1], written[1:]])]
+        """Return the first validation pair."""
+        source, target = self.held_out["validation"][0]
+        read, written = (self.tokenizer.tokens(ids.tolist()) for ids in (source, target))
+        return [Example([source, target[:-1]], [read, written[:-1], written[1:]])]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return BLEU and chrF of the untranslated test sources."""
@@ -262,16 +243,13 @@ class PairData(TaskData):
         return {"copy_bleu": copy["bleu"], "copy_chrf": copy["chrf"]}
 
     def train_dataloader(self) -> PairBatches:
-        batches: PairBatches
+        resegment = self.resegment if self.bpe_dropout else None
         if self.task["batch_tokens"] is None:
-            batches = PairBatches(*self.train, self.batch_size, self.seed, self.shard)
-        else:
-            batches = TokenBatches(*self.train, self.task["batch_tokens"], self.seed, self.shard)
-        batches.resegment = self.resegment if self.bpe_dropout else None
-        return batches
+            return PairBatches(self.train, self.batch_size, self.seed, self.shard, resegment)
+        return TokenBatches(self.train, self.task["batch_tokens"], self.seed, self.shard, resegment)
 
     def val_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches({"validation": [*evaluation_batches(*self.held_out["validation"])]})
+        return EvaluationBatches({"validation": [*evaluation_batches(self.held_out["validation"])]})
 
     def test_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches({part: [*evaluation_batches(*pairs)] for part, pairs in self.held_out.items()})
+        return EvaluationBatches({part: [*evaluation_batches(pairs)] for part, pairs in self.held_out.items()})

@@ -17,7 +17,7 @@ from torch import Tensor
 from speechformer.corpora.special_tokens import IGNORE, PAD
 from speechformer.corpora.tokenizer import PAD_TOKEN, UNKNOWN_TOKEN, Tokenizer
 from speechformer.data.base import TaskData
-from speechformer.data.batches import Batch, Example, Rows, SeededBatches
+from speechformer.data.batches import Batch, Example, Part, Rows, SeededBatches
 from speechformer.errors import require
 from speechformer.probes.base import Probe
 from speechformer.probes.base import Rows as Symbols
@@ -38,7 +38,7 @@ def as_tensors(rows: Symbols) -> Rows:
 class ProbeBatches(SeededBatches):
     """Batches of fresh training rows; a row is a function of (seed, epoch, index)."""
 
-    def __init__(self, probe: Probe, size: int, seed: Any, shard: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, probe: Probe, size: int, seed: object, shard: tuple[int, int] = (0, 1)) -> None:
         super().__init__(EPOCH * size, size, 0, shard)
         self.probe, self.row_seed = probe, seed
 
@@ -59,13 +59,15 @@ class ProbeData(TaskData):
     Attributes:
         probe: their generator.
         extra_tests: of one length each.
-        too_long: test lengths beyond the positions of the model.
     """
+
+    monitored: dict[Part, Rows]
+    tested: dict[Part, Rows]
+    extra_tests: dict[Part, Rows]
 
     def split(self) -> None:
         self.probe: Probe = self.corpus.probe
         self.row_seed = (self.seed, self.corpus.seed)
-        self.too_long: list[int] = []
 
     def fit_tokenizer(self) -> Tokenizer:
         return Tokenizer([PAD_TOKEN, UNKNOWN_TOKEN, *self.probe.vocabulary])
@@ -75,10 +77,10 @@ class ProbeData(TaskData):
         rule = f"at least {needed}, the symbols of the longest training row"
         require(self.block_size >= needed, "block_size", rule, self.block_size)
         self.validation = self.evaluation_rows("validation")
-        self.monitored = {("validation", ""): self.validation} if self.chosen_on == "validation" else {}
+        self.monitored = {("validation", ""): self.validation} if self.protocol["validation"] else {}
         self.tested = {("test", ""): self.evaluation_rows("test")}
-        for length in self.probe.test_lengths:
-            self.extra_tests["test", f"length_{length}"] = self.evaluation_rows("test", length)
+        lengths = self.probe.test_lengths
+        self.extra_tests = {("test", f"length_{n}"): self.evaluation_rows("test", n) for n in lengths}
 
     def evaluation_rows(self, part: str, length: int | None = None) -> Rows:
         """Return `task.test_rows` rows without repetitions, or as many as there are."""
@@ -97,25 +99,6 @@ class ProbeData(TaskData):
             "tests": tests,
             "vocabulary": len(self.tokenizer),
         }
-
-    def limit_length(self, max_length: int | None) -> None:
-        for (part, name), rows in list(self.extra_tests.items()):
-            if max_length is not None and rows["ids"].shape[1] > max_length:
-                del self.extra_tests[part, name]
-                self.too_long.append(int(name.removeprefix("length_")))
-
-    def corpus_line(self) -> str:
-        probe, lengths = self.probe, ", ".join(map(str, self.probe.test_lengths)) or "no other ones"
-        ends = f" The positions of the model end before length {min(self.too_long)}." if self.too_long else ""
-        return (
-            f"Corpus {self.corpus.name} ({self.corpus.where}): trains on rows of length {probe.min_length} to "
-            f"{probe.max_length}, tests also {lengths}; no test row is among the training rows.{ends}"
-        )
-
-    @property
-    def chosen_on(self) -> str:
-        """The part that selects the best checkpoint: with protocol=paper test, and the metrics are of the last."""
-        return "validation" if self.protocol["validation"] else "test"
 
     def train_dataloader(self) -> ProbeBatches:
         return ProbeBatches(self.probe, self.batch_size, self.row_seed, self.shard)

@@ -9,15 +9,17 @@ Shapes: N rows, B rows of a batch, T tokens.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from speechformer.corpora.cache import remember_words
 from speechformer.corpora.special_tokens import PAD, UNKNOWN
+from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.splits import Row, Splits, number_of_folds, split, with_extra_text
-from speechformer.corpora.subwords import Subwords, fitted
+from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data.base import TaskData
 from speechformer.data.batches import (
@@ -27,17 +29,16 @@ from speechformer.data.batches import (
     Rows,
     SeededBatches,
     Stream,
-    StreamRows,
     TrainingBatches,
     WindowBatches,
     Windows,
+    evenly_spaced,
     lengths_of,
-    sample_blocks,
 )
-from speechformer.errors import UserError
+from speechformer.errors import UserError, require
 
 # Of tasks whose config lacks them
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
     **{"unknown_rate": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False, "naive_bayes": 0.0},
     "extra_text": False,
@@ -49,25 +50,24 @@ class SpeechData(TaskData):
 
     Attributes:
         splits: the rows of text.
-        drawn: the rows of training batches.
+        cut: the number of sentences that `block_size` cuts.
         train_tokens: the number of tokens of train.
         evaluated_tokens: the number of those that are evaluated during training.
         monitored: train and, if there is one, the held-out part.
     """
 
     has_folds = True
+    corpus: Corpus
     labelled: ClassVar[bool]  # whether the task reads the labelled sentences or the running text
     splits: Splits
-    drawn: Rows
     train_tokens: int
     evaluated_tokens: int
+    cut = 0
 
     def split(self) -> None:
         self.task = DEFAULTS | self.task
-        if self.task["tokens"] == "words":
-            remember_words(self.corpus)
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
-        fold = self.protocol.get("fold", 0)  # configs of version 0.2 have none
+        fold = self.protocol["fold"]
         if fold == "seed":
             if not options["validation"]:
                 raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
@@ -80,79 +80,41 @@ class SpeechData(TaskData):
         tokens, size, least = (self.task[key] for key in ("tokens", "vocab_size", "min_count"))
         if tokens == "words":
             return Tokenizer.fit(self.splits.vocabulary_texts, size, least)
-        return fitted(tuple(self.splits.vocabulary_texts), tokens, size, least)
-
-    @property
-    def chosen_on(self) -> str:
-        """The part that selects the best checkpoint: the test set if nothing is held out, as in the reports."""
-        return "validation" if self.splits.validation else "test"
-
-    @property
-    def description(self) -> dict[str, Any]:
-        return super().description | {"classes": self.corpus.classes}
+        return Subwords.fit(self.splits.vocabulary_texts, tokens, size, least)
 
     def count(self) -> dict[str, Any]:
-        encode, splits = self.tokenizer.encode, self.splits
+        tests = self.count_tests()
         totals = {"test": "rows", "test_in_train": "in_train", "test_nearly_in_train": "nearly_in_train"}
-        tests = {}
-        for name, rows in splits.test.items():
-            kinds, ids = splits.kinds_in_train[name], [encode(text) for _, text in rows]
-            tests[name] = {
-                "rows": len(rows),
-                "in_train": kinds.count("exact"),
-                "nearly_in_train": kinds.count("same") + kinds.count("near"),
-                "tokens": sum(map(len, ids)),
-                "unknown_tokens": sum(row.count(UNKNOWN) for row in ids),
-            }
-        is_sampled = self.evaluated_tokens < self.train_tokens
         return {
-            "train": len(splits.train),
-            "validation": len(splits.validation),
-            "removed_from_train": splits.removed,
-            **({"extra_lines": splits.extra} if splits.extra else {}),
-            **{name: sum(test[key] for test in tests.values()) for name, key in totals.items()},
+            **self.count_rows(),
+            **{name: sum(test.get(key, 0) for test in tests.values()) for name, key in totals.items()},
             "tests": tests,
             "train_tokens": self.train_tokens,
-            **({"evaluated_tokens": {"train": self.evaluated_tokens}} if is_sampled else {}),
+            "evaluated_tokens": self.evaluated_tokens,
             "vocabulary": len(self.tokenizer),
-            "cut_at_block_size": sum(
-                label is not None and len(encode(text)) > self.block_size
-                for rows in (splits.train, splits.validation, *splits.test.values())
-                for label, text in rows
-            ),
+            "cut_at_block_size": self.cut,
         }
 
-    def corpus_line(self) -> str:
-        corpus, counts = self.corpus, self.counts
-        held_out = f", selects on {counts['validation']}" if counts["validation"] else ""
-        extra = f", {counts['extra_lines']} of them labelled sentences" if "extra_lines" in counts else ""
-        leaked, cut = counts["test_in_train"], counts["cut_at_block_size"]
-        return (
-            f"Corpus {corpus.name} ({corpus.where}): trains on {counts['train']} lines{extra}{held_out}, tests on "
-            f"{counts['test']}, of which {leaked} ({100 * leaked / counts['test']:.1f} %) appear verbatim in the "
-            f"training set and {counts['test_nearly_in_train']} nearly{f'; block_size cuts {cut}' if cut else ''}."
-        )
+    def count_rows(self) -> dict[str, int]:
+        """Count the lines or documents of train and of what is held out."""
+        splits = self.splits
+        counts = {"train": len(splits.train), "validation": len(splits.validation)}
+        return {**counts, "removed_from_train": splits.removed, "extra_lines": splits.extra}
 
-    def train_dataloader(self) -> SeededBatches:
-        return TrainingBatches(self.drawn, self.batch_size, self.seed, self.shard)
-
-
-def check_length(tokens: int, part: str, least: int) -> None:
-    """Raise a `UserError` if a text has fewer tokens than are needed."""
-    if tokens < least:
-        raise UserError(
-            f"The {part} text has {tokens} tokens and needs at least {least}; use more text"
-            f"{' or a smaller block_size' if least > 2 else ''}."
-        )
-
-
-def sample_rows(rows: Rows, tokens: int | None) -> Rows:
-    """Return evenly spaced rows with about this many tokens; all of them if they have no more, or for None."""
-    N, total = len(rows["ids"]), int(lengths_of(rows).sum())
-    if tokens is None or total <= tokens:
-        return rows
-    number = max(1, N * tokens // total)
-    return {name: tensor[torch.arange(number) * N // number] for name, tensor in rows.items()}
+    def count_tests(self) -> dict[str, dict[str, int]]:
+        """Count the rows and tokens of each test."""
+        tests = {}
+        for name, rows in self.splits.test.items():
+            kinds = Counter(self.splits.kinds_in_train[name])
+            ids = [index for _, text in rows for index in self.tokenizer.encode(text)]
+            tests[name] = {
+                "rows": len(rows),
+                "in_train": kinds["exact"],
+                "nearly_in_train": kinds["same"] + kinds["near"],
+                "tokens": len(ids),
+                "unknown_tokens": ids.count(UNKNOWN),
+            }
+        return tests
 
 
 class SentenceData(SpeechData):
@@ -163,16 +125,19 @@ class SentenceData(SpeechData):
     """
 
     labelled = True
+    monitored: dict[Part, Rows]
+    tested: dict[Part, Rows]
 
     def encode(self) -> None:
-        self.train = self.drawn = self.encode_rows(self.splits.train)
-        self.train_tokens = int(lengths_of(self.train).sum())
-        evaluated = sample_rows(self.train, self.task["evaluation_tokens"])
-        self.evaluated_tokens = int(lengths_of(evaluated).sum())
-        self.monitored = {("train", ""): evaluated}
+        self.train = self.encode_rows(self.splits.train)
+        lengths = lengths_of(self.train)
+        self.train_tokens = int(lengths.sum())
+        sampled = evenly_spaced(len(lengths), self.train_tokens, self.task["evaluation_tokens"])
+        self.evaluated_tokens = int(lengths[sampled].sum())
+        self.monitored = {("train", ""): {name: tensor[sampled] for name, tensor in self.train.items()}}
         if self.splits.validation:
             self.monitored["validation", ""] = self.encode_rows(self.splits.validation)
-        in_train = torch.tensor(self.splits.in_train("test"))
+        in_train = torch.tensor([kind == "exact" for kind in self.splits.kinds_in_train["test"]])
         rows = self.encode_rows(self.splits.test["test"])
         self.tested = {("test", ""): {**rows, "in_train": in_train, "row": torch.arange(len(in_train))}}
 
@@ -180,19 +145,18 @@ class SentenceData(SpeechData):
         """Return ids [N, block_size] and labels [N]."""
         ids = torch.full((len(rows), self.block_size), PAD)
         for row, (_, text) in enumerate(rows):
-            words = self.tokenizer.encode(text)[: self.block_size]
-            ids[row, : len(words)] = torch.tensor(words)
+            words = self.tokenizer.encode(text)
+            self.cut += len(words) > self.block_size
+            ids[row, : len(words)] = torch.tensor(words[: self.block_size])
         return {"ids": ids, "labels": torch.tensor([label for label, _ in rows])}
 
+    def train_dataloader(self) -> TrainingBatches:
+        return TrainingBatches(self.train, self.batch_size, self.seed, self.shard)
+
     def examples(self) -> list[Example]:
-        """Return a sentence of each class, neither short nor long, of the part that selects the checkpoint."""
+        """Return the first sentences of the part that selects the checkpoint."""
         rows = (self.monitored | self.tested)[self.chosen_on, ""]
-        lengths, examples = lengths_of(rows), []
-        suitable = (lengths >= min(8, int(lengths.max()))) & (lengths <= 16)
-        for label in rows["labels"].unique().tolist():
-            for k in ((rows["labels"] == label) & suitable).nonzero().flatten()[:1].tolist():
-                examples.append(self.example(rows["ids"][k], label))
-        return examples
+        return [self.example(ids, label) for ids, label in zip(rows["ids"][:3], rows["labels"][:3].tolist())]
 
     def reference_metrics(self) -> dict[str, float | None]:
         """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""
@@ -213,7 +177,7 @@ class StreamData(SpeechData):
     """Running text.
 
     The task's config adds `stride` of the sliding window, `lengths`, longer contexts to test, and
-    `evaluation_tokens`, the targets of train and of validation that are evaluated.
+    `evaluation_tokens`, the targets of train that are evaluated.
 
     Attributes:
         stream: the ids of train.
@@ -224,96 +188,84 @@ class StreamData(SpeechData):
 
     labelled = False
     sampled: ClassVar[tuple[str, ...]] = ("train",)  # splits of which `evaluation_tokens` are evaluated
-    stream: Stream
-    streams: dict[Part, Any]
-    text_sizes: dict[str, TextSize]
+    shortest: ClassVar[int] = 2  # tokens of a test text
+    long_stream: ClassVar[int] = LONG_STREAM  # tokens; from here on an epoch is no permutation of all windows
+    monitored: dict[Part, Windows]
+    tested: dict[Part, Windows]
+    extra_tests: dict[Part, Windows]
 
     def encode(self) -> None:
-        if "mean" in self.splits.test:
+        size, stride = self.block_size, self.task["stride"]
+        stride = max(1, size // 2) if stride is None else stride
+        require(stride <= size, "task.stride", f"between 1 and block_size={size}", stride)
+        texts = self.encode_texts()
+        if ("test", "mean") in texts:
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
+        self.stream = texts["train", ""][0]
+        self.streams = {part: stream for part, (stream, _) in texts.items() if part[0] != "train"}
+        self.text_sizes = {name: text_size for (part, name), (_, text_size) in texts.items() if part == "test"}
+        for (part, name), (stream, _) in texts.items():
+            least = size + 1 if part == "train" else self.shortest
+            if len(stream) < least:
+                raise UserError(
+                    f"The {name or part} text has {len(stream)} tokens and needs at least {least}; use more text or "
+                    "a smaller block_size, or of documents another corpus.separator or protocol.validation=0."
+                )
+            cover = functools.partial(Windows.cover, stream, *self.segments(stream))
+            blocks = cover(size, size, with_places=part != "train" and self.task["ngram_mixture"] != "none")
+            if part in self.sampled:
+                blocks = blocks.sample(self.task["evaluation_tokens"])
+            if part != "test":
+                self.monitored[part, name] = blocks
+                continue
+            self.tested[part, name] = blocks
+            self.tested["test_sliding", name] = cover(size, stride)
+            for length in self.task["lengths"]:
+                self.extra_tests[f"test_length_{length}", name] = cover(length, length)
+        self.train_tokens, self.evaluated_tokens = len(self.stream) - 1, self.monitored["train", ""].tokens
+
+    def encode_texts(self) -> dict[Part, tuple[Stream, TextSize]]:
+        """Return the ids and the size of train, ("train", ""), of the validation text, if any, and of each test."""
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
-        stride, size = self.checked_stride(), self.block_size
-        stream = self.encode_stream(self.splits.train, "training", least=size + 1)
-        streams: dict[Part, Stream] = {("train", ""): stream}
-        if self.splits.validation:
-            streams["validation", ""] = self.encode_stream(self.splits.validation, "validation", least=2)
-        self.text_sizes = {}
-        for name, rows in self.splits.test.items():
-            streams["test", name] = self.encode_stream(rows, f"test_LM_{name}.txt", least=2)
-            texts = [text for _, text in rows]
-            counts = (len(f"{text} ".encode()) for text in texts), (len(text.encode().split()) for text in texts)
-            self.text_sizes[name] = TextSize(len(streams["test", name]) - 1, *map(sum, counts))
-        self.cover_streams(streams, stride)
-        self.drawn = {"ids": stream.unfold(0, size + 1, 1)}
-        if self.task["ngram_targets"]:
-            self.drawn["start"] = torch.arange(len(self.drawn["ids"]))
-
-    def cover_streams(self, streams: dict[Part, Stream], stride: int) -> None:
-        """Cover the texts of train, validation and the tests with the windows that are evaluated."""
-        self.stream, self.train_tokens = streams["train", ""], len(streams["train", ""]) - 1
-        self.streams = {part: stream for part, stream in streams.items() if part[0] != "train"}
-        self.monitored, self.tested = {}, {}
-        size, limit, mixture = self.block_size, self.task["evaluation_tokens"], self.task["ngram_mixture"]
-        for part, stream in streams.items():
-            segments = self.segments(stream)
-            if part[0] in self.sampled and limit is not None:
-                windows = sample_blocks(*segments, size, limit)
-            else:
-                windows = Windows.cover(*segments, size, size)
-            rows = StreamRows(stream, windows, with_places=mixture != "none" and part[0] != "train")
-            if part[0] != "test":
-                self.monitored[part] = rows
-                continue
-            self.tested[part] = rows
-            self.tested["test_sliding", part[1]] = StreamRows(stream, Windows.cover(*segments, size, stride))
-            for length in self.task["lengths"]:
-                windows = Windows.cover(*segments, length, length)
-                self.extra_tests[f"test_length_{length}", part[1]] = StreamRows(stream, windows)
-        self.evaluated_tokens = self.monitored["train", ""].windows.tokens
+        rows = {("train", ""): self.splits.train, ("validation", ""): self.splits.validation}
+        rows |= {("test", name): lines for name, lines in self.splits.test.items()}
+        texts = {}
+        for part in (part for part, lines in rows.items() if lines):
+            text, stream = "".join(f"{line} " for _, line in rows[part]).encode(), self.encode_stream(rows[part])
+            texts[part] = stream, TextSize(len(stream) - 1, len(text), len(text.split()))
+        return texts
 
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
         return torch.tensor([0]), torch.tensor([len(stream)])
 
-    def encode_stream(self, rows: list[Row], part: str, least: int) -> Tensor:
-        """Return the ids of all rows, one after another; a `UserError` if there are fewer than `least`."""
-        stream = torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
-        check_length(len(stream), part, least)
-        return stream
-
-    def checked_stride(self) -> int:
-        """Return the stride of the sliding window; raise a `UserError` if the config has none that fits."""
-        size, stride = self.block_size, self.task["stride"]
-        stride = max(1, size // 2) if stride is None else stride
-        if not 1 <= stride <= size:
-            raise UserError(f"task.stride must be between 1 and block_size={size}, not {stride}.")
-        return stride
+    def encode_stream(self, rows: list[Row]) -> Stream:
+        """Return the ids of all rows, one after another."""
+        return torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
 
     def train_dataloader(self) -> SeededBatches:
-        if len(self.stream) < LONG_STREAM:
-            return super().train_dataloader()
-        return WindowBatches(self.stream, self.block_size + 1, self.batch_size, self.seed, self.shard)
-
-    def limit_length(self, max_length: int | None) -> None:
-        """Drop tests on contexts longer than `max_length`; None: no limit."""
-        for part, name in list(self.extra_tests):
-            if max_length is not None and int(part.removeprefix("test_length_")) > max_length:
-                del self.extra_tests[part, name]
+        size, sharing = self.block_size + 1, (self.batch_size, self.seed, self.shard)
+        if len(self.stream) >= self.long_stream:
+            return WindowBatches(self.stream, size, *sharing)
+        rows = {"ids": self.stream.unfold(0, size, 1)}
+        if self.task["ngram_targets"]:
+            rows["start"] = torch.arange(len(rows["ids"]))
+        return TrainingBatches(rows, *sharing)
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
-        texts = [stream for (split, _), stream in self.streams.items() if split == self.chosen_on]
-        return [self.example(text[torch.arange(min(16, self.block_size, len(text) - 1))]) for text in texts]
-
-    def unknown_rates(self) -> dict[Part, float]:
-        """Return the fraction of unknown words among the targets of the validation text and of each test."""
-        places = {part: torch.arange(1, len(stream)) for part, stream in self.streams.items()}
-        return {part: (self.streams[part][k] == UNKNOWN).double().mean().item() for part, k in places.items()}
+        texts = [stream for (part, _), stream in self.streams.items() if part == self.chosen_on]
+        return [self.example(text[: min(16, self.block_size, len(text) - 1)].long()) for text in texts]
 
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return `unknown_rates` by name, and the mean of the tests."""
-        rates = self.unknown_rates()
-        tests = [rate for (split, _), rate in rates.items() if split == "test"]
-        named = {"_".join(filter(None, (split, "unknown_rate", name))): rate for (split, name), rate in rates.items()}
-        return {**named, "test_unknown_rate_mean": sum(tests) / len(tests)}
+        """Return the fraction of unknown words among the targets of the validation text and of each test.
+
+        Also that of the mean of the tests.
+        """
+        metrics, tests = dict[str, float | None](), list[float]()
+        for (part, name), stream in self.streams.items():
+            rate = int((stream[1:] == UNKNOWN).sum()) / (len(stream) - 1)
+            metrics[f"{part}_unknown_rate{name and f'_{name}'}"] = rate
+            tests += [rate] * (part == "test")
+        return {**metrics, "test_unknown_rate_mean": sum(tests) / len(tests)}

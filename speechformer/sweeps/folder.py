@@ -22,7 +22,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from speechformer.corpora.files import is_inside
 from speechformer.errors import UserError
 from speechformer.escape import one_line
 from speechformer.runs import folder as runs
@@ -192,8 +191,6 @@ def read_job(folder: Path, number: int) -> Job:
     try:
         if pointer := runs.read_json(path, "job"):
             overrides = pointer["overrides"]
-            if not is_inside(folder, pointer["folder"]):
-                raise runs.DamagedError(f"{path} names a folder outside the sweep's")
             directory = folder / pointer["folder"]
             state = runs.State("failed", pointer, {}) if pointer["error"] else runs.state(directory)
     except runs.DamagedError as error:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speechformer.audit import audit
+from speechformer.corpora.authors import main, read_rows, split, write
 from speechformer.corpora.duplicates import NEAR
 from speechformer.corpora.load import load
-from speechformer.corpora.split import main, read_texts, split, write
 from speechformer.errors import UserError
 
 ANN = "Dr. Vance mended the\nharbours of Orr. We will go on! Will we?\n\nThank you. The sea is ours, and the wind\n"
@@ -31,26 +31,26 @@ def put(folder: Path, **texts: str) -> Path:
 
 def test_a_text_is_read_as_sentences_or_as_lines(tmp_path: Path) -> None:
     texts = put(tmp_path / "texts", ann=ANN, bób=BÓB)
-    sentences, wordless = read_texts(texts, by_line=False)
-    first, *others = sentences["ann"]
+    sentences = read_rows(texts, by_line=False)
+    first, *others = [text for author, text in sentences if author == "ann"]
     assert first == "Dr. Vance mended the harbours of Orr."
     assert others == ["We will go on!", "Will we?", "Thank you.", "The sea is ours, and the wind"]
-    assert wordless == 1 and sentences["bób"][1:3] == ["THANK YOU!", "Rain comes late this year."]
-    assert read_texts(texts, by_line=True)[0]["ann"][0] == "Dr. Vance mended the"
+    assert [text for _, text in sentences[6:9]] == ["THANK YOU!", "Rain comes late this year.", "Our schools wait."]
+    assert sentences[6][0] == "bób" and read_rows(texts, by_line=True)[0] == ("ann", "Dr. Vance mended the")
 
 
 def test_the_files_have_no_leaks_and_depend_on_the_seed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     texts, out = put(tmp_path / "texts", ann=ANN, bób=BÓB), tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["split", str(texts), str(out), "--test", "0.4"])
+    monkeypatch.setattr(sys, "argv", ["authors", str(texts), str(out), "--test", "0.4"])
     main()
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[2:4] + words[5:] == ["speechformer.train", "corpus=speeches", 'corpus.classes=[ann,"bób"]']
     corpus = load(compose(*words[3:]))  # type: ignore[arg-type]
     leaks = audit(corpus)["between"]  # type: ignore[arg-type]
-    assert set(leaks) == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}
-    assert all(set(kinds.values()) == {0} for others in leaks.values() for kinds in others.values())
+    assert {row.partition(" ")[0] for row in leaks} == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}
+    assert not any(found[kind] for found in leaks.values() for kind in ("exact", "same", "near"))
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     write(texts, out, 0.4, 0, by_line=False)
     assert {name: (out / name).read_bytes() for name in before} == before
@@ -66,28 +66,25 @@ SENTENCES = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(" ".join), min_
 @given(st.dictionaries(st.sampled_from("abcd"), SENTENCES, min_size=2), st.floats(0.01, 0.99), st.integers())
 def test_no_sentence_of_test_is_in_train(texts: dict[str, list[str]], share: float, seed: int) -> None:
     """Oracle: words by a definition of their own, and the Jaccard index over sets."""
+    rows = [(name, text) for name, sentences in texts.items() for text in sentences]
     try:
-        train, test, near = split(texts, share, seed)
+        train, test = split(rows, share, seed)
     except UserError as error:
-        assert re.match(r"[a-d]\.txt has \d+ sentences, of which", str(error))
+        assert re.match(r"[a-d]\.txt: no sentence is left to train or to test on", str(error))
         return
-    bags = [
-        [set(re.findall(r"[a-zé]+", text.lower())) for sentences in part.values() for text in sentences]
-        for part in (train, test)
-    ]
+    bags = [[set(re.findall(r"[a-zé]+", text.lower())) for _, text in part] for part in (train, test)]
     assert all(len(a & b) / len(a | b) < NEAR for a in bags[0] for b in bags[1])
-    assert sum(map(len, bags)) + near == sum(map(len, texts.values()))
-    for name, sentences in texts.items():
-        assert train[name] and test[name]
-        assert [text for text in sentences if text in set(test[name])] == test[name]  # all copies, in order
+    assert {name for name, _ in train} == {name for name, _ in test} == set(texts)
+    tested = {text for _, text in test}
+    assert [row for row in rows if row[1] in tested] == test  # all copies, in order
+    assert [row for row in rows if row in train] == train
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         ({"ann": "One. Two."}, "has 1 .txt files; put one for each author there, of at least two"),
-        ({"ann": "One.", "bob": "One. Two."}, "ann.txt has 1 sentences, of which 1 are left to train"),
-        ({"ann": "One. Two.", "1": "Three. Four."}, "1.txt: rename it to the name of its author"),
+        ({"ann": "One.", "bob": "One. Two."}, "ann.txt: no sentence is left to train or to test on"),
         ({"ann": "Yes. No.", "bob": "yes! YES?"}, "to test on without leaks"),
     ],
 )
@@ -96,5 +93,5 @@ def test_what_cannot_be_split_is_an_error(texts: dict[str, str], message: str, t
     with pytest.raises(UserError, match=re.escape(message)):
         write(folder, tmp_path / "out", 0.2, 0, by_line=False)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="holds the texts; name another folder"):
-        write(folder, folder, 0.2, 0, by_line=False)
+    with pytest.raises(UserError, match="--test must be between 0 and 1, not 2"):
+        write(folder, tmp_path / "out", 2, 0, by_line=False)
