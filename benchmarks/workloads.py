@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peers import Loss, Peer
+from speechformer.kernels.attention import attention_in_query_blocks, flex_attention
 from torch import Tensor, nn
 
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE
-from speechformer.kernels.attention import attention_in_query_blocks, flex_attention
 from speechformer.kernels.dispatch import AttentionBias, choose_kernel, compile_blocks
 from speechformer.kernels.loss import next_token_loss
 from speechformer.kernels.sparse import sparse_attention

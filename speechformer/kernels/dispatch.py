@@ -62,16 +62,16 @@ def choose_kernel(
         compiled: whether compiled blocks call the kernel.
         places: of the tokens between layers.
     """
-    T, device = len(pairs.i_T), pairs.token_positions.device.type
-    if len(pairs.j_S) == T and not with_weights:
-        if device == "cuda" and HAS_TRITON and not dropout and suits_flex(pairs, B, head_width):
+    T, device = pairs.i_T.shape[0], pairs.token_positions.device  # torch.export would take len() for a constant
+    if pairs.j_S.shape[0] == T and not with_weights:
+        if device.type == "cuda" and HAS_TRITON and not dropout and suits_flex(pairs, B, head_width):
             return FlexAttention(pairs)
-        is_long = (SPARSE_MIN_LENGTH if device == "cpu" else SPARSE_MIN_ON_GPU) <= T and not compiled
+        is_long = not compiled and (SPARSE_MIN_LENGTH if device.type == "cpu" else SPARSE_MIN_ON_GPU) <= T
         if is_long and (
             layout := layout_of(pairs.pattern, T, pairs.causal, pairs.token_positions.device, SPARSE_COST)
         ):
             return SparseBlocks(pairs, layout, places)
-        if pairs.is_plain and not (dropout and device != "cuda"):
+        if pairs.is_plain and not (dropout and device.type != "cuda"):
             return SDPA(None, pairs, places)
     return SDPA(pairs.bias(*pairs.all), pairs, places)
 

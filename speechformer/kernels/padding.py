@@ -19,16 +19,18 @@ from speechformer.layers.attention import Places
 
 
 class Gather(torch.autograd.Function):
-    """Rows of x by index; the gradient takes those of the rows `inverse`, and need not add any up."""
+    """Different rows of x by index. The gradient adds none up: it takes the rows `inverse`, or copies its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.inverse = inverse
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
+        ctx.rows, ctx.index, ctx.inverse = len(x), index, inverse
         return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.inverse), None, None
+        if ctx.inverse is not None:
+            return grad.index_select(0, ctx.inverse), None, None
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, ctx.index, grad), None, None
 
 
 class Unpadder(Places):
@@ -47,21 +49,24 @@ class Unpadder(Places):
         return padded.view(self.B, self.T, -1)
 
     @functools.cached_property
-    def head_rows(self) -> tuple[Tensor, Tensor]:
-        """Return which rows of [R, 3, N] give [3, B, N, T], where padding takes the first, and the inverse."""
-        rows = torch.arange(3 * self.B * self.heads * self.T).view(3, self.B, self.heads, self.T)
-        inverse = rows.permute(1, 3, 0, 2).reshape(self.B * self.T, -1).index_select(0, self.index_R).flatten()
-        index = torch.zeros(rows.numel(), dtype=torch.long)
-        return index.index_copy_(0, inverse, torch.arange(len(inverse))), inverse
+    def head_rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which rows of [R, 3, N] give [3, B, N, T], where padding takes the first; the inverse; and which
+        rows of [B, N, T] give [R, N]."""
+        B, N, T = self.B, self.heads, self.T
+        places = torch.arange(3 * B * N * T).view(3, B, N, T).permute(1, 3, 0, 2).reshape(B * T, 3 * N)
+        inverse = places.index_select(0, self.index_R)
+        index = inverse.new_zeros(places.numel()).index_copy_(0, inverse.flatten(), torch.arange(inverse.numel()))
+        return index, inverse.flatten(), inverse[:, :N].flatten()
 
     def split(self, qkv_BTE: Tensor, heads: int) -> tuple[Tensor, ...]:
-        """Return queries, keys and values from those of the tokens, [R, E]; padding has those of the first token."""
-        rows = qkv_BTE.view(-1, qkv_BTE.shape[1] // (3 * heads))
-        return Gather.apply(rows, *self.head_rows).view(3, self.B, heads, self.T, -1).unbind()
+        """Return queries, keys and values from those of the tokens, [R, E]; those of padding are arbitrary."""
+        index, inverse, _ = self.head_rows
+        rows = Gather.apply(qkv_BTE.view(-1, qkv_BTE.shape[1] // (3 * heads)), index, inverse)
+        return rows.view(3, self.B, heads, self.T, -1).unbind()
 
     def join(self, output_BNTH: Tensor) -> Tensor:
         """Return the outputs of the tokens, [R, D]."""
-        return self.unpad(super().join(output_BNTH))
+        return Gather.apply(output_BNTH.flatten(0, 2), self.head_rows[2]).view(len(self.index_R), -1)
 
 
 def unpadder_for(token_mask_BT: Tensor, heads: int) -> Unpadder | None:

@@ -77,7 +77,7 @@ class SparseBlocks(Attention):
         super().__init__(None, pairs, places)
         self.layout = layout
         self.biases = [
-            [pairs.bias(i[:, None], j, part.pattern).clamp(min=HIDDEN) for i, j in zip(part.queries, part.keys)]
+            [pairs.bias(i[:, None], j[None], part.pattern).clamp(min=HIDDEN) for i, j in zip(part.queries, part.keys)]
             for part in layout
         ]
 
@@ -122,7 +122,7 @@ class SparseBlocks(Attention):
         blocks = zip(q.split(BLOCK, dim=2), k, v, biases, part.queries, part.keys)
         for q_block, k_block, v_block, bias, i, j in blocks:
             if gates_BNS is not None:
-                bias = bias + gate_bias(gates_BNS, i[:, None], j)
+                bias = bias + gate_bias(gates_BNS, i[:, None], j[None])
             bias = bias.to(q.dtype)
             if len(self.layout) > 1:
                 scores = q_block @ k_block.mT / math.sqrt(q.shape[-1]) + bias

@@ -121,7 +121,7 @@ class Pairs:
         if bias is None:
             bias = torch.zeros((), device=mask.device)
         else:
-            shape = (self.positions.heads, *torch.broadcast_shapes(i.shape, j.shape))
+            shape = (self.positions.heads, *(i - j).shape)
             checked(self.positions, "bias", bias, shape)
         return torch.where(mask, bias, -math.inf)
 
@@ -213,7 +213,7 @@ def forget_hidden_keys(cache: dict[str, Tensor], pattern: Pattern) -> None:
     if not isinstance(pattern, Structured) or pattern.window is None or "gates" in cache:
         return
     j = cache["j"][0]
-    kept = (j < pattern.tokens) | (j > j[-1] + 1 - pattern.window)
+    kept = (j < pattern.tokens) | (j > j[-1] - max(pattern.window - 1, 1))  # the last one counts the tokens
     if not kept.all():
         cache |= {"k": cache["k"][:, :, kept], "v": cache["v"][:, :, kept], "j": cache["j"][:, kept]}
 

@@ -136,6 +136,7 @@ class Stack(nn.Module):
         """Return the attention of each layer, from the tokens of x to them and those of the cache."""
         none = [None] * len(self.patterns)
         (B, T, D), device, offset = x_BTD.shape, x_BTD.device, cached_tokens(cache)
+        compiled = self.is_compiled or torch.compiler.is_compiling()
         rate, i_T = self.dropout_rate if self.training else 0.0, torch.arange(offset, offset + T, device=device)
         j_S = [i_T if past is None else extend(past, "j", i_T.expand(B, -1), 1)[0] for past in cache or none]
         positions = [self.positions.at_layer(k) for k in range(len(none))]
@@ -144,7 +145,7 @@ class Stack(nn.Module):
         for k in dict.fromkeys(self.bias_groups):
             tokens = (prepared[positions[k]], i_T, j_S[k], token_mask_BT)
             pairs = Pairs(positions[k], self.patterns[k], self.causal, *tokens)
-            chosen[k] = self.choose(pairs, B, D // self.heads, rate, with_weights, self.is_compiled, places)
+            chosen[k] = self.choose(pairs, B, D // self.heads, rate, with_weights, compiled, places)
         return [chosen[k] for k in self.bias_groups]
 
     def forward(
