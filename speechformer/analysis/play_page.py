@@ -99,7 +99,7 @@ def pattern_options(name: str) -> dict[str, Any]:
 
 def describe_stack(stack: Stack) -> dict[str, Any]:
     """Return the sizes and positions of a stack. Encoder and decoder may differ: in the buckets of model=relative."""
-    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)  # type: ignore[index]
+    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)
     sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": layers}
     positions = describe_positions(stack.positions, layers)
     return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None, "positions": positions}

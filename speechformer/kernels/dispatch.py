@@ -51,7 +51,7 @@ class SDPA(Attention):
 
 
 def choose_kernel(
-    pairs: Pairs, B: int, head_width: int, dropout: float, with_weights: bool, compiled: bool, places: Places
+    pairs: Pairs, B: int, head_width: int, dropout: float, with_weights: bool, compiled: bool, places: Places | None
 ) -> Attention:
     """Return the kernel of a pass.
 

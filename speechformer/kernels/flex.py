@@ -42,10 +42,9 @@ class FlexAttention(Attention):
     ) -> tuple[Tensor, None]:
         assert self.pairs is not None
         options = {"score_mod": self.pairs.positions.score_mod(), "block_mask": self.block_mask}
-        # a compiled block contains it
-        compiled = q_BNTH.is_cuda and not torch.compiler.is_compiling()
-        run = compiled_function(flex.flex_attention) if compiled else flex.flex_attention
-        return run(q_BNTH, k_BNSH, v_BNSH, **options), None
+        if q_BNTH.is_cuda and not torch.compiler.is_compiling():  # a compiled block contains it
+            return compiled_function(flex.flex_attention)(q_BNTH, k_BNSH, v_BNSH, **options), None
+        return flex.flex_attention(q_BNTH, k_BNSH, v_BNSH, **options), None
 
 
 def block_mask(
