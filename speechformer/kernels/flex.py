@@ -41,7 +41,7 @@ class FlexAttention(Attention):
         with_weights: bool = False,
     ) -> tuple[Tensor, None]:
         assert self.pairs is not None
-        options = {"score_mod": self.pairs.positions.score_mod(), "block_mask": self.block_mask}
+        options: dict[str, Any] = {"score_mod": self.pairs.positions.score_mod(), "block_mask": self.block_mask}
         if q_BNTH.is_cuda and not torch.compiler.is_compiling():  # a compiled block contains it
             return compiled_function(flex.flex_attention)(q_BNTH, k_BNSH, v_BNSH, **options), None
         return flex.flex_attention(q_BNTH, k_BNSH, v_BNSH, **options), None

@@ -11,7 +11,6 @@ Shapes: B rows, T symbols of the longest row.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -127,12 +126,12 @@ class Probe:
 
     min_length: int
     max_length: int
-    test_lengths: Sequence[int]
+    test_lengths: list[int]
     vocabulary: list[str] = field(init=False)
     groups: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        valid, lengths = self.min_length <= self.max_length, list(self.test_lengths)
+        valid, lengths = self.min_length <= self.max_length, self.test_lengths
         require(valid, "probe.min_length", f"at most probe.max_length={self.max_length}", self.min_length)
         require(len({*lengths}) == len(lengths), "probe.test_lengths", "a list of different lengths", lengths)
         self.shortest, self.longest = min([self.min_length, *lengths]), max([self.max_length, *lengths])
