@@ -1,7 +1,7 @@
 """Time what needs a GPU. Each part can be named alone:
 
     patterns    forward and backward of one causal layer's attention, 8 heads of width 64 in bfloat16, by length and
-                batch: FlexAttention, a dense mask, and our blocks (query blocks for a bias of all pairs). Memory is
+                batch: FlexAttention, a dense mask, and our sparse blocks. Memory is
                 the peak of the first pass, which builds the mask. "Chosen" is what a model takes without dropout
     ensemble    32 runs of 60 steps as one ensemble, against the first eight of them one after another
     compiled    a training step of the reports' language model, with compiled blocks and with CUDA graphs
@@ -47,7 +47,7 @@ def measure_patterns(rounds: int) -> Iterator[Row]:
             continue
         layer = AttentionPass(PATTERNS[name], T, HEADS, WIDTH, B, torch.bfloat16)
         kernels = {"FlexAttention": "FlexAttention", "dense mask": "dense mask"}
-        kernels["blocks"] = "query blocks" if name == "alibi, full" else "sparse blocks"
+        kernels["blocks"] = "sparse blocks"
         sides, held = {}, {}
         for side, kernel in kernels.items():
             with contextlib.suppress(torch.OutOfMemoryError, KeyError):  # some kernels lack some patterns
@@ -88,7 +88,7 @@ def measure_compiled(rounds: int) -> Iterator[Row]:
     """Measure modes of `compile`."""
     import workloads
 
-    from speechformer.kernels.dispatch import compile_blocks
+    from speechformer.models.stack import compile_blocks
 
     sides = {}
     for mode in ("reduce-overhead", "default", "not compiled"):

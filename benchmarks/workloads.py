@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load
 from speechformer.corpora.special_tokens import IGNORE
-from speechformer.kernels.attention import attention_in_query_blocks, flex_attention
-from speechformer.kernels.dispatch import AttentionBias, choose_kernel, compile_blocks
+from speechformer.kernels.dispatch import SDPA, SPARSE_COST, choose_kernel
+from speechformer.kernels.flex import FlexAttention
 from speechformer.kernels.loss import next_token_loss
-from speechformer.kernels.sparse import sparse_attention
+from speechformer.kernels.sparse import SparseBlocks, layout_of
+from speechformer.layers.attention import Attention, Pairs
+from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 from speechformer.models.decoder import Decoder
-from speechformer.models.stack import initialise
+from speechformer.models.stack import compile_blocks, initialise
 from speechformer.tasks.registry import TASKS, build_data
 from speechformer.training.runtime import tune_memory
 
@@ -143,22 +145,24 @@ class AttentionPass:
         config = as_plain(compose(["model=nope", *overrides.split()]))
         shape = {"width": heads * width, "heads": heads, "length": T}
         positions = build_positions(config["model"], **shape, causal=True).to(DEVICE)
-        bias = AttentionBias(positions, build_pattern(config["pattern"]), T, T, True, None, DEVICE, B=B)
-        self.bias, attention = bias, F.scaled_dot_product_attention
+        pairs = Pairs.of_text(positions, build_pattern(config["pattern"]), True, T, None, DEVICE)
         self.qkv = [torch.randn(B, heads, T, width, device=DEVICE, dtype=dtype).requires_grad_() for _ in range(3)]
-        self.kernels: dict[str, Callable[..., Tensor]] = {
-            "dense mask": lambda q, k, v: attention(q, k, v, attn_mask=bias.dense.to(dtype)),
-            "query blocks": lambda q, k, v: attention_in_query_blocks(q, k, v, bias.of_rows, True, None),
-        }
-        if (layout := bias.layout) is not None:
-            self.kernels["sparse blocks"] = lambda q, k, v: sparse_attention(q, k, v, layout, bias.of_blocks)
-        if bias.has_no_mask:
-            self.kernels["SDPA without mask"] = functools.partial(attention, is_causal=True)
+        builders: dict[str, Callable[[], Attention]] = {"dense mask": lambda: SDPA(pairs.bias(*pairs.all), pairs)}
+        if layout := layout_of(pairs.pattern, T, True, DEVICE, SPARSE_COST):
+            builders["sparse blocks"] = lambda: SparseBlocks(pairs, layout)
+        if pairs.is_plain:
+            builders["SDPA without mask"] = lambda: SDPA(None, pairs)
         if DEVICE.type == "cuda":
-            score = positions.score_mod()
-            self.kernels["FlexAttention"] = lambda q, k, v: flex_attention(q, k, v, score, bias.block_mask)
-        kernel = choose_kernel(bias, DEVICE, 0.0, with_weights=False)
-        self.chosen = "dense mask" if kernel == "SDPA" else str(kernel)
+            builders["FlexAttention"] = lambda: FlexAttention(pairs)
+        self.kernels = {name: functools.partial(self.attend, build) for name, build in builders.items()}
+        chosen = choose_kernel(pairs, B, width, 0.0, with_weights=False, compiled=False, places=None)
+        names: dict[type, str] = {SparseBlocks: "sparse blocks", FlexAttention: "FlexAttention"}
+        plain = "SDPA without mask" if chosen.bias is None else "dense mask"
+        self.chosen = names.get(type(chosen), plain)
+
+    def attend(self, build: Callable[[], Attention], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output of a kernel; its bias is built as in each pass of a model."""
+        return build()(q, k, v, Dropout(0.0))[0]
 
     def run(self, kernel: Callable[..., Tensor]) -> None:
         """Run forward and backward."""
@@ -177,13 +181,8 @@ class AttentionPass:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor.detach()  # an output itself would keep its graph alive, and that the output
 
-        self.bias.__dict__.pop("of_blocks", None)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             kernel(*self.qkv)
-        if "of_blocks" in vars(self.bias):  # built by this kernel
-            groups = [group for part in self.bias.layout or [] for group in part.groups]
-            for tensor in (*itertools.chain(*self.bias.of_blocks), *(group.mask for group in groups)):
-                note(tensor)
         for tensor in self.qkv:
             storages.pop(tensor.untyped_storage().data_ptr(), None)
         return sum(storages.values())

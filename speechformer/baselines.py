@@ -189,7 +189,7 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     folds = [build_data({**config, "seed": seed}, corpus) for seed in seeds]
     data, each, results = folds[0], [baselines_of(fold) for fold in folds], []
     baselines = means(each) if by_fold else each[0]
-    about = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
+    about: dict[str, Any] = {"corpus": data.description, "config": config, "overrides": list(overrides), "seed": None}
     about |= {"seconds": time.perf_counter() - started, "commit": identity.commit(), "versions": identity.versions()}
     about["numerics"] = identity.NUMERICS_VERSION
     for name, (metrics, settings, parameters, *predicted) in baselines.items():

@@ -154,7 +154,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`compile` does all but call a compiler, by torch's tracing; the modes that it was asked for."""
     import torch
 
-    from speechformer.kernels import dispatch
+    from speechformer.models import stack
 
     modes: list[str] = []
     compile = torch.nn.Module.compile
@@ -164,7 +164,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         compile(module, backend="aot_eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", trace)
-    monkeypatch.setattr(dispatch.shutil, "which", lambda name: name)
+    monkeypatch.setattr(stack.shutil, "which", lambda name: name)
     return modes
 
 

@@ -1,4 +1,4 @@
-"""Follow the pages' instructions for a new position, pattern, task and metric to the letter, in a copy of the repository."""
+"""Follow the pages for a new position, pattern, task and metric to the letter, in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_following_the_page_to_the_letter_works(heading: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("heading", "message"),
     [
-        ("Adding a position", r"no formula: add FORMULAS\['kerple_power'\]"),
+        ("Adding a position", r"no formula: add FORMULAS\['log_distance'\]"),
         ("Adding a pattern", r"no definition: add DEFINITIONS\['chunk'\]"),
     ],
 )
@@ -106,6 +106,6 @@ def test_a_missing_formula_is_named(heading: str, message: str, tmp_path: Path) 
     for block in targets:
         if block != formula:
             apply(block, tmp_path)
-    name = "kerple_power" if "kerple" in message else "chunk"
+    name = "log_distance" if "log_distance" in message else "chunk"
     done = run([sys.executable, "-m", "pytest", formula.target or "", "-k", f"is_its and {name}"], tmp_path)
     assert done.returncode == 1 and re.search(message, done.stdout), done.stdout[-3000:]

@@ -9,35 +9,37 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import group
-from test_models import every_model_and_pattern
+from test_models import decoder, every_model_and_pattern
 from torch import nn
 
+from speechformer.errors import UserError
 from speechformer.layers.attention import (
+    Attention,
     CrossAttention,
+    Pairs,
     SelfAttention,
-    attention_bias,
-    attention_mask,
     attention_reference,
 )
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
-from speechformer.layers.positions import Positions, build_positions
+from speechformer.layers.positions import POSITIONS, Positions, build_positions
 
 T = 12
 
 
-def positions_and_bias(model: str, pattern: str, causal: bool) -> tuple[Positions, torch.Tensor]:
-    """The second of two sequences ends with five places of padding."""
-    positions = build_positions(group("model", model), width=16, heads=2, length=T, causal=causal)
-    token_mask = torch.arange(T) < torch.tensor([[T], [T - 5]])
-    mask = attention_mask(build_pattern(group("pattern", pattern)), T, T, causal, token_mask)
-    return positions, attention_bias(positions, mask)
+def pairs_of(model: str, pattern: Any, causal: bool = True, padded: bool = False, length: int = T) -> Pairs:
+    """The second of two sequences, if padded, ends with five places of padding."""
+    positions = build_positions(group("model", model), width=32, heads=2, length=length, causal=causal)
+    spec = group("pattern", pattern) if isinstance(pattern, str) else pattern
+    token_mask = torch.arange(length) < torch.tensor([[length], [length - 5]]) if padded else None
+    return Pairs.of_text(positions, build_pattern(spec), causal, length, token_mask, None)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @every_model_and_pattern
 def test_the_reference_is_torchs_attention(model: str, pattern: str, causal: bool) -> None:
-    _, bias = positions_and_bias(model, pattern, causal)
+    pairs = pairs_of(model, pattern, causal, padded=True)
+    bias = pairs.bias(*pairs.all)
     q, k, v = torch.randn(3, 2, 2, T, 8)
     output, weights = attention_reference(q, k, v, bias)
     torch.testing.assert_close(output, F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
@@ -57,8 +59,28 @@ def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
     memory = torch.randn(2, T, 16) if cross else x
     padding = torch.arange(T) >= torch.tensor([[T], [T - 5]])
     bias = torch.where(padding, -math.inf, 0.0)[:, None, None]
-    arguments = (
-        (*ours.keys_and_values(memory), bias) if cross else (positions_and_bias("nope", "full", True)[0], bias)
-    )
+    attention = Attention(bias, pairs_of("nope", "full"))
+    arguments = (*ours.keys_and_values(memory), attention) if cross else (attention,)
     expected = theirs(x, memory, memory, key_padding_mask=padding, average_attn_weights=False)
     torch.testing.assert_close(ours(x, *arguments, with_weights=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("bias", r"Wrong.bias returned the shape \[2, 12\]; it must return \[2, 12, 12\]"),
+        ("rotate", r"Wrong.rotate returned the shape \[2, 2, 12\]; it must return \[2, 2, 12, 8\]"),
+        ("embed", r"Wrong.embed returned the shape \[2, 12\]; it must return \[2, 12, 16\]"),
+        ("gate", r"Wrong.gate returned the shape \[2, 12\]; it must return \[2, 12, 2\]"),
+    ],
+)
+def test_an_encoding_of_a_wrong_shape_is_an_error(place: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {
+        "bias": lambda self, i, j: torch.zeros(2, j.shape[-1]),
+        "rotate": lambda self, q, k, i: (q[..., 0], k),
+        "embed": lambda self, x, i: x[..., 0],
+        "gate": lambda self, z: z[..., 0],
+    }
+    monkeypatch.setitem(POSITIONS, "wrong", type("Wrong", (Positions,), {place: wrong[place]}))
+    with pytest.raises(UserError, match=sentence):
+        decoder(model={"name": "wrong"})(torch.ones(2, T, dtype=torch.long))

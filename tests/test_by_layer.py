@@ -17,7 +17,7 @@ from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.generation.sampling import sample
-from speechformer.layers.attention import attention_bias, attention_mask
+from speechformer.layers.attention import Attention, Pairs
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import build_positions
 from speechformer.training.run import execute
@@ -55,7 +55,8 @@ def test_each_layer_has_its_own_encoding_and_pattern(
         layer = build_positions(spec, width=16, heads=2, length=T, causal=True).double()
         layer.load_state_dict(stack.positions.at_layer(k).state_dict())
         pattern = build_pattern(as_spec("pattern", patterns[k % len(patterns)]))
-        x, *_ = block(x, layer, attention_bias(layer, attention_mask(pattern, T, T, True)))
+        pairs = Pairs.of_text(layer, pattern, True, T, None, None)
+        x, *_ = block(x, Attention(pairs.bias(*pairs.all), pairs))
     torch.testing.assert_close(model(ids), model.output(stack.final_norm(x)))
 
 
@@ -114,4 +115,4 @@ def test_a_list_of_layers_ends_where_its_first_member_ends() -> None:
     assert build_positions({"name": "by_layer", "layers": listed}, **sizes).max_length == 32
     xpos = build_positions({"name": "xpos", "scale_base": 1}, **sizes)
     q = torch.ones(1, 2, xpos.max_length, 4)
-    assert all(x.isfinite().all() for x in xpos.rotate(q, q))
+    assert all(x.isfinite().all() for x in xpos.rotate(q, q, xpos.prepare(xpos.max_length)))

@@ -55,7 +55,7 @@ def test_tokens_without_padding_have_the_masks_of_padded_sequences() -> None:
     dropout, x = FastDropout(0.4), torch.randn(2, 3, 4)
     torch.manual_seed(1)
     padded, after = dropout(x), torch.rand(1)
-    dropout.unpadder = unpadder_for(torch.tensor([[True, True, False], [True, False, False]]))
+    dropout.unpadder = unpadder_for(torch.tensor([[True, True, False], [True, False, False]]), 2)
     torch.manual_seed(1)
     assert torch.equal(dropout(dropout.unpadder.unpad(x)), dropout.unpadder.unpad(padded))
     assert torch.equal(torch.rand(1), after)

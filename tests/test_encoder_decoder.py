@@ -85,7 +85,8 @@ def test_the_whole_model_is_torchs_transformer(norm: str) -> None:
     source, target = pairs()
 
     def embedded(stack: Any, ids: torch.Tensor) -> torch.Tensor:
-        return stack.positions.embed(stack.embedding(ids).detach() * math.sqrt(16))
+        index = stack.positions.prepare(ids.shape[1])
+        return stack.positions.embed(stack.embedding(ids).detach() * math.sqrt(16), index)
 
     expected = theirs(
         embedded(model.encoder, source),

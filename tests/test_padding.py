@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from speechformer.kernels.padding import unpadder_for, without_padding
+from speechformer.kernels.padding import unpadder_for
+from speechformer.layers.attention import Places
 
 TOKEN_MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
 def test_unpad_and_pad_are_inverse() -> None:
-    tokens = unpadder_for(TOKEN_MASK)
+    tokens = unpadder_for(TOKEN_MASK, 2)
     assert tokens is not None and tokens.index_R.tolist() == [0, 1, 3]
     x = torch.arange(12.0).view(2, 3, 2)
     assert tokens.unpad(x).tolist() == [[0, 1], [2, 3], [6, 7]]
@@ -19,23 +20,20 @@ def test_unpad_and_pad_are_inverse() -> None:
 
 def test_batches_without_padding_or_of_padding_alone_stay_as_they_are() -> None:
     ones = torch.ones(2, 3, dtype=torch.bool)
-    assert unpadder_for(ones) is unpadder_for(~ones) is None
-    assert without_padding(0, 3).head_rows(2).to_heads.shape == (0,)
+    assert unpadder_for(ones, 2) is unpadder_for(~ones, 2) is None
 
 
-def test_head_rows_are_a_permutation() -> None:
-    """Oracle: torch's view, permutation and padding with zeros."""
-    B, T, N, H = 2, 3, 2, 4
-    for tokens in (unpadder_for(TOKEN_MASK), without_padding(B, T)):
-        assert tokens is not None
-        qkv_RE = torch.randn(len(tokens.index_R), 3 * N * H)
-        rows = tokens.head_rows(N)
-        heads = qkv_RE.view(-1, H).index_select(0, rows.to_heads)
-        oracle = tokens.pad(qkv_RE).view(B, T, 3, N, H).permute(2, 0, 3, 1, 4)
-        is_token = tokens.pad(torch.ones(len(qkv_RE), 1)).view(B, 1, T, 1) == 1
-        expected = torch.where(is_token, oracle, qkv_RE[0, :H])  # padding takes the first row
-        assert torch.equal(heads.view_as(oracle), expected)
-        assert torch.equal(heads.index_select(0, rows.to_tokens).view_as(qkv_RE), qkv_RE)
-        q_RD = qkv_RE[:, : N * H]
-        assert torch.equal(oracle[0].reshape(-1, H).index_select(0, rows.output).view_as(q_RD), q_RD)
-        assert torch.equal(rows.output_to_heads(q_RD.reshape(-1, H)).view(B, N, T, H), oracle[0])
+def test_heads_of_tokens_are_those_of_padded_sequences() -> None:
+    """Oracle: torch's view and permutation of what is padded with zeros, and its gradients."""
+    N, H = 2, 4
+    tokens = unpadder_for(TOKEN_MASK, N)
+    assert tokens is not None
+    qkv_RE = torch.randn(3, 3 * N * H, requires_grad=True)
+    heads, oracle = torch.stack(tokens.split(qkv_RE, N)), torch.stack(Places().split(tokens.pad(qkv_RE), N))
+    expected = torch.where(TOKEN_MASK[:, None, :, None], oracle, qkv_RE[0, :H])  # padding takes the first row
+    assert torch.equal(heads, expected)
+    assert torch.equal(tokens.join(heads[0]), qkv_RE[:, : N * H])
+    grad = torch.randn(3, N * H)
+    ours = torch.autograd.grad(tokens.join(heads[0] * heads[1].detach()), qkv_RE, grad)[0]
+    theirs = torch.autograd.grad(tokens.unpad(Places().join(oracle[0] * oracle[1].detach())), qkv_RE, grad)[0]
+    assert torch.equal(ours, theirs)

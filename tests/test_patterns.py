@@ -76,7 +76,10 @@ def test_every_pattern_keeps_the_diagonal(name: str) -> None:
 
 def test_causality_and_padding_join_the_pattern() -> None:
     token_mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
-    mask = attention_mask(build_pattern({"name": "window", "window": 2}), 6, 6, True, token_mask)
+    index = torch.arange(6)
+    mask = attention_mask(
+        build_pattern({"name": "window", "window": 2}), index[:, None], index[None, :], True, token_mask
+    )
     for b, i, j in itertools.product(range(2), range(6), range(6)):
         assert mask[b, 0, i, j].item() == ((i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j))
 

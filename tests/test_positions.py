@@ -13,6 +13,7 @@ from conftest import MODELS, group
 
 from speechformer.analysis.encodings import draw_encodings, draw_patterns, table_of
 from speechformer.errors import UserError
+from speechformer.layers.attention import gate_bias
 from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import (
     POSITIONS,
@@ -22,17 +23,18 @@ from speechformer.layers.positions import (
     Relative,
     RoPE,
     Sinusoidal,
+    Sizes,
     XPos,
     build_positions,
     geometric_slopes,
-    query_and_key_indices,
 )
 
 SIZES = {"width": 16, "heads": 2, "length": 12}
 
 
 def make(kind: type[Positions], causal: bool = True, **options: object) -> Positions:
-    return kind(**{**SIZES, "causal": causal, **options})  # type: ignore[arg-type]
+    sizes = Sizes(**{name: options.pop(name, value) for name, value in {**SIZES, "causal": causal}.items()})  # type: ignore[arg-type]
+    return kind(sizes, **options)
 
 
 def sine_or_cosine(i: int, d: int, width: int) -> float:
@@ -125,7 +127,8 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
     for parameter in positions.parameters():
         torch.nn.init.uniform_(parameter, -0.5, 0.5)  # the initial values can hide a part of the formula
     x, q = torch.randn(1, 12, 16), torch.randn(1, 2, 12, 8)
-    results = {"embed": (x, positions.embed(x)), "rotate": (q[:, 1], positions.rotate(q, q)[0][:, 1])}
+    index = positions.prepare(12)
+    results = {"embed": (x, positions.embed(x, index)), "rotate": (q[:, 1], positions.rotate(q, q, index)[0][:, 1])}
     for place in formulas.keys() & results.keys():
         before, after = results[place]
         for i in range(12):
@@ -133,12 +136,12 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
             assert after[0, i].tolist() == pytest.approx(expected, abs=1e-5), i
     pairs = [(i, j) for i in range(7, 12) for j in range(12) if j <= i or not causal]
     if "bias" in formulas:
-        bias = positions.bias(*query_and_key_indices(12, 12))
+        bias = positions.bias(index[:, None], index[None, :])
         for (i, j), n in itertools.product([(0, 0), *pairs], range(2)):
             assert bias[n, i, j].item() == pytest.approx(formulas["bias"](positions, n, i, j), abs=1e-5)
     if "gate" in formulas:
         z = torch.randn(3, 12, 2)
-        added = positions.gate(z, *query_and_key_indices(5, 12))
+        added = gate_bias(positions.gate(z).cumsum(dim=1).mT, index[7:, None], index[None, :])
         for (i, j), b, n in itertools.product(pairs, range(3), range(2)):
             expected = formulas["gate"](positions, z[b, :, n].tolist(), i, j)
             assert added[b, n, i - 7, j].item() == pytest.approx(expected, abs=1e-5)
@@ -147,13 +150,14 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
 def test_sinusoidal_has_any_width_and_length() -> None:
     expected = torch.tensor([[sine_or_cosine(i, d, 7) for d in range(7)] for i in range(40)])
     for first in (0, 30):  # within and beyond the 12 positions of training
-        embedded = make(Sinusoidal, width=7).embed(torch.zeros(1, 40 - first, 7), offset=first)[0]
+        positions = make(Sinusoidal, width=7)
+        embedded = positions.embed(torch.zeros(1, 40 - first, 7), positions.prepare(40)[first:])[0]
         torch.testing.assert_close(embedded, expected[first:], atol=1e-5, rtol=0)
 
 
 def test_learned_ends_at_its_length() -> None:
     with pytest.raises(UserError, match="no vector for position 12"):
-        make(Learned).embed(torch.randn(3, 4, 16), offset=9)
+        make(Learned).prepare(13)
 
 
 def test_alibi_slopes_of_other_numbers_of_heads_are_those_of_the_paper() -> None:
@@ -162,7 +166,7 @@ def test_alibi_slopes_of_other_numbers_of_heads_are_those_of_the_paper() -> None
 
 
 def test_alibi_takes_other_slopes_and_scales_them() -> None:
-    i, j = query_and_key_indices(6, 6)
+    i, j = torch.arange(6)[:, None], torch.arange(6)[None, :]
     listed = make(ALiBi, slopes=[0.5, 0.25], scale=1.1).bias(i, j)
     torch.testing.assert_close(listed, -1.1 * torch.tensor([0.5, 0.25])[:, None, None] * (i - j).abs())
     fixed, learned = make(ALiBi, scale=2.0), make(ALiBi, scale=2.0, slopes="learned")
@@ -174,7 +178,7 @@ def test_alibi_takes_other_slopes_and_scales_them() -> None:
 @pytest.mark.parametrize("kind", [RoPE, XPos])
 def test_scores_of_rotated_queries_and_keys_depend_on_the_distance_alone(kind: type[Positions]) -> None:
     q, k = (torch.randn(1, 2, 1, 8).expand(1, 2, 12, 8) for _ in range(2))  # the same vectors everywhere
-    turned_q, turned_k = make(kind).rotate(q, k)
+    turned_q, turned_k = make(kind).rotate(q, k, torch.arange(12))
     scores = (turned_q @ turned_k.mT)[0, 0]
     torch.testing.assert_close(scores[1:, 1:], scores[:-1, :-1], atol=1e-5, rtol=1e-5)
     assert scores[0, 5].item() != pytest.approx(scores[5, 0].item())  # and on its sign
@@ -183,7 +187,9 @@ def test_scores_of_rotated_queries_and_keys_depend_on_the_distance_alone(kind: t
 def test_a_fraction_of_rope_leaves_the_rest_of_each_head_alone() -> None:
     """Oracle: RoPE of a head as wide as that fraction."""
     q = torch.randn(1, 2, 12, 8)
-    turned, narrow = make(RoPE, fraction=0.5).rotate(q, q)[0], make(RoPE, width=8).rotate(q[..., :4], q[..., :4])[0]
+    i = torch.arange(12)
+    turned = make(RoPE, fraction=0.5).rotate(q, q, i)[0]
+    narrow = make(RoPE, width=8).rotate(q[..., :4], q[..., :4], i)[0]
     torch.testing.assert_close(turned, torch.cat((narrow, q[..., 4:]), dim=-1))
 
 
@@ -203,7 +209,8 @@ def test_rope_scales_longer_texts_in_evaluation_alone(scaling: str) -> None:
     scaled = make(RoPE, scaling=scaling, factor=factor, length=length)
     for training, T in ((True, length + 5), (False, length), (False, length + 5)):
         unit = torch.tensor([1.0, 0.0] * 4).expand(1, 2, T, H)
-        turned = scaled.train(training).rotate(unit, unit)[0][0, 1].unflatten(-1, (4, 2)).double()
+        index = scaled.train(training).prepare(T)
+        turned = scaled.rotate(unit, unit, index)[0][0, 1].unflatten(-1, (4, 2)).double()
         is_scaled = not training and length < T
         angles_TP = torch.arange(T)[:, None] * (scaled_angles if is_scaled else angles)
         expected = torch.stack((angles_TP.cos(), angles_TP.sin()), dim=-1) * (temperature if is_scaled else 1.0)
@@ -221,7 +228,8 @@ def test_relative_starts_as_in_the_code_of_t5() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_relative_is_one_number_for_each_head_and_bucket(causal: bool) -> None:
     positions = make(Relative, causal, buckets=8, max_distance=20)
-    bias = positions.bias(*query_and_key_indices(40, 40))
+    index = torch.arange(40)
+    bias = positions.bias(index[:, None], index[None, :])
     buckets = torch.tensor([[t5_bucket(i - j, causal, 8, 20) for j in range(40)] for i in range(40)])
     torch.testing.assert_close(bias, positions.table.weight[buckets].permute(2, 0, 1))
 

@@ -14,7 +14,7 @@ from test_models import decoder, sentences
 from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.generation.sampling import sample
-from speechformer.layers.positions import POSITIONS, build_positions, query_and_key_indices
+from speechformer.layers.positions import POSITIONS, build_positions
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "length": 12, "causal": True}
 
@@ -34,25 +34,23 @@ def test_every_encoding_takes_the_positions_that_are_drawn(name: str, training: 
     """Oracle: the encoding of all 50 positions, of which the sample is taken."""
     positions = randomised(name).train(training)
     plain = copy.deepcopy(positions.encoding)
-    positions.prepare(12, torch.device("cpu"))
-    drawn = positions.encoding.position_ids
+    drawn, whole = positions.prepare(12), plain.prepare(50)
     assert drawn.tolist() == sorted({*drawn.tolist()}) and len(drawn) == 12 and drawn[0] >= 0 and drawn[-1] < 50
     assert all(positions.overrides(place) == plain.overrides(place) for place in ("embed", "rotate", "bias"))
     x, q = torch.randn(1, 50, 16), torch.randn(1, 2, 50, 8)
-    torch.testing.assert_close(positions.embed(x[:, drawn]), plain.embed(x)[:, drawn])
-    for ours, whole in zip(positions.rotate(q[:, :, drawn], q[:, :, drawn]), plain.rotate(q, q)):
-        torch.testing.assert_close(ours, whole[:, :, drawn])
+    torch.testing.assert_close(positions.embed(x[:, drawn], drawn), plain.embed(x, whole)[:, drawn])
+    for ours, of_all in zip(positions.rotate(q[:, :, drawn], q[:, :, drawn], drawn), plain.rotate(q, q, whole)):
+        torch.testing.assert_close(ours, of_all[:, :, drawn])
     if plain.overrides("bias"):
-        whole = plain.bias(*query_and_key_indices(50, 50))[:, drawn][:, :, drawn]
-        torch.testing.assert_close(positions.bias(*query_and_key_indices(12, 12)), whole)
+        of_all = plain.bias(whole[:, None], whole[None, :])[:, drawn][:, :, drawn]
+        torch.testing.assert_close(positions.bias(drawn[:, None], drawn[None, :]), of_all)
 
 
 def test_each_position_is_as_likely_as_the_others() -> None:
     """Oracle: the binomial distribution; five standard deviations."""
     positions, counts, n = randomised("rope", 20), torch.zeros(20), 2000
     for _ in range(n):
-        positions.prepare(12, torch.device("cpu"))
-        counts[positions.encoding.position_ids] += 1
+        counts[positions.prepare(12)] += 1
     assert ((counts - n * 0.6).abs() < 5 * (n * 0.6 * 0.4) ** 0.5).all()
 
 

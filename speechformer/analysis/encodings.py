@@ -18,9 +18,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from speechformer.layers.attention import attention_mask
+from speechformer.layers.attention import attention_mask, gate_bias
 from speechformer.layers.patterns import PATTERNS, build_pattern
-from speechformer.layers.positions import POSITIONS, Positions, build_positions, query_and_key_indices
+from speechformer.layers.positions import POSITIONS, Positions, build_positions
 
 
 @torch.no_grad()
@@ -29,15 +29,16 @@ def table_of(positions: Positions, T: int, width: int, heads: int, causal: bool)
 
     In a decoder (`causal`) keys after their query have no value: NaN.
     """
+    index = positions.prepare(T)
     if positions.overrides("embed"):
-        return "add to embeddings:\nposition × dimension", positions.embed(torch.zeros(1, T, width))[0]
+        return "add to embeddings:\nposition × dimension", positions.embed(torch.zeros(1, T, width), index)[0]
     if positions.overrides("rotate"):
         pairs = torch.tensor([1.0, 0.0]).repeat(1, heads, T, width // heads // 2)  # (1, 0) becomes (cos, sin)
-        return "rotate queries and keys:\nposition × pair", positions.rotate(pairs, pairs)[0][0, 0, :, 0::2]
-    i, j = query_and_key_indices(T, T)
+        return "rotate queries and keys:\nposition × pair", positions.rotate(pairs, pairs, index)[0][0, 0, :, 0::2]
+    i, j = index[:, None], index[None, :]
     scores = positions.bias(i, j)
     if positions.overrides("gate"):
-        scores = positions.gate(torch.randn(1, T, heads), i, j)[0]
+        scores = gate_bias(positions.gate(torch.randn(1, T, heads)).cumsum(dim=1).mT, i, j)[0]
     if scores is None:
         return "nothing", None
     return "add to scores:\nquery × key", scores[0].masked_fill((j > i) & causal, float("nan"))
@@ -86,9 +87,10 @@ def draw_patterns(T: int = 32) -> Figure:
     """Draw each pattern in an encoder (above) and in a decoder, with the share of pairs that it keeps."""
     size = (2.2 * len(PATTERNS), 5.2)
     figure, axes = plt.subplots(2, len(PATTERNS), figsize=size, layout="constrained", subplot_kw=NO_TICKS)
+    index = torch.arange(T)
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
-            mask = attention_mask(build_pattern({"name": name}), T, T, causal)[0, 0]
+            mask = attention_mask(build_pattern({"name": name}), index[:, None], index[None, :], causal)[0, 0]
             axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest")
             axis.set_title(name, fontsize=9)
             pairs = T * (T + 1) // 2 if causal else T * T

@@ -35,7 +35,6 @@ from speechformer.corpora.portable import portable_subwords, portable_words
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
-from speechformer.kernels.dispatch import StackKernels
 from speechformer.layers.positions import Positions
 from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
@@ -107,9 +106,7 @@ def as_program(run: TrainedRun) -> bytes:
     run.task(*inputs)  # which makes the tables of counts
     for module in run.model.modules():
         if isinstance(module, Positions):
-            module.extend_to(limit + 1)  # one more for a CLS token
-        if isinstance(module, StackKernels):
-            module.last_bias = None  # of an earlier pass: a program that may reuse it depends on its length
+            module.prepare(min(limit + 1, module.max_length or limit + 1))  # one more for a CLS token
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
     try:

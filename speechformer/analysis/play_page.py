@@ -28,7 +28,7 @@ from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
-from speechformer.layers.by_layer import entries
+from speechformer.layers.by_layer import per_layer_configs
 from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import POSITIONS, ALiBi, ByLayer, Positions, Relative, RoPE, XPos
 from speechformer.models.classifier import EncoderClassifier
@@ -75,7 +75,7 @@ def position_options(positions: Positions) -> dict[str, Any]:
         learned = positions.log_slopes is not None
         options |= {"scale": positions.scale, "learned": learned, "slopes": positions.fixed_slopes.tolist()}
     if isinstance(positions, RoPE):
-        options |= {"base": positions.base, "R": positions.table_TR.shape[1], "scaling": positions.scaling}
+        options |= {"base": positions.base, "R": positions.table_PR.shape[1], "scaling": positions.scaling}
         options |= {"factor": positions.factor, "length": positions.length}
     if isinstance(positions, XPos):
         options["log_decay"] = positions.log_decay_H.tolist()
@@ -87,7 +87,7 @@ def position_options(positions: Positions) -> dict[str, Any]:
 def describe_patterns(spec: dict[str, Any], layers: int) -> list[dict[str, Any]]:
     """Return the pattern of each layer, with all its options."""
     described = []
-    for own in entries(spec, "pattern", layers):
+    for own in per_layer_configs(spec, "pattern", layers):
         if own["name"] not in KNOWN_PATTERNS:
             raise UserError(f"pattern={own['name']} is not supported")
         described.append({**pattern_options(own["name"]), **own})
@@ -101,7 +101,7 @@ def pattern_options(name: str) -> dict[str, Any]:
 
 def describe_stack(stack: Stack) -> dict[str, Any]:
     """Return the sizes and positions of a stack. Encoder and decoder may differ: in the buckets of model=relative."""
-    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)  # type: ignore[index]
+    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)
     sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": layers}
     positions = describe_positions(stack.positions, layers)
     return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None, "positions": positions}

@@ -40,10 +40,8 @@ class FastDropout(Dropout):
     unpadder: Unpadder | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x) if self.active_rate else x
-
-    def drop(self, x: Tensor) -> Tensor:
-        """Drop elements, in evaluation too: a checkpoint may compute its block again after training mode ended."""
+        if not self.active_rate:
+            return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():  # which cannot trace `random_`
             return F.dropout(x, self.rate)
         if self.unpadder is None:

@@ -5,8 +5,8 @@
 Vaswani et al. 2017, "Attention Is All You Need", equation 1. The bias is the positional bias (ALiBi, T5) of each pair
 of query and key that the mask allows, and minus infinity for every other pair. All layers share it.
 
-This module is the reference: short, differentiable, correct on every device. Models run the faster versions in
-`speechformer.kernels`, which are tested against it.
+This module is the reference: short, differentiable, correct on every device. Models run the faster subclasses of
+`Attention` in `speechformer.kernels`, which are tested against it.
 
 Shapes:
     B  sequences              N  heads
@@ -17,13 +17,17 @@ Shapes:
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from speechformer.layers.patterns import Pattern, Structured
-from speechformer.layers.positions import Positions, query_and_key_indices
+from speechformer.errors import UserError
+from speechformer.layers.dropout import Dropout
+from speechformer.layers.patterns import Pattern, Structured, all_pairs
+from speechformer.layers.positions import Positions
 
 Device = torch.device | None
 KVCache = dict[str, Tensor] | None
@@ -35,7 +39,7 @@ def attention_reference(
     """Compute attention step by step.
 
     Args:
-        bias: from `attention_bias`, [1 or B, 1 or N, T, S].
+        bias: from `Pairs.bias`, [1 or B, 1 or N, T, S].
         dropout: applied to the weights.
 
     Returns:
@@ -47,96 +51,174 @@ def attention_reference(
     return dropped_BNTS.to(v_BNSH.dtype) @ v_BNSH, weights_BNTS
 
 
-def shares_text(tokens_BS: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return whether key j is a token that query i may attend to, as far as padding and documents decide, [B, ...].
-
-    Args:
-        tokens_BS: False on padding; or the document of each token, counted from 1, and 0 on padding. Padding attends
-            to itself, since a softmax over an empty row would be NaN.
-    """
-    if tokens_BS.dtype == torch.bool:
-        return tokens_BS[:, j] | (i == j)
-    return tokens_BS[:, i] == tokens_BS[:, j]
-
-
 def attention_mask(
-    pattern: Pattern, T: int, S: int, causal: bool, token_mask_BS: Tensor | None = None, device: Device = None
+    pattern: Pattern, i: Tensor, j: Tensor, causal: bool, token_mask_BS: Tensor | None = None
 ) -> Tensor:
-    """Return which query may attend to which key, [1 or B, 1, T, S]: pattern, causality and padding combined.
+    """Return which query i may attend to which key j, [1 or B, 1, ...]: pattern, causality and padding combined.
 
     Args:
-        T, S: numbers of queries and keys; the queries are the last T of S positions.
-        token_mask_BS: False on padding, or the documents of the tokens; see `shares_text`.
+        token_mask_BS: False on padding; or the document of each token, counted from 1, and 0 on padding. Padding
+            attends to itself, since a softmax over an empty row would be NaN.
     """
-    i, j = query_and_key_indices(T, S, device)
-    mask_TS = pattern(i, j)
+    mask = pattern(i, j)
     if causal:
-        mask_TS = mask_TS & (j <= i)
+        mask = mask & (j <= i)
     if token_mask_BS is None:
-        return mask_TS[None, None]
-    return (mask_TS & shares_text(token_mask_BS, i, j))[:, None]
+        return mask[None, None]
+    if token_mask_BS.dtype == torch.bool:
+        return (mask & (token_mask_BS[:, j] | (i == j)))[:, None]
+    return (mask & (token_mask_BS[:, i] == token_mask_BS[:, j]))[:, None]
 
 
-def attention_bias(positions: Positions, mask: Tensor) -> Tensor:
-    """Return what is added to the scores, [1 or B, 1 or N, T, S].
+def gate_bias(gates_BNS: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return what gates, summed from the first token on, add to the scores of queries i and keys j, [B, N, ...]."""
+    return -(gates_BNS[..., i] - gates_BNS[..., j]).abs()
 
-    That is the positional bias of each pair that the mask (from `attention_mask`) allows, and -inf for the others.
+
+def checked(positions: Positions, place: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return what an encoding returned in a place, or raise a `UserError` if it has another shape than it must."""
+    if x.shape != shape:
+        raise UserError(
+            f"{type(positions).__name__}.{place} returned the shape {[*x.shape]}; it must return {[*shape]}."
+        )
+    return x
+
+
+@dataclass
+class Pairs:
+    """The queries and keys of a pass through layers of one encoding and pattern.
+
+    Args:
+        token_positions: of all S tokens, from `Positions.prepare`.
+        i_T, j_S: indices of queries and keys among the tokens; the cache may have forgotten some keys.
+        token_mask_BS: as for `attention_mask`.
     """
-    T, S = mask.shape[-2:]
-    bias_NTS = positions.bias(*query_and_key_indices(T, S, mask.device))
-    if bias_NTS is None:
-        bias_NTS = torch.zeros((), device=mask.device)
-    return torch.where(mask, bias_NTS, -math.inf)
+
+    positions: Positions
+    pattern: Pattern
+    causal: bool
+    token_positions: Tensor
+    i_T: Tensor
+    j_S: Tensor
+    token_mask_BS: Tensor | None = None
+
+    @staticmethod
+    def of_text(
+        positions: Positions, pattern: Pattern, causal: bool, T: int, token_mask_BT: Tensor | None, device: Device
+    ) -> Pairs:
+        """Return all pairs of T tokens."""
+        i_T = torch.arange(T, device=device)
+        return Pairs(positions, pattern, causal, positions.prepare(T, device), i_T, i_T, token_mask_BT)
+
+    def bias(self, i: Tensor, j: Tensor, pattern: Pattern | None = None) -> Tensor:
+        """Return what is added to the scores of queries i and keys j, [1 or B, 1 or N, ...].
+
+        That is the positional bias of each pair that a pattern, by default the layers', allows; -inf for the others.
+        """
+        mask = attention_mask(pattern or self.pattern, i, j, self.causal, self.token_mask_BS)
+        i, j = self.token_positions[i], self.token_positions[j]
+        bias = self.positions.bias(i, j)
+        if bias is None:
+            bias = torch.zeros((), device=mask.device)
+        else:
+            shape = (self.positions.heads, *(i - j).shape)
+            checked(self.positions, "bias", bias, shape)
+        return torch.where(mask, bias, -math.inf)
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the T queries' tokens with their positions, [B, N, T, H] each."""
+        q, k = self.positions.rotate(q_BNTH, k_BNTH, self.query_positions)
+        return checked(self.positions, "rotate", q, q_BNTH.shape), checked(self.positions, "rotate", k, k_BNTH.shape)
+
+    @property
+    def all(self) -> tuple[Tensor, Tensor]:
+        """The indices of all pairs: i, [T, 1], and j, [1, S]."""
+        return self.i_T[:, None], self.j_S[None, :]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether causality alone decides the bias."""
+        biased = self.positions.overrides("bias") or self.positions.overrides("gate")
+        return self.pattern is all_pairs and self.token_mask_BS is None and not biased
+
+    @functools.cached_property
+    def query_positions(self) -> Tensor:
+        """The positions of the queries."""
+        return self.token_positions[self.i_T]
 
 
-def cached_tokens(cache: dict[str, Tensor]) -> int:
-    """Return the number of tokens before those of this pass."""
-    if "tokens" in cache:
-        return int(cache["tokens"][0])
-    return cache["k"].shape[2] if "k" in cache else 0
+class Places:
+    """How tokens lie in the tensors between layers: at their places in padded sequences, [B, T, D]."""
+
+    def split(self, qkv_BTE: Tensor, heads: int) -> tuple[Tensor, ...]:
+        """Return queries, keys and values from their projections, [B, N, T, H] each."""
+        return qkv_BTE.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+
+    def join(self, output_BNTH: Tensor) -> Tensor:
+        """Return the outputs of the heads side by side, [B, T, D]."""
+        return output_BNTH.transpose(1, 2).flatten(2)
+
+    def pad(self, x_BTD: Tensor) -> Tensor:
+        """Return the tokens in padded sequences."""
+        return x_BTD
 
 
-def forget_hidden_keys(cache: KVCache, pattern: Pattern, S: int) -> None:
-    """Drop cached keys and values that no query from position S on may attend to.
+class Attention:
+    """Attention of the layers that share a bias, by the reference. The kernels are subclasses.
+
+    Args:
+        bias: [1 or B, 1 or N, T, S]; a kernel may do without.
+        pairs: the queries and keys; None for cross-attention.
+        places: how tokens lie in the input of the layers.
+    """
+
+    def __init__(self, bias: Tensor | None, pairs: Pairs | None = None, places: Places | None = None) -> None:
+        self.bias, self.pairs, self.places = bias, pairs, places or Places()
+
+    def bias_with(self, gates_BNS: Tensor | None) -> Tensor:
+        """Return the bias of a layer with these gates."""
+        assert self.bias is not None
+        if gates_BNS is None:
+            return self.bias
+        assert self.pairs is not None
+        return self.bias + gate_bias(gates_BNS, *self.pairs.all)
+
+    def __call__(
+        self,
+        q_BNTH: Tensor,
+        k_BNSH: Tensor,
+        v_BNSH: Tensor,
+        dropout: Dropout,
+        gates_BNS: Tensor | None = None,
+        with_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output, [B, N, T, H], and the weights, [B, N, T, S]; a kernel has them only `with_weights`."""
+        return attention_reference(q_BNTH, k_BNSH, v_BNSH, self.bias_with(gates_BNS), dropout)
+
+
+def extend(cache: KVCache, name: str, x: Tensor, dim: int) -> Tensor:
+    """Return what the cache holds under a name with x behind it, which the cache holds from now on."""
+    if cache is None:
+        return x
+    cache[name] = torch.cat((cache[name], x), dim=dim) if name in cache else x
+    return cache[name]
+
+
+def forget_hidden_keys(cache: dict[str, Tensor], pattern: Pattern) -> None:
+    """Drop cached keys that no later query may attend to.
 
     The first `tokens` of the pattern and those within its window stay. With gates all stay, because gates add up over
     the tokens between two.
     """
-    if cache is None or not isinstance(pattern, Structured) or pattern.window is None or "z" in cache:
+    if not isinstance(pattern, Structured) or pattern.window is None or "gates" in cache:
         return
-    first, last = min(pattern.tokens, S), pattern.window - 1
-    for name in ("k", "v"):
-        x = cache[name]
-        if x.shape[2] > first + last:
-            cache[name] = torch.cat((x[:, :, :first], x[:, :, x.shape[2] - last :]), dim=2)
-    cache["tokens"] = torch.full((len(cache["k"]),), S, device=cache["k"].device)  # a row for each sequence
+    j = cache["j"][0]
+    kept = (j < pattern.tokens) | (j > j[-1] - max(pattern.window - 1, 1))  # the last one counts the tokens
+    if not kept.all():
+        cache |= {"k": cache["k"][:, :, kept], "v": cache["v"][:, :, kept], "j": cache["j"][:, kept]}
 
 
-def cached_positions(cache: dict[str, Tensor], pattern: Pattern, device: Device) -> Tensor | None:
-    """Return the positions of the cached keys after `forget_hidden_keys`, or None if it has forgotten none."""
-    tokens, size = cached_tokens(cache), cache["k"].shape[2] if "k" in cache else 0
-    if size == tokens:
-        return None
-    assert isinstance(pattern, Structured)
-    recent = torch.arange(tokens - (size - pattern.tokens), tokens, device=device)
-    return torch.cat((torch.arange(pattern.tokens, device=device), recent))
-
-
-class MultiHeadAttention(nn.Module):
-    """What `SelfAttention` and `CrossAttention` share: N heads, and dropout of the weights."""
-
-    def __init__(self, heads: int, dropout: nn.Module) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-
-    def attention(
-        self, q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias: Tensor, with_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute `attention_reference`. `speechformer.kernels` overrides this method."""
-        return attention_reference(q_BNTH, k_BNSH, v_BNSH, bias, self.dropout)
-
-
-class SelfAttention(MultiHeadAttention):
+class SelfAttention(nn.Module):
     """Multi-head self-attention. Vaswani et al. 2017, section 3.2.2.
 
     Args:
@@ -148,64 +230,49 @@ class SelfAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool, gated: bool = False
+        self, width: int, heads: int, dropout: Dropout, qkv_bias: bool, bias: bool, gated: bool = False
     ) -> None:
-        super().__init__(heads, dropout)
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.output = nn.Linear(width, width, bias=bias)
         self.gate = nn.Linear(width, heads) if gated else None
 
     def forward(
-        self, x_BTD: Tensor, positions: Positions, bias: Tensor, with_weights: bool = False, cache: KVCache = None
+        self, x_BTD: Tensor, attention: Attention, with_weights: bool = False, cache: KVCache = None
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each token of x to those that the bias allows; return the output, [B, T, D], and the weights.
 
         Args:
             with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise. S counts the
                 keys that the cache still has.
-            cache: keys and values of the S - T tokens before x, [B, N, S - T, H], and their gates, [B, S - T, N],
-                extended in place. Start with {}. See `forget_hidden_keys`.
+            cache: keys and values of earlier tokens, [B, N, S - T, H], and their gates, [B, S - T, N], extended in
+                place. Start with {}. See `forget_hidden_keys`.
         """
+        pairs, places, gates_BNS = attention.pairs, attention.places, None
+        assert pairs is not None
+        q, k, v = places.split(self.qkv(x_BTD), self.heads)
+        q, k = pairs.rotate(q, k)
+        k, v = extend(cache, "k", k, 2), extend(cache, "v", v, 2)
         if self.gate is not None:
-            z_BSN = self.gates(x_BTD, cache)
-            bias = bias + positions.gate(z_BSN, *query_and_key_indices(x_BTD.shape[1], z_BSN.shape[1], z_BSN.device))
-        output_BTD, weights = self.attention_of_projections(self.qkv(x_BTD), positions, bias, with_weights, cache)
-        return self.output(output_BTD), weights
-
-    def gates(self, x_BTD: Tensor, cache: KVCache) -> Tensor:
-        """Return the gates of all S tokens, cached ones included, [B, S, N]."""
-        assert self.gate is not None
-        z_BSN = self.gate(x_BTD)
-        if cache:
-            z_BSN = torch.cat((cache["z"], z_BSN), dim=1)
-        if cache is not None:
-            cache["z"] = z_BSN
-        return z_BSN
-
-    def attention_of_projections(
-        self, qkv_BTE: Tensor, positions: Positions, bias: Tensor, with_weights: bool, cache: KVCache
-    ) -> tuple[Tensor, Tensor | None]:
-        """Split into heads, rotate, extend the cache, compute attention, and join the heads: [B, T, D]."""
-        q, k, v = qkv_BTE.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        earlier = cache or {}
-        q, k = positions.rotate(q, k, cached_tokens(earlier))
-        if "k" in earlier:
-            k, v = torch.cat((earlier["k"], k), dim=2), torch.cat((earlier["v"], v), dim=2)
-        if cache is not None:
-            cache["k"], cache["v"] = k, v
-        output_BNTH, weights = self.attention(q, k, v, bias, with_weights)
-        return output_BNTH.transpose(1, 2).flatten(2), weights
+            z_BTN = places.pad(self.gate(x_BTD))
+            z_BTN = z_BTN.to(torch.promote_types(z_BTN.dtype, torch.float32))  # sums of half precision are too coarse
+            gates_BTN = checked(pairs.positions, "gate", pairs.positions.gate(z_BTN), z_BTN.shape)
+            gates_BNS = extend(cache, "gates", gates_BTN, 1).cumsum(dim=1).transpose(1, 2)
+        output_BNTH, weights = attention(q, k, v, self.dropout, gates_BNS, with_weights)
+        return self.output(places.join(output_BNTH)), weights
 
 
-class CrossAttention(MultiHeadAttention):
+class CrossAttention(nn.Module):
     """Multi-head attention from a decoder to the states of an encoder. Vaswani et al. 2017, section 3.2.3.
 
     It uses neither position nor pattern. Both depend on the distance i - j, which has no meaning between word i of
     one language and word j of another. The decoder attends to the whole source except its padding.
     """
 
-    def __init__(self, width: int, heads: int, dropout: nn.Module, qkv_bias: bool, bias: bool) -> None:
-        super().__init__(heads, dropout)
+    def __init__(self, width: int, heads: int, dropout: Dropout, qkv_bias: bool, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
         self.q = nn.Linear(width, width, bias=qkv_bias)
         self.kv = nn.Linear(width, 2 * width, bias=qkv_bias)
         self.output = nn.Linear(width, width, bias=bias)
@@ -216,7 +283,7 @@ class CrossAttention(MultiHeadAttention):
         return k, v
 
     def forward(
-        self, x_RTD: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, bias_B11S: Tensor, with_weights: bool = False
+        self, x_RTD: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, attention: Attention, with_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each target token to its source; return the output, [R, T, D], and weights, [R, N, T, S].
 
@@ -226,7 +293,7 @@ class CrossAttention(MultiHeadAttention):
         R, T, _ = x_RTD.shape
         B = k_BNSH.shape[0]  # torch.export would take len() for a constant
         q = self.q(x_RTD).view(B, R // B * T, self.heads, -1).transpose(1, 2)
-        output, weights = self.attention(q, k_BNSH, v_BNSH, bias_B11S, with_weights)
+        output, weights = attention(q, k_BNSH, v_BNSH, self.dropout, with_weights=with_weights)
         if weights is not None:
             weights = weights.unflatten(2, (R // B, T)).transpose(1, 2).flatten(0, 1)
         return self.output(output.transpose(1, 2).reshape(R, T, -1)), weights

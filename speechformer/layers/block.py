@@ -14,12 +14,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from speechformer.errors import pick
-from speechformer.layers.attention import CrossAttention, KVCache, SelfAttention
+from speechformer.layers.attention import Attention, CrossAttention, KVCache, SelfAttention
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.positions import Positions
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": functools.partial(nn.ReLU, inplace=True), "gelu": nn.GELU}
 NORMS = {"pre": True, "post": False}
+Memory = tuple[Tensor, Tensor, Attention]  # of an encoder: keys, values, and the attention to them
 
 
 class Block(nn.Module):
@@ -31,10 +31,8 @@ class Block(nn.Module):
         qkv_bias, bias: whether the projections to queries, keys and values, and all other linear layers, have a bias.
         cross: whether the block also attends to an encoder.
         gated: whether the encoding of this layer has a gate.
+        dropout_class: the reference, or the fast version of the kernels.
     """
-
-    attention_class, cross_attention_class = SelfAttention, CrossAttention
-    dropout_class = Dropout
 
     def __init__(
         self,
@@ -49,10 +47,11 @@ class Block(nn.Module):
         activation: str,
         cross: bool = False,
         gated: bool = False,
+        dropout_class: type[Dropout] = Dropout,
     ) -> None:
         super().__init__()
         self.pre_norm = pick(NORMS, norm, "architecture.norm")
-        self.attention = self.attention_class(width, heads, self.dropout_class(dropout), qkv_bias, bias, gated)
+        self.attention = SelfAttention(width, heads, dropout_class(dropout), qkv_bias, bias, gated)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, ff, bias=bias),
             pick(ACTIVATIONS, activation, "architecture.activation")(),
@@ -60,10 +59,9 @@ class Block(nn.Module):
         )
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = self.dropout_class(dropout)
+        self.dropout = dropout_class(dropout)
         if cross:
-            arguments = (width, heads, self.dropout_class(dropout), qkv_bias, bias)
-            self.cross_attention = self.cross_attention_class(*arguments)
+            self.cross_attention = CrossAttention(width, heads, dropout_class(dropout), qkv_bias, bias)
             self.cross_attention_norm = nn.LayerNorm(width)
 
     def residual(
@@ -77,18 +75,14 @@ class Block(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        positions: Positions,
-        bias: Tensor,
+        attention: Attention,
         with_weights: bool = False,
-        memory: tuple[Tensor, Tensor, Tensor] | None = None,
+        memory: Memory | None = None,
         cache: KVCache = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return x, [B, T, D], and the weights of self-attention and cross-attention; see `SelfAttention.forward`.
-
-        `memory` holds keys, values and bias for `CrossAttention.forward`.
-        """
+        """Return x, [B, T, D], and the weights of self-attention and cross-attention; see `SelfAttention.forward`."""
         x_BTD, weights = self.residual(
-            x_BTD, self.attention_norm, lambda x: self.attention(x, positions, bias, with_weights, cache)
+            x_BTD, self.attention_norm, lambda x: self.attention(x, attention, with_weights, cache)
         )
         cross_weights = None
         if memory is not None:

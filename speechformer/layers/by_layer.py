@@ -20,7 +20,7 @@ EXAMPLES = {
 }
 
 
-def entries(spec: Mapping[str, Any], group: str, layers: int | None = None) -> list[dict[str, Any]]:
+def per_layer_configs(spec: Mapping[str, Any], group: str, layers: int | None = None) -> list[dict[str, Any]]:
     """Return the config group of each layer.
 
     Args:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from speechformer.errors import build, require
-from speechformer.layers.by_layer import entries
+from speechformer.layers.by_layer import per_layer_configs
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
@@ -200,7 +200,7 @@ def build_pattern(spec: dict) -> Pattern:
 
 def build_patterns(spec: dict, layers: int, first_token: bool = False) -> list[Pattern]:
     """Build the pattern of each layer; layers with equal entries share it. See `layers.by_layer`."""
-    specs, patterns = entries(spec, "pattern", layers), list[Pattern]()
+    specs, patterns = per_layer_configs(spec, "pattern", layers), list[Pattern]()
     for k, layer_spec in enumerate(specs):
         if (first := specs.index(layer_spec)) < k:
             patterns.append(patterns[first])

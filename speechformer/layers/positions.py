@@ -1,50 +1,40 @@
 """Positional encodings: how a transformer knows the order of its tokens, `model=` in the config.
 
-An encoding acts in up to four places:
+An encoding acts in up to four places. `i` and `j` are positions of tokens, integer tensors:
 
-    embed(x_BTD)            adds to the embeddings, before the first block           sinusoidal, learned
-    rotate(q_BNTH, k_BNTH)  rotates queries and keys, in every layer                 RoPE, xPos
-    bias(i, j)              adds to the score of query i and key j, in every layer   ALiBi, T5's bias, KERPLE, FIRE
-    gate(z_BSN, i, j)       the same by content: z is linear in a layer's input      forget gates
+    embed(x_BTD, i_T)               adds to the embeddings, before the first block       sinusoidal, learned
+    rotate(q_BNTH, k_BNTH, i_T)     rotates queries and keys, in every layer             RoPE, xPos
+    bias(i, j) -> [N, T, S]         adds to the score of query i and key j, everywhere   ALiBi, T5, KERPLE, FIRE
+    gate(z_BTN) -> [B, T, N]        log of the share of all before a token that stays    forget gates
 
-The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes. An encoding
-with `gate` gives each layer a linear map of its own from D to N; the kernels take it as a bias of each sequence.
+The base class does nothing in any of them, which is NoPE. To add an encoding, override what it changes.
+
+`bias` takes any pairs: for all of them i is [T, 1] and j is [1, S]. With a gate, z is a linear map of each layer's
+input to its heads, and the score of query i and key j falls by the sum of the gates between them.
+
+Two encodings are made of others: `ByLayer` of one for each layer, `Randomised` of one at random positions.
 
 Shapes: see `speechformer.layers.attention`.
-
-`bias` and `gate` take any pairs, as integer tensors that broadcast: all T x S of them, or those that a pattern
-allows. With a key-value cache `embed` and `rotate` start at `offset`.
-
-Two encodings are made of others: `ByLayer` of one for each layer, `Randomised` of one at random positions. To work
-there, an encoding takes the positions of its tokens from `rows` or `positions_of`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build, is_choice, pick, require
-from speechformer.layers.by_layer import entries
+from speechformer.layers.by_layer import per_layer_configs
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
 
 
-def query_and_key_indices(T: int, S: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Return the index i of each query, [T, 1], and j of each key, [1, S]; queries are the last T positions."""
-    return torch.arange(S - T, S, device=device)[:, None], torch.arange(S, device=device)[None, :]
-
-
-class Positions(nn.Module):
-    """No positional encoding (NoPE): the model knows order through the causal mask alone, or not at all.
-
-    Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers".
-
-    Every encoding takes these four arguments, followed by its own options.
+class Sizes(NamedTuple):
+    """What every encoding is built for.
 
     Args:
         width: D.
@@ -53,47 +43,45 @@ class Positions(nn.Module):
         causal: whether a query attends only to itself and earlier positions, as in a decoder.
     """
 
+    width: int
+    heads: int
+    length: int
+    causal: bool
+
+
+class Positions(nn.Module):
+    """No positional encoding (NoPE): the model knows order through the causal mask alone, or not at all.
+
+    Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in Transformers".
+
+    A subclass takes `sizes`, followed by its own options.
+    """
+
     max_length: int | None = None  # largest number of positions; None for no limit
-    position_ids: Tensor | None = None  # the positions of the tokens, [T], instead of 0, 1, 2, ...; see `Randomised`
-    is_redrawn = False  # whether `prepare` changes the bias of passes before it
     can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        self.heads = sizes.heads
 
-    def overrides(self, method: str) -> bool:
-        """Return whether this encoding does anything in `method`, for example "rotate"."""
-        return getattr(type(self), method) is not getattr(Positions, method)
-
-    @property
-    def has_fixed_bias(self) -> bool:
-        """Whether the numbers of queries and keys alone decide `bias`."""
-        return not self.overrides("bias") or not any(True for _ in self.parameters())
+    def overrides(self, place: str) -> bool:
+        """Return whether this encoding does anything in a place, for example "rotate"."""
+        return getattr(type(self), place) is not getattr(Positions, place)
 
     def at_layer(self, k: int) -> Positions:
         """Return the encoding of layer k, which rotates and biases there."""
         return self
 
-    def prepare(self, T: int, device: torch.device) -> None:
-        """Prepare a pass over T tokens, cached ones included."""
+    def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
+        """Return the positions of the S tokens of a pass, cached ones included, [S]."""
+        return torch.arange(S, device=device)
 
-    def rows(self, offset: int, T: int) -> slice | Tensor:
-        """Return the positions of the T tokens from `offset` on, as an index of a table."""
-        return slice(offset, offset + T) if self.position_ids is None else self.position_ids
-
-    def positions_of(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of tokens i and j."""
-        return (i, j) if self.position_ids is None else (self.position_ids[i], self.position_ids[j])
-
-    def extend_to(self, length: int) -> None:
-        """Grow precomputed tables to `length` positions. `embed` and `rotate` do so by themselves."""
-
-    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        """Return the token embeddings with their positions, [B, T, D]."""
+    def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
+        """Return the embeddings of tokens at these positions, [B, T, D]."""
         return x_BTD
 
-    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Return queries and keys with their positions, [B, N, T, H] each."""
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of tokens at these positions, [B, N, T, H] each."""
         return q_BNTH, k_BNTH
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor | None:
@@ -103,11 +91,8 @@ class Positions(nn.Module):
         """
         return None
 
-    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return what else is added to the scores of queries i and keys j, [B, N, ...] as for `bias`.
-
-        `z_BSN` is the gate of this layer at each token: a trained linear map of what the layer reads, for each head.
-        """
+    def gate(self, z_BTN: Tensor) -> Tensor:
+        """Return the logarithm of the share of all before each token that its gate keeps, [B, T, N]."""
         raise NotImplementedError
 
     def score_mod(self) -> ScoreMod | None:
@@ -122,21 +107,19 @@ class Sinusoidal(Positions):
     Vaswani et al. 2017, "Attention Is All You Need", section 3.5. No parameters; any length.
     """
 
-    table_TD: Tensor
+    table_PD: Tensor
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        self.register_buffer("table_TD", sinusoid(length, width), persistent=False)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.register_buffer("table_PD", sinusoid(sizes.length, sizes.width), persistent=False)
 
-    @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
-    def extend_to(self, length: int) -> None:
-        if length > self.table_TD.shape[0]:
-            self.table_TD = sinusoid(length, self.table_TD.shape[1]).to(self.table_TD)
+    def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
+        if len(self.table_PD) < S:  # twice that, so not with each token that is generated
+            self.table_PD = sinusoid(2 * S, self.table_PD.shape[1]).to(self.table_PD)
+        return super().prepare(S, device)
 
-    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        if offset + x_BTD.shape[1] > self.table_TD.shape[0]:
-            self.extend_to(2 * (offset + x_BTD.shape[1]))  # not with each token that is generated
-        return x_BTD + self.table_TD[self.rows(offset, x_BTD.shape[1])]
+    def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
+        return x_BTD + self.table_PD[i_T]
 
 
 def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
@@ -165,19 +148,21 @@ class Learned(Positions):
     Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; compared in Vaswani et al. 2017.
     """
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        self.table = nn.Embedding(length, width)
-        self.max_length = length
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.table = nn.Embedding(sizes.length, sizes.width)
+        self.max_length = sizes.length
 
-    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        end = offset + x_BTD.shape[1]
-        if end > self.table.num_embeddings:
+    def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
+        if self.table.num_embeddings < S:
             raise UserError(
-                f"model=learned has no vector for position {end - 1}: it was trained on {self.max_length} positions. "
+                f"model=learned has no vector for position {S - 1}: it was trained on {self.max_length} positions. "
                 "Use a shorter text, or train with a larger block_size or another model."
             )
-        return x_BTD + self.table.weight[self.rows(offset, x_BTD.shape[1])]
+        return super().prepare(S, device)
+
+    def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
+        return x_BTD + self.table.weight[i_T]
 
 
 def by_head(values_N: Tensor, pairs: Tensor) -> Tensor:
@@ -210,17 +195,15 @@ class ALiBi(Positions):
 
     fixed_slopes: Tensor
 
-    def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, slopes: Slopes = "geometric", scale: float = 1.0
-    ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
+    def __init__(self, sizes: Sizes, slopes: Slopes = "geometric", scale: float = 1.0) -> None:
+        super().__init__(sizes)
         numbers = isinstance(slopes, list | tuple) and all(type(slope) in (int, float) for slope in slopes)
-        if slopes not in ("geometric", "learned") and not (numbers and len(slopes) == heads):
+        if slopes not in ("geometric", "learned") and not (numbers and len(slopes) == sizes.heads):
             raise UserError(
-                f"model.slopes must be geometric, learned or a list of {heads} numbers, one for each head, "
+                f"model.slopes must be geometric, learned or a list of {sizes.heads} numbers, one for each head, "
                 f"not {slopes!r}."
             )
-        values = geometric_slopes(heads) if isinstance(slopes, str) else list(slopes)
+        values = geometric_slopes(sizes.heads) if isinstance(slopes, str) else list(slopes)
         self.scale = scale
         self.log_slopes: nn.Parameter | None = None
         if slopes == "learned":
@@ -233,7 +216,6 @@ class ALiBi(Positions):
         return self.scale * slopes
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
-        i, j = self.positions_of(i, j)
         distance = (i - j).abs()
         return -by_head(self.slopes(), distance) * distance
 
@@ -273,50 +255,37 @@ class RoPE(Positions):
     With a scaling, all keys of a text turn when it grows beyond `length`. So they are not cached (`can_cache`).
     """
 
-    table_TR: Tensor
-    scaled_table_TR: Tensor | None
+    table_PR: Tensor
 
     def __init__(
         self,
-        *,
-        width: int,
-        heads: int,
-        length: int,
-        causal: bool,
+        sizes: Sizes,
         base: float = 10000.0,
         fraction: float = 1.0,
         scaling: str = "none",
         factor: float = 4.0,
     ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
+        super().__init__(sizes)
         require(base > 0, "model.base", "above 0", base)
         require(factor > 1, "model.factor", "above 1", factor)
         pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
-        share = fraction * width / heads
+        share = fraction * sizes.width / sizes.heads
         rotated = round(share)
         if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
             names, numbers = ("", "") if fraction == 1 else ("model.fraction * ", f"{fraction:g} * ")
             raise UserError(
                 f"RoPE rotates pairs, so {names}width / heads must be even and at least 2, and a fraction at most 1, "
-                f"not {numbers}{width} / {heads} = {share:g}."
+                f"not {numbers}{sizes.width} / {sizes.heads} = {share:g}."
             )
         if scaling == "ntk" and rotated == 2:
             raise UserError("model.scaling=ntk changes all pairs but the fastest, so it needs at least two of them.")
-        self.base, self.scaling, self.factor, self.length = base, scaling, factor, length
-        self.can_cache = scaling == "none"
-        self.register_buffer("table_TR", sinusoid(length, rotated, base), persistent=False)
-        self.register_buffer("scaled_table_TR", None, persistent=False)  # until a text is longer
-
-    @torch.inference_mode(False)
-    def extend_to(self, length: int) -> None:
-        if length > self.table_TR.shape[0]:
-            self.table_TR = sinusoid(length, self.table_TR.shape[1], self.base).to(self.table_TR)
-        if self.scaling != "none" and length > self.length:
-            self.scaled_table_TR = self.scaled_table(length).to(self.table_TR)
+        self.base, self.scaling, self.factor, self.length = base, scaling, factor, sizes.length
+        self.can_cache, self.is_scaled = scaling == "none", False
+        self.register_buffer("table_PR", sinusoid(sizes.length, rotated, base), persistent=False)
 
     def scaled_table(self, length: int) -> Tensor:
         """Return the table of longer texts, [length, R]; see `scaling`."""
-        R = self.table_TR.shape[1]
+        R = self.table_PR.shape[1]
         unscaled = wavelengths(R, self.base)
         if self.scaling == "linear":
             return sines_and_cosines(length, R, unscaled * self.factor)
@@ -327,17 +296,17 @@ class RoPE(Positions):
         mixed = 1 / ((1 - kept) / (unscaled * self.factor) + kept / unscaled)
         return sines_and_cosines(length, R, mixed) * (0.1 * math.log(self.factor) + 1)
 
-    def table(self, offset: int, T: int) -> Tensor:
-        """Return sine and cosine for the T tokens from `offset` on, [T, R]."""
-        end = offset + T
-        is_scaled = self.scaling != "none" and not self.training and end > self.length
-        name = "scaled_table_TR" if is_scaled else "table_TR"
-        if getattr(self, name) is None or end > getattr(self, name).shape[0]:
-            self.extend_to(2 * end)  # as in `Sinusoidal`
-        return getattr(self, name)[self.rows(offset, T)]
+    @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
+    def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
+        is_scaled = self.scaling != "none" and not self.training and self.length < S
+        if is_scaled != self.is_scaled or len(self.table_PR) < S:
+            R, length = self.table_PR.shape[1], max(2 * S, self.length)  # as in `Sinusoidal`
+            table = self.scaled_table(length) if is_scaled else sinusoid(length, R, self.base)
+            self.table_PR, self.is_scaled = table.to(self.table_PR), is_scaled
+        return super().prepare(S, device)
 
-    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        table_TR = self.table(offset, q_BNTH.shape[2])
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
+        table_TR = self.table_PR[i_T]
         return rotate_pairs(q_BNTH, table_TR), rotate_pairs(k_BNTH, table_TR)
 
 
@@ -358,34 +327,26 @@ class XPos(RoPE):
 
     def __init__(
         self,
-        *,
-        width: int,
-        heads: int,
-        length: int,
-        causal: bool,
+        sizes: Sizes,
         base: float = 10000.0,
         gamma: float = 0.4,
         scale_base: float = 512.0,
     ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal, base=base)
+        super().__init__(sizes, base=base)
         if gamma <= 0 or scale_base <= 0:
             raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
-        z = (torch.arange(0, width // heads, 2) / (width // heads) + gamma) / (1 + gamma)
+        H = sizes.width // sizes.heads
+        z = (torch.arange(0, H, 2) / H + gamma) / (1 + gamma)
         self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
         self.max_length = int(80 / -float(self.log_decay_H.min()))  # float32 overflows at e^88
-        if length > self.max_length:
+        if sizes.length > self.max_length:
             raise UserError(
                 f"model=xpos overflows after {self.max_length} positions; raise model.scale_base={scale_base:g}."
             )
 
-    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        q, k = super().rotate(q_BNTH, k_BNTH, offset)
-        i = (
-            torch.arange(offset, offset + q.shape[2], device=q.device)
-            if self.position_ids is None
-            else self.position_ids
-        )
-        scale_TH = (i[:, None] * self.log_decay_H).exp()
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super().rotate(q_BNTH, k_BNTH, i_T)
+        scale_TH = (i_T[:, None] * self.log_decay_H).exp()
         return q * scale_TH, k / scale_TH
 
 
@@ -400,23 +361,21 @@ class Relative(Positions):
 
     buckets: Tensor
 
-    def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, buckets: int = 32, max_distance: int = 128
-    ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        one_side = buckets if causal else buckets // 2
+    def __init__(self, sizes: Sizes, buckets: int = 32, max_distance: int = 128) -> None:
+        super().__init__(sizes)
+        one_side = buckets if sizes.causal else buckets // 2
         if one_side < 2 or buckets % 2 or max_distance <= one_side // 2:
             raise UserError(
-                f"model=relative needs an even number of at least {2 if causal else 4} buckets and a "
+                f"model=relative needs an even number of at least {2 if sizes.causal else 4} buckets and a "
                 f"max_distance above {one_side // 2}, not {buckets} and {max_distance}."
             )
         self.max_distance = max_distance
-        self.table = nn.Embedding(buckets, heads)
+        self.table = nn.Embedding(buckets, sizes.heads)
         with torch.no_grad():
-            self.table.weight.mul_(width**-0.5)
+            self.table.weight.mul_(sizes.width**-0.5)
         distance = torch.arange(-max_distance, max_distance + 1)
-        first = torch.zeros_like(distance) if causal else (distance < 0).long() * one_side
-        distance = distance.clamp(min=0) if causal else distance.abs()
+        first = torch.zeros_like(distance) if sizes.causal else (distance < 0).long() * one_side
+        distance = distance.clamp(min=0) if sizes.causal else distance.abs()
         exact = one_side // 2
         ratio = (distance.clamp(min=exact).double() / exact).log() / math.log(max_distance / exact)
         far = (exact + (ratio * (one_side - exact)).long()).clamp(max=one_side - 1)
@@ -428,7 +387,6 @@ class Relative(Positions):
         return self.buckets[distance.clamp(-m, m) + m]
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
-        i, j = self.positions_of(i, j)
         return self.table(self.bucket(i - j)).movedim(-1, 0)
 
     def score_mod(self) -> ScoreMod:
@@ -444,13 +402,12 @@ class Kerple(Positions):
     are the logarithms. Any length.
     """
 
-    def __init__(self, *, width: int, heads: int, length: int, causal: bool) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        self.log_a = nn.Parameter((2 * torch.rand(heads)).clamp(min=0.01).log())
-        self.log_b = nn.Parameter(torch.rand(heads).clamp(min=0.01).log())
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.log_a = nn.Parameter((2 * torch.rand(sizes.heads)).clamp(min=0.01).log())
+        self.log_b = nn.Parameter(torch.rand(sizes.heads).clamp(min=0.01).log())
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
-        i, j = self.positions_of(i, j)
         distance = (i - j).abs()
         a, b = by_head(self.log_a.exp(), distance), by_head(self.log_b.exp(), distance)
         return -a * torch.log1p(b * distance)
@@ -473,19 +430,16 @@ class FIRE(Positions):
         threshold: start of t; texts that are shorter than t are not interpolated. None: a quarter of `length`.
     """
 
-    def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, hidden: int = 32, threshold: float | None = None
-    ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        start = max(1.0, length / 4) if threshold is None else threshold
+    def __init__(self, sizes: Sizes, hidden: int = 32, threshold: float | None = None) -> None:
+        super().__init__(sizes)
+        start = max(1.0, sizes.length / 4) if threshold is None else threshold
         if hidden < 1 or start <= 0:
             raise UserError(f"model.hidden must be at least 1 and model.threshold above 0, not {hidden} and {start}.")
         self.log_c = nn.Parameter(torch.tensor(math.log(0.1)))
         self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
-        self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
+        self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, sizes.heads))
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
-        i, j = self.positions_of(i, j)
         c, longest = self.log_c.exp(), torch.maximum(self.log_threshold.exp(), torch.maximum(i, j))
         share = torch.log1p(c * (i - j).abs()) / torch.log1p(c * longest)
         return self.mlp(share[..., None]).movedim(-1, 0)
@@ -499,10 +453,8 @@ class Forgetting(Positions):
     each token, a gate can stay open. In an encoder, the gates between two tokens count both ways. Any length.
     """
 
-    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        z_BSN = z_BSN.to(torch.promote_types(z_BSN.dtype, torch.float32))  # sums of half precision are too coarse
-        passed_BNS = nn.functional.logsigmoid(z_BSN).cumsum(dim=1).transpose(1, 2)
-        return -(passed_BNS[..., i] - passed_BNS[..., j]).abs()
+    def gate(self, z_BTN: Tensor) -> Tensor:
+        return nn.functional.logsigmoid(z_BTN)
 
 
 POSITIONS: dict[str, type[Positions]] = {
@@ -526,14 +478,12 @@ class ByLayer(Positions):
     embeddings has no layer.
     """
 
-    def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, layers: Sequence[str | dict] = ("rope", "nope")
-    ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
-        specs = entries({"name": "by_layer", "layers": list(layers)}, "model")
+    def __init__(self, sizes: Sizes, layers: Sequence[str | dict[str, Any]] = ("rope", "nope")) -> None:
+        super().__init__(sizes)
+        specs = per_layer_configs({"name": "by_layer", "layers": list(layers)}, "model")
         distinct = [spec for k, spec in enumerate(specs) if specs.index(spec) == k]
         self.order = [distinct.index(spec) for spec in specs]
-        members = [build_positions(spec, width=width, heads=heads, length=length, causal=causal) for spec in distinct]
+        members = [build_positions(spec, **sizes._asdict()) for spec in distinct]
         for member, spec in zip(members, distinct):
             if member.overrides("embed"):
                 raise UserError(
@@ -543,10 +493,6 @@ class ByLayer(Positions):
         self.members = nn.ModuleList(members)
         self.can_cache = all(member.can_cache for member in members)
         self.max_length = min((x.max_length for x in members if x.max_length is not None), default=None)
-
-    def prepare(self, T: int, device: torch.device) -> None:
-        for member in self.members:
-            member.prepare(T, device)  # type: ignore[operator]
 
     def at_layer(self, k: int) -> Positions:
         return self.members[self.order[k % len(self.order)]]  # type: ignore[return-value]
@@ -566,52 +512,42 @@ class Randomised(Positions):
         max_positions: the paper's L, also the largest number of tokens. The encoding is built for that length.
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        heads: int,
-        length: int,
-        causal: bool,
-        encoding: str | dict = "rope",
-        max_positions: int = 2048,
-    ) -> None:
-        super().__init__(width=width, heads=heads, length=length, causal=causal)
+    can_cache = False
+    max_length: int
+
+    def __init__(self, sizes: Sizes, encoding: str | dict[str, Any] = "rope", max_positions: int = 2048) -> None:
+        super().__init__(sizes)
         if not is_choice(encoding):
             raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")
         spec = {"name": encoding} if isinstance(encoding, str) else dict(encoding)
         if spec["name"] in ("nope", "randomised", "forgetting"):
             raise UserError(f"model.encoding={spec['name']} has no positions of its own to randomise.")
-        rule = f"at least the {length} positions of training"
-        require(max_positions >= length, "model.max_positions", rule, max_positions)
-        self.encoding = build_positions(spec, width=width, heads=heads, length=max_positions, causal=causal)
-        self.max_length, self.can_cache, self.is_redrawn = max_positions, False, True
+        rule = f"at least the {sizes.length} positions of training"
+        require(max_positions >= sizes.length, "model.max_positions", rule, max_positions)
+        self.encoding = build_positions(spec, **sizes._replace(length=max_positions)._asdict())
+        self.max_length = max_positions
 
-    def overrides(self, method: str) -> bool:
-        return method != "score_mod" and self.encoding.overrides(method)  # which would count the tokens
+    def overrides(self, place: str) -> bool:
+        return place != "score_mod" and self.encoding.overrides(place)  # which would count the tokens
 
-    @property
-    def has_fixed_bias(self) -> bool:
-        return not self.overrides("bias")
+    def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
+        if self.max_length < S:
+            raise UserError(f"model.max_positions={self.max_length} is less than the {S} tokens of a text.")
+        self.encoding.prepare(self.max_length, device)
+        generator = None if self.training else torch.Generator().manual_seed(S)
+        return torch.randperm(self.max_length, generator=generator)[:S].sort().values.to(device)
 
-    def prepare(self, T: int, device: torch.device) -> None:
-        if self.max_length < T:  # type: ignore[operator]
-            raise UserError(f"model.max_positions={self.max_length} is less than the {T} tokens of a text.")
-        generator = None if self.training else torch.Generator().manual_seed(T)
-        sample = torch.randperm(self.max_length, generator=generator)[:T]  # type: ignore[arg-type]
-        self.encoding.position_ids = sample.sort().values.to(device)
+    def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
+        return self.encoding.embed(x_BTD, i_T)
 
-    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
-        return self.encoding.embed(x_BTD, offset)
-
-    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        return self.encoding.rotate(q_BNTH, k_BNTH, offset)
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
+        return self.encoding.rotate(q_BNTH, k_BNTH, i_T)
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor | None:
         return self.encoding.bias(i, j)
 
 
-def build_positions(spec: dict, *, width: int, heads: int, length: int, causal: bool) -> Positions:
+def build_positions(spec: dict[str, Any], *, width: int, heads: int, length: int, causal: bool) -> Positions:
     """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
     every = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
-    return build(every, spec, "model", width=width, heads=heads, length=length, causal=causal)
+    return build(every, spec, "model", sizes=Sizes(width, heads, length, causal))

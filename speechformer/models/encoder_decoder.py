@@ -28,7 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
+from speechformer.kernels.dispatch import SDPA
 from speechformer.layers.attention import attention_reference
+from speechformer.layers.block import Memory as BlockMemory
 from speechformer.models.stack import Cache, RecurrentStack, Stack, Weights, select
 
 
@@ -43,9 +45,9 @@ class Memory:
         """Return the memory of some sources, by index."""
         return Memory(select(self.layers, sources), self.bias[sources])
 
-    def for_blocks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the arguments of `CrossAttention` in each block: keys, values and bias."""
-        return [(layer["k"], layer["v"], self.bias) for layer in self.layers]
+    def for_blocks(self) -> list[BlockMemory]:
+        """Return the arguments of `CrossAttention` in each block."""
+        return [(layer["k"], layer["v"], SDPA(self.bias)) for layer in self.layers]
 
 
 def padding_bias(source_BS: Tensor) -> Tensor:

@@ -21,14 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speechformer.kernels.dispatch import Bias
+from speechformer.kernels.dispatch import SDPA
 from speechformer.kernels.dropout import FastDropout, dropout_mask
-from speechformer.kernels.padding import Unpadder
-from speechformer.layers.attention import attention_bias, attention_mask
+from speechformer.layers.attention import Attention, Pairs, Places
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
 from speechformer.layers.positions import ByLayer, Positions, Randomised
-from speechformer.models.stack import Stack
+from speechformer.models.stack import Cache, Stack
 
 
 class EnsembleLeaf(nn.Module):
@@ -122,20 +121,20 @@ class EnsemblePositions(Positions):
                 setattr(member.get_submodule(owner), name, member_parameter)
         return list(self.members)  # type: ignore[arg-type]
 
-    def embed(self, x_BTD: Tensor, offset: int = 0) -> Tensor:
+    def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
         members = self.unstack()
-        parts = [member.embed(x, offset) for member, x in zip(members, x_BTD.chunk(len(members)))]
+        parts = [member.embed(x, i_T) for member, x in zip(members, x_BTD.chunk(len(members)))]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
         members = self.unstack()
         n = len(members)
-        parts = [member.rotate(q, k, offset) for member, q, k in zip(members, q_BNTH.chunk(n), k_BNTH.chunk(n))]
+        parts = [member.rotate(q, k, i_T) for member, q, k in zip(members, q_BNTH.chunk(n), k_BNTH.chunk(n))]
         q, k = map(torch.cat, zip(*parts)) if n > 1 else parts[0]
         return q, k
 
-    def gate(self, z_BSN: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return self.members[0].gate(z_BSN, i, j)  # type: ignore[operator]  # without parameters of its own
+    def gate(self, z_BTN: Tensor) -> Tensor:
+        return self.members[0].gate(z_BTN)  # type: ignore[operator]  # without parameters of its own
 
 
 class EnsembleStack(Stack):
@@ -144,26 +143,27 @@ class EnsembleStack(Stack):
     can_unpad = False
     member_patterns: list[tuple[Pattern, ...]]  # of each layer, as many as `positions` has members
 
-    def attention_biases(
+    def attentions(
         self,
         x_BTD: Tensor,
-        S: int,
-        token_mask_BS: Tensor | None,
-        unpadder: Unpadder | None,
-        with_weights: bool,
-        cache: Sequence[dict[str, Tensor]] | None = None,
-    ) -> list[Bias]:
+        token_mask_BT: Tensor | None,
+        places: Places | None = None,
+        with_weights: bool = False,
+        cache: Cache | None = None,
+    ) -> list[Attention]:
         (B, T, _), members = x_BTD.shape, cast(EnsemblePositions, self.positions).unstack()
-        n = len(members)
-        token_masks = [None] * n if token_mask_BS is None else token_mask_BS.chunk(n)
+        n, device = len(members), x_BTD.device
+        token_masks = [None] * n if token_mask_BT is None else token_mask_BT.chunk(n)
 
-        def of_layer(patterns: tuple[Pattern, ...]) -> Tensor:
-            biases = [
-                attention_bias(positions, attention_mask(pattern, T, S, self.causal, token_mask, x_BTD.device))
+        def of_layer(patterns: tuple[Pattern, ...]) -> Attention:
+            pairs = [
+                Pairs.of_text(positions, pattern, self.causal, T, token_mask, device)
                 for positions, pattern, token_mask in zip(members, patterns, token_masks)
             ]
+            biases = [member.bias(*member.all) for member in pairs]
             N = max(bias.shape[1] for bias in biases)
-            return biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, S) for bias in biases])
+            bias = biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, T) for bias in biases])
+            return SDPA(bias, Pairs.of_text(self.positions, patterns[0], self.causal, T, None, device))
 
         built = {k: of_layer(self.member_patterns[k]) for k in set(self.bias_groups)}
         return [built[k] for k in self.bias_groups]

@@ -6,25 +6,35 @@ Shapes: see `speechformer.layers.attention`; R tokens of a batch without its pad
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speechformer.errors import UserError, build, pick
-from speechformer.kernels.dispatch import FastBlock, StackKernels
+from speechformer.kernels.dispatch import choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
-from speechformer.layers.attention import cached_tokens, forget_hidden_keys
-from speechformer.layers.by_layer import entries
+from speechformer.layers.attention import Attention, Pairs, Places, checked, extend, forget_hidden_keys
+from speechformer.layers.block import Block, Memory
+from speechformer.layers.by_layer import per_layer_configs
 from speechformer.layers.patterns import build_patterns
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
 
 Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # the modes of torch.compile with them
+COMPILE_MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")  # torch's
 Weights = dict[str, list[Tensor]]  # for each of "encoder", "decoder" and "cross", the attention weights of each layer
+
+
+def cached_tokens(cache: Cache | None) -> int:
+    """Return the number of tokens that a cache has read."""
+    return int(cache[0]["j"][0, -1]) + 1 if cache and cache[0] else 0
 
 
 def select(cache: Cache, rows: Tensor) -> Cache:
@@ -32,7 +42,7 @@ def select(cache: Cache, rows: Tensor) -> Cache:
     return [{name: part[rows] for name, part in layer.items()} for layer in cache]
 
 
-class Stack(StackKernels):
+class Stack(nn.Module):
     """A stack of transformer blocks, from token ids to hidden states.
 
     Args:
@@ -45,7 +55,13 @@ class Stack(StackKernels):
         cross: whether the blocks also attend to an encoder.
         embedding: table shared with another stack; None for a new one.
         block: other arguments of `layers.block.Block`.
+
+    Attributes:
+        choose: returns the kernel of a pass; see `kernels.dispatch`.
+        is_compiled: whether the blocks are; see `compile_blocks`.
     """
+
+    is_compiled = False
 
     def __init__(
         self,
@@ -70,22 +86,23 @@ class Stack(StackKernels):
         super().__init__()
         if width % heads:
             raise UserError(f"width must be a multiple of heads, but {width} is not a multiple of {heads}.")
-        self.causal, self.config = causal, {"model": model, "pattern": pattern}
+        self.causal, self.heads, self.config = causal, heads, {"model": model, "pattern": pattern}
+        self.choose: Callable[..., Attention] = choose_kernel
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
-        entries(model, "model", layers)  # which they must divide
+        per_layer_configs(model, "model", layers)  # which they must divide
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.max_length = self.positions.max_length  # tokens; None for no limit
         self.patterns = build_patterns(pattern, layers, first_token)
         pairs = [(self.positions.at_layer(k), layer_pattern) for k, layer_pattern in enumerate(self.patterns)]
-        self.bias_groups = [pairs.index(pair) for pair in pairs]
+        self.bias_groups = [pairs.index(pair) for pair in pairs]  # the first layer with the same bias
         self.dropout_rate = dropout
         self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
-        self.blocks: Iterable[Any] = nn.ModuleList(
-            FastBlock(**block, gated=self.positions.at_layer(k).overrides("gate")) for k in range(layers)
-        )
+        block |= {"dropout_class": FastDropout}
+        gated = [self.positions.at_layer(k).overrides("gate") for k in range(layers)]
+        self.blocks: Sequence[Any] = nn.ModuleList(Block(**block, gated=gate) for gate in gated)  # type: ignore[assignment]
         self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -100,12 +117,43 @@ class Stack(StackKernels):
                 token_mask_BT = torch.cat((token_mask_BT.new_ones(B, 1), token_mask_BT), dim=1)
         return x_BTD, token_mask_BT
 
+    @property
+    def can_unpad(self) -> bool:
+        """Whether a pass with padding runs on rows of tokens, without it.
+
+        An accelerator would wait to learn their number, and compiled blocks would be compiled for every number.
+        """
+        return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
+
+    def attentions(
+        self,
+        x_BTD: Tensor,
+        token_mask_BT: Tensor | None,
+        places: Places | None = None,
+        with_weights: bool = False,
+        cache: Cache | None = None,
+    ) -> list[Attention]:
+        """Return the attention of each layer, from the tokens of x to them and those of the cache."""
+        none = [None] * len(self.patterns)
+        (B, T, D), device, offset = x_BTD.shape, x_BTD.device, cached_tokens(cache)
+        compiled = self.is_compiled or torch.compiler.is_compiling()
+        rate, i_T = self.dropout_rate if self.training else 0.0, torch.arange(offset, offset + T, device=device)
+        j_S = [i_T if past is None else extend(past, "j", i_T.expand(B, -1), 1)[0] for past in cache or none]
+        positions = [self.positions.at_layer(k) for k in range(len(none))]
+        prepared = {layer: layer.prepare(offset + T, device) for layer in dict.fromkeys(positions)}
+        chosen: dict[int, Attention] = {}
+        for k in dict.fromkeys(self.bias_groups):
+            tokens = (prepared[positions[k]], i_T, j_S[k], token_mask_BT)
+            pairs = Pairs(positions[k], self.patterns[k], self.causal, *tokens)
+            chosen[k] = self.choose(pairs, B, D // self.heads, rate, with_weights, compiled, places)
+        return [chosen[k] for k in self.bias_groups]
+
     def forward(
         self,
         ids_BT: Tensor,
         token_mask_BT: Tensor | None = None,
         with_weights: bool = False,
-        memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
+        memory: Sequence[Memory] | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return hidden states, [B, T, D], and if asked for the weights of self- and cross-attention of each layer.
@@ -125,22 +173,26 @@ class Stack(StackKernels):
             weights, cross_weights = ([layer[:, :, -T:] for layer in layers] for layers in weights_of)
             return x_BTD[:, -T:], weights, cross_weights
         x_BTD, token_mask_BT = self.embed(ids_BT, token_mask_BT)
-        offset = cached_tokens(cache[0]) if cache else 0
-        S = offset + x_BTD.shape[1]
-        self.positions.prepare(S, x_BTD.device)
         unpadder = None
-        if token_mask_BT is not None and memory is None and cache is None and self.can_unpad:
-            unpadder = unpadder_for(token_mask_BT)
-        biases = self.attention_biases(x_BTD, S, token_mask_BT, unpadder, with_weights, cache)
-        x_BTD = self.embedding_dropout(self.positions.embed(x_BTD, offset))
+        if token_mask_BT is not None and x_BTD.device.type == "cpu" and not torch.compiler.is_compiling():
+            if token_mask_BT.dtype == torch.bool and token_mask_BT.all():  # not documents
+                token_mask_BT = None
+            elif memory is None and cache is None and self.can_unpad:
+                unpadder = unpadder_for(token_mask_BT, self.heads)
+        attentions = self.attentions(x_BTD, token_mask_BT, unpadder, with_weights, cache)
+        pairs = attentions[0].pairs
+        assert pairs is not None
+        x_BTD = checked(self.positions, "embed", self.positions.embed(x_BTD, pairs.query_positions), x_BTD.shape)
+        x_BTD = self.embedding_dropout(x_BTD)
         x_BTD = x_BTD if unpadder is None else unpadder.unpad(x_BTD)
         weights, cross_weights = [], []
         for k, block in enumerate(self.blocks):
             block.dropout.unpadder = unpadder
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
-            past, positions = None if cache is None else cache[k], self.positions.at_layer(k)
-            x_BTD, *of_layer = run(x_BTD, positions, biases[k], with_weights, memory and memory[k], past)
-            forget_hidden_keys(past, self.patterns[k], S)
+            past = None if cache is None else cache[k]
+            x_BTD, *of_layer = run(x_BTD, attentions[k], with_weights, memory and memory[k], past)
+            if past is not None:
+                forget_hidden_keys(past, self.patterns[k])
             for layers, layer in zip((weights, cross_weights), of_layer):
                 layers += [] if layer is None else [layer]
         x_BTD = self.final_norm(x_BTD)
@@ -221,6 +273,46 @@ def build_stack(*, model: dict[str, Any], **arguments: Any) -> Stack | Recurrent
         )
     stack_class = RecurrentStack if model["name"] == "rnn" else Stack
     return stack_class(model=model, **arguments)
+
+
+def compile_blocks(model: nn.Module, mode: str, device: torch.device, accumulated: int = 1) -> None:
+    """Apply torch.compile to the blocks of a model for `device`, in place. Equal blocks share one compilation.
+
+    Args:
+        accumulated: batches whose gradients are added up for one step.
+
+    Raises:
+        UserError: torch has no such mode, the device is a CPU and there is no C++ compiler, or CUDA graphs would
+            overwrite the gradients that are added up.
+    """
+    pick(dict.fromkeys(COMPILE_MODES), mode, "compile")
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+        raise UserError(
+            f"compile={mode}: torch found no C++ compiler for the CPU. Install g++ or leave compile unset."
+        )
+    if device.type == "cuda" and mode in CUDA_GRAPHS and accumulated > 1:
+        raise UserError(
+            f"compile={mode} with trainer.accumulate_grad_batches={accumulated}: the CUDA graphs of a batch "
+            "overwrite the gradients of the last one. Set compile=default, or accumulate nothing."
+        )
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            stack.is_compiled = True
+            for block in stack.blocks:
+                block.compile(mode=mode)
+            if device.type == "cuda":
+                stack.register_forward_pre_hook(begin_pass)
+
+
+def begin_pass(stack: Any, arguments: Any) -> None:
+    """Mark the start of a step of CUDA graphs, once for each pass. Memory of earlier steps is free then.
+
+    Without gradients, torch would start one at each block, and free the block's input. The decoder of an
+    encoder-decoder belongs to the step of its encoder, whose activations the backward pass needs. So between two
+    forward passes there must be a backward pass, unless the first one is not for training.
+    """
+    if not hasattr(stack.blocks[0], "cross_attention"):
+        torch.compiler.cudagraph_mark_step_begin()
 
 
 INITIALISATIONS: dict[str, Callable[[Tensor, float], Any] | None] = {

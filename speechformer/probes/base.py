@@ -11,8 +11,7 @@ Shapes: B rows, T symbols of the longest row.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,8 +110,9 @@ def pairs(first: Ints, second: Ints, length: Ints | None = None, choices: Ints |
     return Piece(alternate(first, second), ends, alternate(0, choices), alternate(0, groups))
 
 
+@dataclass(kw_only=True, eq=False)
 class Probe:
-    """A probe. A subclass sets `vocabulary` and defines `pieces`; its options have no defaults.
+    """A probe. A subclass is a dataclass of its options, without defaults; it sets `vocabulary` and defines `pieces`.
 
     Args:
         min_length, max_length: the lengths of training rows, uniformly distributed.
@@ -124,16 +124,22 @@ class Probe:
         groups: names of the groups of answers that are also measured alone, such as distances.
     """
 
-    vocabulary: list[str]
+    min_length: int
+    max_length: int
+    test_lengths: list[int]
+    vocabulary: list[str] = field(init=False)
     groups: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, min_length: int, max_length: int, test_lengths: Sequence[int]) -> None:
-        valid = min_length <= max_length
-        require(valid, "probe.min_length", f"at most probe.max_length={max_length}", min_length)
-        valid = len(set(test_lengths)) == len(test_lengths)
-        require(valid, "probe.test_lengths", "a list of different lengths", list(test_lengths))
-        self.min_length, self.max_length, self.test_lengths = min_length, max_length, list(test_lengths)
-        self.shortest, self.longest = min([min_length, *test_lengths]), max([max_length, *test_lengths])
+    def __post_init__(self) -> None:
+        valid, lengths = self.min_length <= self.max_length, self.test_lengths
+        require(valid, "probe.min_length", f"at most probe.max_length={self.max_length}", self.min_length)
+        require(len({*lengths}) == len(lengths), "probe.test_lengths", "a list of different lengths", lengths)
+        self.shortest, self.longest = min([self.min_length, *lengths]), max([self.max_length, *lengths])
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Check the options and set `vocabulary`."""
+        raise NotImplementedError
 
     def symbols_of(self, length: int) -> int:
         """Return the number of symbols of a row of a length, which is the same for all of them."""

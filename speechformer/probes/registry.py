@@ -1,4 +1,4 @@
-"""The probes by name, `probe=` in the config, and the corpus of one."""
+"""The rows of a probe as a corpus."""
 
 from __future__ import annotations
 
@@ -9,30 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from speechformer.errors import UserError, build
-from speechformer.probes.addition import Addition
 from speechformer.probes.base import Probe
-from speechformer.probes.copy import Copy
-from speechformer.probes.flip_flop import FlipFlop
-from speechformer.probes.indirect import Indirect
-from speechformer.probes.induction import Induction
-from speechformer.probes.majority import Majority
-from speechformer.probes.needle import Needle
-from speechformer.probes.recall import Recall
-from speechformer.probes.reverse import Reverse
-from speechformer.probes.selective_copy import SelectiveCopy
-
-PROBES: dict[str, type[Probe]] = {
-    "copy": Copy,
-    "reverse": Reverse,
-    "addition": Addition,
-    "recall": Recall,
-    "induction": Induction,
-    "indirect": Indirect,
-    "flip_flop": FlipFlop,
-    "selective_copy": SelectiveCopy,
-    "majority": Majority,
-    "needle": Needle,
-}
+from speechformer.probes.probes import PROBES
 
 
 @dataclass

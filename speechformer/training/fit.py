@@ -18,8 +18,7 @@ from speechformer import console
 from speechformer.config import count_devices
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
-from speechformer.kernels.dispatch import compile_blocks
-from speechformer.models.stack import count_parameters
+from speechformer.models.stack import compile_blocks, count_parameters
 from speechformer.runs.folder import LAST, TOKENIZER, RunFolder, sha256
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.optim import has_amx
