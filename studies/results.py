@@ -136,7 +136,7 @@ class Results:
     def find_variants(self) -> Iterable[tuple[tuple[str, str], Place]]:
         """Yield the named variants by name and protocol; the first of several counts."""
         found = set()
-        usual = sorted(self.studies, key=lambda study: "fold" in study.protocol)  # before those of other folds
+        usual = sorted(self.studies, key=lambda study: bool(study.protocol["fold"]))  # before those of other folds
         for study in usual:
             for variant in study.variants:
                 for name in names_of(study, variant):

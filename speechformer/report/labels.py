@@ -11,8 +11,6 @@ from typing import Any
 
 import yaml
 
-from speechformer.runs.identity import added_to
-
 ABSENT = object()
 LONGEST = 100  # characters of a label with all settings; with more, a study's labels leave out the usual ones
 USUAL = "the usual settings"
@@ -119,20 +117,13 @@ def usual_settings(variants: Sequence[Variant]) -> dict[str, Any]:
 def unusual(
     variant: Variant, variants: Sequence[Variant], usual: Mapping[str, Any], names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield, in words, the settings of a variant that are not usual, and the usual ones that it is without."""
-    defaults = added_to(variant.settings.get("task.name"))
+    """Yield, in words, the settings of a variant that are not usual."""
     for key in dict.fromkeys(key for other in variants for key in other.overrides):
         value, group = usual.get(key, ABSENT), group_of(key)
         if key in variant.settings:
             is_shown = key in content()["shown"] and variant.settings.get(group) != usual.get(group)
             if variant.settings[key] != value or is_shown:
                 yield in_words(override(key, variant.settings[key]), names)
-        elif value is not ABSENT and key in defaults:
-            having = [other.settings.get(group) for other in variants if key in other.settings]
-            if not is_option(key) and not defaults[key]:
-                yield f"without {in_words(override(key, value), names)}"
-            elif not is_option(key) or variant.settings.get(group) in having:
-                yield in_words(override(key, defaults[key]), names)
 
 
 def name_variants(variants: Sequence[Variant], names: Mapping[str, str] | None = None) -> str:

@@ -28,17 +28,10 @@ import pandas as pd
 
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError, unknown
-from speechformer.report.labels import ABSENT, Variant, content, name_variants, override
+from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, PREDICTIONS, RESULT, DamagedError, read_result
-from speechformer.runs.identity import (
-    ADDED,
-    NOT_IDENTITY,
-    NUMERICS_VERSION,
-    added_to,
-    flatten,
-    plain_number,
-)
+from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
 from speechformer.runs.predictions import read_predictions
 
 # Config keys that do not change what is measured, or that belong to the study and not to the variant
@@ -80,7 +73,6 @@ class Run:
         if self.status == "finished" and main and self.metrics.get(main) is None:
             self.status = "diverged"
         protocol = {key: value for key, value in self.config.items() if key.startswith("protocol.")}
-        protocol = {key: value for key, value in protocol.items() if ADDED.get(key, ABSENT) != value}
         self.protocol = json.dumps({key.partition(".")[2]: protocol[key] for key in protocol}, sort_keys=True)
         self.corpus = result.get("corpus") or {}
         self.counts: dict[str, Any] = self.corpus.get("counts", {})
@@ -139,8 +131,6 @@ class Run:
             for key, value in self.config.items()
             if key not in NOT_IN_VARIANT and not key.startswith(NOT_IN_VARIANT_GROUPS)
         }
-        added = added_to(settings.get("task.name"))
-        settings = {key: value for key, value in settings.items() if key not in added or value != added[key]}
         if settings.get("recipe.init") != "normal":  # no other initialisation reads it
             settings.pop("recipe.init_std", None)
         explicit = any(word.startswith("pattern.seed=") for word in self.result.get("overrides") or [])
@@ -189,7 +179,7 @@ class Run:
         path, accuracy = self.folder / PREDICTIONS, self.metrics.get("test_accuracy")
         if not self.corpus or accuracy is None or not os.path.lexists(path):
             return None
-        return read_predictions(path, self.corpus.get("classes", []), self.counts["test"], accuracy)
+        return read_predictions(path, self.counts["test"], accuracy)
 
 
 class Study:

@@ -489,7 +489,7 @@ def search_table(folder: Path, study: Any) -> Table | None:
 
 def searches(folders: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
     """Yield each folder with a search below some folders, and its study, where optuna is installed."""
-    for folder in sorted(file.parent for top in folders for file in find(top, search.SEARCH)):
+    for folder in sorted(file.parent for top in folders for file in find(top, search.JOURNAL)):
         try:
             storage = search.journal(folder)
             yield folder, search.import_optuna().load_study(study_name=search.STUDY, storage=storage)
