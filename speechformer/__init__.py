@@ -1,7 +1,7 @@
 """Train small transformers, compare position encodings and attention patterns, and use the trained models.
 
     run = speechformer.fit("task=lm", "model=rope", "trainer.max_steps=200")   train, or load what is trained already
-    run = speechformer.load("outputs/runs/lm_rope_seed0_0123456789ab")    load a trained run
+    run = speechformer.load("outputs/runs/lm_rope_full_seed0_01234567")    load a trained run
     table = speechformer.read_results("outputs/runs")                          results as a pandas DataFrame
 
 Importing the package is fast: torch is imported when a function that needs it is called.
@@ -61,9 +61,8 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     """
     from speechformer.analysis.load import load
     from speechformer.config import CONF, as_plain, check_overrides, compose, load_plain
-    from speechformer.corpora.load import load as load_corpus
     from speechformer.errors import UserError
-    from speechformer.runs import identity, naming
+    from speechformer.runs.naming import run_name
     from speechformer.training import runtime
     from speechformer.training.run import execute
     from speechformer.training.runtime import explained
@@ -74,10 +73,8 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     cfg = compose(overrides)
     check_overrides(overrides)
     if directory is None:
-        config = as_plain(cfg)
-        corpus = load_corpus(config)
-        name = naming.folder_name(config, identity.fingerprint(config, corpus.sha256, corpus.identity))
-        directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"].replace("${run_name:}", name)
+        run_directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"]
+        directory = run_directory.replace("${run_name:}", run_name(as_plain(cfg)))
     with explained():
         execute(cfg, Path(directory), overrides, environment=runtime.isolated)
     return load(directory)

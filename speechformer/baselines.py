@@ -198,6 +198,7 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
         output, folder = OutputFolder(directory), f"{task}_{config['protocol']['name']}_{name}{'_folds' * by_fold}"
         for classes in predicted:
             rows = data.tested["test", ""]
+            assert isinstance(rows, dict)
             path = output.file(f"{folder}/{runs.PREDICTIONS}")
             write_predictions(path, data.corpus.classes, rows["labels"].tolist(), classes, rows["in_train"].tolist())
         runs.write_result(output.file(f"{folder}/{runs.RESULT}").parent, results[-1])

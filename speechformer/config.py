@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from speechformer.errors import UserError, is_choice, one_sentence, unknown
 from speechformer.keys import CONF, corrected, describe, suggest
-from speechformer.runs.legacy import RENAMED_CHOICES, RENAMED_KEYS, renamed_key
 
 ENDLESS = ("inverse_sqrt", "vaswani")  # schedules that do not depend on the length of the run
 
@@ -162,9 +161,6 @@ def check_config(config: dict[str, Any]) -> None:
     Raises:
         UserError: with the key, what is wrong and what is valid.
     """
-    for old in RENAMED_KEYS:
-        if value_of(config, old) is not MISSING:
-            raise UserError(renamed(old))
     default = defaults(config)
     check_value(config, default, "")
     check_finite(config, "")
@@ -392,12 +388,6 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
     return config
 
 
-def renamed(key: str) -> str:
-    """Return a sentence with the new name of a key or choice of an earlier version, or ""."""
-    new = RENAMED_CHOICES.get(key) or renamed_key(key)
-    return f"{key} is now {new}." if new else ""
-
-
 def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
     """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
     if isinstance(error, OverrideParseException):
@@ -408,15 +398,13 @@ def explain(error: Exception, overrides: Iterable[str] = ()) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return renamed(f"{group}={choice}") or str(unknown(group, "choice", choice, error.options))
+        return str(unknown(group, "choice", choice, error.options))
     if several := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
         key, _, values = several[1].partition("=")
         brackets = f" A list needs brackets: '{key}=[{values}]'." if "." in key else ""
         return f"{several[1]}: several values are a sweep, so add -m.{brackets}"
     cause = error.__cause__
     if not_overridden := re.search(r"Could not override '([^']+)'", str(error)):
-        if sentence := renamed(not_overridden[1]):
-            return sentence
         node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         full_key = (
             str(cause.full_key) if isinstance(cause, OmegaConfBaseException) else not_overridden[1].replace("/", ".")
@@ -449,8 +437,6 @@ def check_overrides(overrides: Iterable[str]) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         group = key.removesuffix(".name")
-        if sentence := renamed(key):
-            raise UserError(sentence)
         if key != group and (CONF / group).is_dir():
             raise UserError(f"{override}: make a choice with {group}={value}.")
         if value.startswith("{") and (CONF / key).is_dir():

@@ -22,4 +22,4 @@ probes layers $three layers=1,3 model=rope
 probes by_layer $three layers=3 model=by_layer 'model.layers=[rope,rope,nope],[rope,nope,nope]'
 probes patterns_by_layer $three layers=3 model=rope pattern=by_layer \
     'pattern.layers=[window,window,full],[full,window,window]'
-archive outputs/reference/probes . -name result.json -o -name tuned.json -o -name sweep.json -o -path '*/jobs/*.json'
+archive outputs/reference/probes . -name result.json -o -name tuned.json -o -name sweep.json

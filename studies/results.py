@@ -20,7 +20,6 @@ from speechformer.report.labels import ABSENT, Variant, content
 from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Effect, Summary, contrast, holm
 from speechformer.report.tables import estimate, format_interval, mean_and_sd, number
-from speechformer.runs.identity import added_to
 from studies.sentences import over_seeds_and_items, predictions, right_answers
 
 HERE = Path(__file__).parent
@@ -138,7 +137,7 @@ class Results:
     def find_variants(self) -> Iterable[tuple[tuple[str, str], Place]]:
         """Yield the named variants by name and protocol; the first of several counts."""
         found = set()
-        usual = sorted(self.studies, key=lambda study: "fold" in study.protocol)  # before those of other folds
+        usual = sorted(self.studies, key=lambda study: bool(study.protocol["fold"]))  # before those of other folds
         for study in usual:
             for variant in study.variants:
                 for name in names_of(study, variant):
@@ -305,8 +304,7 @@ def names_of(study: Study, variant: Variant) -> Iterable[str]:
 def published_name(settings: Mapping[str, Any]) -> str | None:
     """Return the name of the published row with these settings (dotted keys), apart from `free` ones, or None."""
     content_ = read_yaml("published.yaml")
-    added = added_to(settings["task.name"])  # runs that are older than a key lack it
-    decisive = {key for key, value in settings.items() if added.get(key, ABSENT) != value} - set(content_["free"])
+    decisive = settings.keys() - set(content_["free"])
     for name, row in content_["rows"].items():
         where = row["where"]
         if decisive <= where.keys() and all(settings.get(key) == value for key, value in where.items()):

@@ -27,7 +27,7 @@ def predictions(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     path, accuracy = run.folder / PREDICTIONS, run.metrics.get("test_accuracy")
     if not run.corpus or accuracy is None or not os.path.lexists(path):
         return None
-    return read_predictions(path, run.corpus.get("classes", []), run.counts["test"], accuracy)
+    return read_predictions(path, run.counts["test"], accuracy)
 
 
 def right_answers(runs: Sequence[Run]) -> np.ndarray:

@@ -19,38 +19,11 @@ from speechformer.config import (
     RANGES,
     as_plain,
     check_config,
-    check_overrides,
     check_range,
     check_sweep,
     compose,
 )
 from speechformer.errors import UserError
-from speechformer.runs.legacy import RENAMED_KEYS
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["core.norm=post"], "core.norm is now architecture.norm."),
-        (["core.width=3"], "core.width is now architecture.width."),
-        (["task=translate", "task.size=100"], "task.size is now task.vocab_size."),
-        (["task=translate", "task.average=5"], "task.average is now task.average_checkpoints."),
-        (["corpus=digits", "corpus.longest=9"], "corpus.longest is now corpus.max_length."),
-        (["hydra/launcher=packed"], "hydra/launcher=packed is now hydra/launcher=ensemble."),
-    ],
-)
-def test_an_old_name_is_answered_with_the_new_one(overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        compose(overrides)
-    assert str(error.value) == message
-
-
-def test_an_old_name_is_explained_if_it_is_added_or_in_an_experiment() -> None:
-    with pytest.raises(UserError, match=r"core\.norm is now architecture\.norm"):
-        check_overrides(["+core.norm=post"])
-    with pytest.raises(UserError, match=r"^core is now architecture\.$"):
-        as_plain(composed("+core.norm=post"))
-    assert not any(old in RENAMED_KEYS.values() for old in RENAMED_KEYS)
 
 
 @pytest.mark.parametrize("word", ["=0", "", "model=null", "task=[1,2]", "width=)"])

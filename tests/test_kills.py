@@ -18,7 +18,6 @@ from speechformer import train
 from speechformer.report.page import report
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
-from speechformer.sweeps import recovery
 from speechformer.training.run import execute
 
 RUNS = {
@@ -89,7 +88,6 @@ def test_a_sweep_killed_at_any_point_of_its_own_ends_as_one_that_was_not(
     folder = tmp_path / "sweep"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *own, "seed=0,1", "hydra.sweep.dir=sweep"])
-    monkeypatch.setattr(sweeps, "COMMAND", recovery.COMMAND)
     monkeypatch.setattr("speechformer.report.page.report", lambda *_, **__: [])
     points = count_points(train.main, folder, without="sweep/lm_")
     expected = names(folder)

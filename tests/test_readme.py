@@ -13,13 +13,13 @@ from pathlib import Path
 import hydra
 import pytest
 from conftest import TINY, compose
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pages import IS_CHECKOUT, PAGES, ROOT, blocks, commands, name_of
 
 from speechformer.config import CONF, check_config
-from speechformer.sweeps import launcher, search
+from speechformer.sweeps import search
+from speechformer.sweeps.sweeper import combinations
 from speechformer.training.run import execute
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
@@ -78,15 +78,14 @@ def jobs(arguments: list[str]) -> list[list[str]]:
         return []
     if "-m" not in arguments:
         return [arguments]
-    launcher.register()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         overrides = parser.parse_overrides([word for word in arguments if word != "-m"])
         if "hydra/sweeper=optuna" in arguments:
-            fixed, space, _ = search.split_overrides(overrides)
+            fixed, space, _ = search.split_overrides({word.get_key_element(): word for word in overrides})
             ends = {key: [own.low, own.high] if hasattr(own, "low") else own.choices for key, own in space.items()}
             return [[*fixed, *(f"{key}={values[k]}" for key, values in ends.items())] for k in (0, -1)]
-        every = [list(job) for job in BasicSweeper.split_arguments(overrides, None)[0]]
+        every = [list(job) for job in combinations(overrides)]
         return list({tuple(word for word in job if not word.startswith("seed=")): job for job in every}.values())
 
 

@@ -151,7 +151,7 @@ def test_jobs_side_by_side_have_a_gpu_each_and_compute_what_they_would_alone(
 def test_a_job_that_is_killed_is_named_and_one_that_still_queues_is_waited_for(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    """Both are held in the queue; the first is released and killed, the second released when the sweep knows that."""
+    """Both are held in the queue. The first is released and killed, and again when it runs alone; then the second."""
     stderr = tmp_path / "stderr.txt"
 
     def queue() -> list[str]:
@@ -172,15 +172,20 @@ def test_a_job_that_is_killed_is_named_and_one_that_still_queues_is_waited_for(
         subprocess.run(["scontrol", "release", first], env=slurm, check=True)
         os.kill(wait_until(pid), signal.SIGKILL)
         wait_until(lambda: "A worker of the sweep was killed" in stderr.read_text())
-        subprocess.run(["scontrol", "release", second], env=slurm, check=True)
+        dead, third = pid(), wait_until(lambda: [job for job in queue() if job not in (first, second)])[0]
+        subprocess.run(["scontrol", "release", third], env=slurm, check=True)
+        os.kill(wait_until(lambda: pid() != dead and pid()), signal.SIGKILL)
+        wait_until(lambda: len(queue()) == 2)  # the second has waited, and is there again
+        for job in queue():
+            subprocess.run(["scontrol", "release", job], env=slurm, check=True)
         assert sweep.wait(60) == 1
     finally:
         sweep.kill()
     killed, other = jobs_of(tmp_path / "sweep")
-    assert killed.folder and read_result(killed.folder)["status"] == "killed"
+    assert read_result(killed.folder)["status"] == "killed"
     assert other.state.status == "finished"
     assert (tmp_path / "sweep" / "report" / "report.html").exists()
     named, advice = stderr.read_text().splitlines()[-2:]
     assert named.startswith("Killed: trainer.max_steps=100000: Its process was killed")
     assert killed.folder.name in named
-    assert advice.startswith("The same command runs only what is missing")
+    assert advice.startswith("Run the same command again to run only what is missing")

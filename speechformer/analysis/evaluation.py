@@ -49,7 +49,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         UserError: a run has no result, runs do not fit together, or the corpus has changed since.
     """
     start, results = time.perf_counter(), results_of(runs)
-    task, config = runs[0].task, with_defaults(results[0]["config"])
+    task, config = runs[0].task, results[0]["config"]
     metrics = measure(runs, data_of(runs[0], config, root))
     settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
     if len(runs) > 1:
@@ -77,8 +77,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
 def name_of(results: Sequence[dict[str, Any]]) -> int | str:
     """Return the number of runs of an ensemble and, if their settings differ, those of each."""
     configs = [{**own["config"], "seed": None, "study": None} for own in results]
-    added = identity.added_to(results[0]["task"])
-    each = [dict(identity.flatten(identity.identity_settings(config, added=added))) for config in configs]
+    each = [dict(identity.flatten(identity.identity_settings(config))) for config in configs]
     for settings, own in zip(each, results):
         if settings.get("pattern.seed") == own["seed"]:  # it follows the run's seed
             del settings["pattern.seed"]
@@ -159,17 +158,6 @@ def learned_from(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
         "vocabulary": runs_folder.sha256(run.directory / runs_folder.TOKENIZER),
         "vocab_size": run.task.hparams["architecture"]["vocab_size"],
     }
-
-
-def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a run of any version, with the keys that it lacks."""
-    config = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
-    removed = identity.REMOVED.get(config["task"]["name"], {})
-    for key, value in identity.added_to(config["task"]["name"]).items():
-        group, _, name = key.rpartition(".")
-        if group != "task" or name not in removed:
-            (config[group] if group else config).setdefault(name, value)
-    return config
 
 
 def data_of(run: TrainedRun, config: dict[str, Any], root: str | None = None) -> Any:

@@ -36,7 +36,6 @@ from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
 from speechformer.layers.positions import Positions
-from speechformer.runs.legacy import upgrade_checkpoint
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
@@ -84,7 +83,7 @@ def load_safetensors(path: Path) -> Task:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            described, shared = upgrade_checkpoint(json.loads(header["speechformer"])), json.loads(header["shared"])
+            described, shared = json.loads(header["speechformer"]), json.loads(header["shared"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         task = TASKS[described["task"]](**described["hyper_parameters"])
         weights |= {name: weights[first] for name, first in shared.items()}

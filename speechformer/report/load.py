@@ -25,10 +25,10 @@ import pandas as pd
 
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError, unknown
-from speechformer.report.labels import ABSENT, Variant, content, name_variants, override
+from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
-from speechformer.runs.identity import ADDED, NOT_IDENTITY, NUMERICS_VERSION, added_to, flatten, plain_number
+from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
 
 # Config keys that do not change what is measured, or that belong to the study and not to the variant
 NOT_IN_VARIANT = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
@@ -64,9 +64,8 @@ class Run:
         main, self.status = self.report["metric"], str(result.get("status"))
         if self.status == "finished" and main and self.metrics.get(main) is None:
             self.status = "diverged"
-        protocol = result["config"]["protocol"].items()
-        protocol = {key: value for key, value in protocol if ADDED.get(f"protocol.{key}", ABSENT) != value}
-        self.protocol = json.dumps(protocol, sort_keys=True)
+        protocol = {key: value for key, value in self.config.items() if key.startswith("protocol.")}
+        self.protocol = json.dumps({key.partition(".")[2]: protocol[key] for key in protocol}, sort_keys=True)
         self.corpus = result.get("corpus") or {}
         self.counts: dict[str, Any] = self.corpus.get("counts", {})
         left_out = [*self.counts.get("cleaned", {}).values(), self.counts.get("removed_from_validation")]
@@ -118,7 +117,7 @@ class Run:
         """The part of the config that decides the variant."""
         settings = {
             key: plain_number(value, key)
-            for key, value in (self.config | added_to(self.task) | self.config).items()
+            for key, value in self.config.items()
             if key not in NOT_IN_VARIANT and not key.startswith(NOT_IN_VARIANT_GROUPS)
         }
         if settings.get("recipe.init") != "normal":  # no other initialisation reads it
@@ -406,11 +405,11 @@ def build_studies(runs: Sequence[Run]) -> tuple[list[Study], list[str]]:
     baselines = {key: [*group] for key, group in frame[~trained].groupby(STUDY[1:])["run"]}
     studies = [Study([*group], baselines.get(key[1:], [])) for key, group in frame[trained].groupby(STUDY)["run"]]
     studies.sort(key=lambda study: (study.study, study.task, study.protocol["name"] != "paper"))
-    used = set[str]()
+    names = set[str]()
     for number, study in enumerate(studies):
-        if study.name.lower() in used:  # also where the file system ignores case
+        if study.name.lower() in names:  # also where the file system ignores case
             study.name += f"_{number}"
-        used.add(study.name.lower())
+        names.add(study.name.lower())
     return studies, remarks
 
 

@@ -425,7 +425,7 @@ def searches(folders: Sequence[Path]) -> Iterator[tuple[Table, Any]]:
 
     Test metrics stand in the tables of the runs alone: to rank trials by them would be to choose by them.
     """
-    for file in found_below(folders, search.SEARCH):
+    for file in found_below(folders, search.JOURNAL):
         try:
             storage = search.journal(file.parent)
             study = search.import_optuna().load_study(study_name=search.STUDY, storage=storage)

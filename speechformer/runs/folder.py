@@ -39,7 +39,6 @@ from speechformer.corpora.files import write_file
 from speechformer.errors import UserError, one_sentence
 from speechformer.escape import one_line
 from speechformer.runs import identity
-from speechformer.runs.legacy import upgrade_result
 from speechformer.runs.rank import is_first
 
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
@@ -47,15 +46,13 @@ PREDICTIONS = "predictions.tsv"  # of a classifier
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
 OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", PREDICTIONS, RESULT)
-WRITTEN = "|".join(map(re.escape, (*OUTPUTS, OWNER, CONFIG, TOKENIZER)))
-PARTIAL = rf"({WRITTEN})\.[0-9a-f]{{8}}\.partial"  # of a killed process
 LOG = "log.txt"  # the output of a job that runs beside others
+CURVES = "tensorboard"
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` keeps
-STEP, STEP_PARTIAL = r"\d+\.ckpt", r"\d+\.ckpt\.[0-9a-f]{8}\.partial"  # a file in both; of a killed process
-STEPS = f"{STEP}|{STEP_PARTIAL}"
-CURVES, EVENTS = "tensorboard", r"events\.out\.tfevents\..*|hparams\.yaml"  # the folder of the curves, a file in it
-RUN_FILES = {CURVES: EVENTS, WEIGHTS: STEPS, HISTORY: STEPS, "": f"{WRITTEN}|{PARTIAL}"}  # by the folder inside
+STEP = r"\d+\.ckpt"  # a file in both
+RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, CURVES, WEIGHTS, HISTORY)
+PARTIAL = "*.????????.partial"  # of a killed process
 # The folder of a run that is being replaced: whole, with files on the way there or back, and no longer needed
 REPLACED, MOVING, DISCARDED = ".replaced", ".replaced.moving", ".replaced.discarded"
 
@@ -72,75 +69,54 @@ class DamagedError(ForeignError):
     """A file is not as speechformer writes it."""
 
 
+def finite(value: Any) -> Any:
+    """Return plain data with None in place of NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write plain data as JSON, atomically; NaN, infinity and integers of more than 64 bits become null."""
+    """Write plain data as JSON, atomically; NaN and infinity become null."""
     text = json.dumps(finite(content), indent=2, ensure_ascii=False) + "\n"
     write_file(path, text.encode(errors="replace"))
 
 
 @functools.cache
-def validator(kind: str) -> Callable[[Any], object]:
-    """Return the function that raises a ValueError unless its argument is what `schema.json` says of a kind."""
+def validator(definition: str) -> Callable[[object], object]:
+    """Return the function that raises a ValueError unless its argument meets a definition in `schema.json`."""
     import fastjsonschema
 
     schema = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    return fastjsonschema.compile(schema | {"$ref": f"#/definitions/{kind}"})
+    return fastjsonschema.compile(schema | {"$ref": f"#/definitions/{definition}"})
 
 
-def check_json(path: Path, content: Any, kind: str) -> None:
-    """Raise a `DamagedError` unless the content of a file is what `schema.json` says of a kind."""
-    try:
-        validator(kind)(content)
-    except ValueError as error:
-        reason = re.sub(r"^data\.?", "", str(error)).lstrip()
-        missing = re.sub(r"must contain \[(.*)\] properties", lambda match: f"lacks {match[1]}", reason)
-        raise DamagedError(f"{path} is damaged: {one_line(missing, 300)}. Restore or remove it.") from None
-
-
-def parse_number(text: str) -> int | float:
-    """Return a number in JSON; raise a ValueError unless it is finite and, if whole, has at most 64 bits."""
-    whole = text.lstrip("-").isdigit()
-    value = int(text) if whole and len(text) <= 20 else float(text)
-    if not abs(value) < (2**63 if whole else math.inf):
-        raise ValueError(f"the number {text[:30]} is out of range")
-    return value
-
-
-def read_json(path: Path, kind: str = "object") -> dict[str, Any] | None:
+def read_json(path: Path, definition: str = "object") -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is no file.
 
     Args:
-        kind: the definition in `schema.json` that it must meet.
+        definition: what it must meet in `schema.json`.
 
     Raises:
         DamagedError: there is something else.
     """
     try:
-        if not os.path.isfile(path):  # reading a FIFO would wait for its writer
-            if not os.path.lexists(path):
-                return None
-            raise ValueError("it is not a regular file")
-        text = path.read_bytes().decode("utf-8-sig")
-        hooks = dict.fromkeys(("parse_float", "parse_int", "parse_constant"), parse_number)
-        content = json.loads(text, **hooks)  # type: ignore[arg-type]
-        if "\\ud" in text.lower():  # half a surrogate pair cannot be written again
-            json.dumps(content, ensure_ascii=False).encode()
-        check_json(path, content, kind)
-    except FileNotFoundError:  # removed meanwhile
+        content = json.loads(path.read_bytes())
+        validator(definition)(content)
+    except FileNotFoundError:
         return None
-    except DamagedError:
-        raise
     except (OSError, ValueError, RecursionError) as error:
-        nested = isinstance(error, RecursionError)
-        reason = "it is nested too deeply" if nested else getattr(error, "strerror", None) or one_sentence(error)
-        raise DamagedError(f"{path} is damaged: {reason}. Restore or remove it.") from None
+        reason = one_line(re.sub(r"^data\.? ?", "", getattr(error, "strerror", None) or one_sentence(error)), 300)
+        raise DamagedError(f"{path} is damaged: {reason}. Restore it, remove it, or add force=true.") from None
     return content
 
 
-def read_or_none(path: Path, kind: str) -> dict[str, Any] | None:
+def read_or_none(path: Path, definition: str) -> dict[str, Any] | None:
     """Return the JSON object in a file as `read_json`; None also if it is damaged."""
     with contextlib.suppress(DamagedError):
-        return read_json(path, kind)
+        return read_json(path, definition)
     return None
 
 
@@ -149,45 +125,32 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def finite(value: Any) -> Any:
-    """Return plain data with None in place of numbers that we do not read from JSON."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    limit = math.inf if isinstance(value, float) else 2**63
-    return None if isinstance(value, int | float) and not abs(value) < limit else value
-
-
 def write_result(directory: Path, result: dict[str, Any]) -> None:
     """Write `result.json` atomically."""
     write_json(directory / RESULT, result)
 
 
-def read_result(directory: Path, kind: str = "result") -> dict[str, Any]:
-    """Return the content of `result.json`, under today's names; raise a `DamagedError` without a valid one."""
-    result = result_or_none(directory, kind)
+def read_result(directory: Path, definition: str = "result") -> dict[str, Any]:
+    """Return the content of `result.json`; raise a `DamagedError` without a valid one."""
+    result = read_json(directory / RESULT, definition)
     if result is None:
         raise DamagedError(f"{directory} has no {RESULT}.")
     return result
 
 
-def result_or_none(directory: Path, kind: str = "result") -> dict[str, Any] | None:
-    """Return the content of `result.json`, under today's names; None if there is no such file."""
-    result = read_json(directory / RESULT, kind)
-    return None if result is None else upgrade_result(result)
+def result_or_none(directory: Path) -> dict[str, Any] | None:
+    """Return the content of `result.json`; None if there is no such file."""
+    return read_json(directory / RESULT, "result")
 
 
 def failure_result(
     config: Mapping[str, Any], overrides: Sequence[str] | None, fingerprint: str | None, error: BaseException
 ) -> dict[str, Any]:
     """Return the result of a run that raised `error`."""
-    reason, task, seed = one_sentence(error) or type(error).__name__, config.get("task"), config.get("seed")
-    if isinstance(error, OSError) and error.filename:
-        reason = f"{error.filename}: {error.strerror}"
+    task, seed = config.get("task"), config.get("seed")
     return {
         "status": "failed",
-        "error": reason,
+        "error": one_sentence(error) or type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
         "task": task.get("name") if isinstance(task, Mapping) else None,
         "config": dict(config),
@@ -195,7 +158,6 @@ def failure_result(
         "identity": fingerprint,
         "seed": seed if type(seed) is int else None,
         "commit": identity.commit(),
-        "versions": identity.versions(),
     }
 
 
@@ -226,16 +188,14 @@ def lock(directory: Path, wait: bool) -> Iterator[None]:
 
 def is_locked(directory: Path) -> bool:
     """Return whether a process works in this folder."""
-    if not os.path.exists(directory / LOCK):
+    if not (directory / LOCK).exists():
         return False
     try:
         with FileLock(directory / LOCK, timeout=0):
             return False
     except Timeout:
         return True
-    except OSError:  # a folder that we may only read: a training process rewrites run.json every few seconds
-        with contextlib.suppress(OSError):
-            return time.time() - (directory / OWNER).stat().st_mtime < 60
+    except OSError:  # a folder that we may only read
         return False
 
 
@@ -256,9 +216,7 @@ class RunFolder:
     owner: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=lambda: {"name": "tensorboard"})
     replaces: bool = False
-
-    def __post_init__(self) -> None:
-        self.writes = is_first()
+    writes: bool = field(default_factory=is_first)
 
     @property
     def has_ended(self) -> bool:
@@ -273,12 +231,11 @@ class RunFolder:
             "attempts": self.previous.get("attempts", 0) + 1,
             "threads": self.previous.get("threads") or threads,
         }
-        if not self.writes:
-            return
-        self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-        write_json(self.path / OWNER, self.owner)
-        remove(self.path, RESULT)
-        write_file(self.path / CONFIG, OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
+        if self.writes:
+            self.owner |= {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            self.report_progress()
+            remove(self.path, RESULT)
+            write_file(self.path / CONFIG, OmegaConf.to_yaml(dict(config)).encode(errors="replace"))
 
     def report_progress(self, **progress: Any) -> None:
         """Write how far the run is into `run.json`."""
@@ -286,15 +243,13 @@ class RunFolder:
 
     def remove_outputs(self, *, keep_results: bool) -> None:
         """Remove what an attempt left and the next one writes again; with `keep_results` what it does not resume."""
-        if not keep_results:
-            remove_matching(self.path / CURVES, EVENTS)
-        remove_matching(self.path, PARTIAL)
-        remove(self.path, "metrics.csv", *(() if keep_results else OUTPUTS))
-        remove_matching(self.path / HISTORY, STEP_PARTIAL if keep_results else STEPS)
+        remove(self.path, "metrics.csv", *(() if keep_results else (*OUTPUTS, HISTORY, CURVES)))
+        for partial in (*self.path.glob(PARTIAL), *(self.path / HISTORY).glob(PARTIAL)):
+            partial.unlink()
 
     def set_aside(self) -> None:
         """Move the run that is in the folder into a folder inside. `put_back` undoes it until `discard_replaced`."""
-        if any(files_matching(self.path / name, pattern) for name, pattern in RUN_FILES.items()):
+        if any(os.path.lexists(self.path / name) for name in RUN_FILES):
             (self.path / MOVING).mkdir()
             move_run(self.path, self.path / MOVING)
             os.replace(self.path / MOVING, self.path / REPLACED)
@@ -304,7 +259,7 @@ class RunFolder:
         """Remove the run that was set aside: the new one has begun."""
         if self.replaces:
             self.replaces = False
-            os.replace(self.path / REPLACED, self.path / DISCARDED)
+            os.replace(self.path / REPLACED, self.path / DISCARDED)  # at once, or half of it could come back
             shutil.rmtree(self.path / DISCARDED, ignore_errors=True)
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -316,10 +271,8 @@ class RunFolder:
 
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
-        if not self.writes:
-            return
-        remove_matching(self.path / WEIGHTS, STEPS)
-        remove(self.path, PREVIOUS)
+        if self.writes:
+            remove(self.path, WEIGHTS, PREVIOUS)
 
     def read(self) -> None:
         """Read what an earlier attempt left.
@@ -327,106 +280,54 @@ class RunFolder:
         Raises:
             ForeignError: the folder holds another run, or its files are damaged.
         """
-        try:
-            self.previous = read_json(self.path / OWNER, "owner") or {}
-            self.result = result_or_none(self.path)
-            for content in filter(None, (self.previous, self.result)):
-                failed_early = content.get("identity") is None and content.get("status") == "failed"
-                if content.get("identity") != self.identity and not failed_early:
-                    raise ForeignError(
-                        f"{self.path} holds another run (of another config, corpus or version of the numerics). "
-                        "Choose another folder, or overwrite it with force=true."
-                    )
-            if self.has_ended:
-                check_json(self.path / RESULT, self.result, "ended")  # it can be shown
-        except DamagedError as error:
-            raise DamagedError(f"{error} Or run it again with force=true.") from None
+        self.previous = read_json(self.path / OWNER, "owner") or {}
+        self.result = result_or_none(self.path)
+        for content in (self.previous, self.result or {}):  # a run that failed early has no identity
+            if content.get("identity") not in (None, self.identity):
+                raise ForeignError(
+                    f"{self.path} holds another run (of another config, corpus or version of the numerics). "
+                    "Choose another folder, or overwrite it with force=true."
+                )
 
 
 def check_is_ours(directory: Path) -> None:
     """Raise a `ForeignError` if a folder holds files but no run: a run overwrites and removes only its own."""
-    before_owner = "|".join(map(re.escape, (LOCK, LOG)))  # what comes before `run.json`
-    allowed, places = f"{before_owner}|{PARTIAL}", (directory, directory / REPLACED, directory / MOVING)
-    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    others = [name for name in names if not re.fullmatch(allowed, name)]
+    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    others = sorted(names - {LOCK, LOG, *(path.name for path in directory.glob(PARTIAL))})
+    places = (directory, directory / REPLACED, directory / MOVING)
     files = [(place / name, kind) for place in places for name, kind in ((OWNER, "owner"), (RESULT, "result"))]
     if others and not any("identity" in (read_or_none(path, kind) or {}) for path, kind in files):
-        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ForeignError(
-            f"{directory} holds {shown} and no valid {OWNER}, so it is no run's folder. Choose a new or an empty one."
+            f"{directory} holds {', '.join(others[:3])} and no valid {OWNER}, so it is no run's folder. "
+            "Choose a new or an empty one."
         )
 
 
-def check_kinds(directory: Path) -> None:
-    """Raise a `ForeignError` if a file or folder of a run is a link, a pipe or the like, which no run makes."""
-    files, folders = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, LOCK, LOG), (*RUN_FILES, REPLACED, MOVING, DISCARDED)
-    kinds = {**dict.fromkeys(files, Path.is_file), **dict.fromkeys(filter(None, folders), Path.is_dir)}
-    for name, is_ours in kinds.items():
-        path = directory / name
-        if name in (RESULT, OWNER) and not path.is_dir():
-            continue  # reading tells, and force=true replaces it
-        if path.is_symlink() or (os.path.lexists(path) and not is_ours(path)):
-            raise ForeignError(f"{path} is of a kind that speechformer does not make (a link, a pipe). Remove it.")
-        for inner in path.iterdir() if path.is_dir() else ():
-            if inner.exists() and not (inner.is_file() or inner.is_dir()):  # opening a pipe waits for its other end
-                raise ForeignError(f"{inner} is of a kind that speechformer does not make (a pipe). Remove it.")
-
-
-def files_matching(directory: Path, pattern: str) -> list[Path]:
-    """List what is in a folder, except folders, by names that match a regular expression. A link has no files."""
-    if not directory.is_dir() or directory.is_symlink():
-        return []
-    paths = [path for path in directory.iterdir() if re.fullmatch(pattern, path.name)]
-    return [path for path in paths if path.is_symlink() or not path.is_dir()]
-
-
-def remove_matching(directory: Path, pattern: str) -> None:
-    """Remove the files of a folder whose names match a regular expression, and the folder if that leaves it empty."""
-    for path in files_matching(directory, pattern):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        directory.rmdir()
-
-
 def move_run(source: Path, target: Path) -> None:
-    """Move the files of a run from one folder to another, and remove the folders that this leaves empty."""
-    for name, pattern in RUN_FILES.items():
-        for path in files_matching(source / name, pattern):
-            (target / name).mkdir(exist_ok=True)
-            os.replace(path, target / name / path.name)
-        with contextlib.suppress(OSError):
-            (source / name).rmdir()
+    """Move the files of a run from one folder to another."""
+    for name in RUN_FILES:
+        if os.path.lexists(source / name):
+            os.replace(source / name, target / name)
 
 
 def put_back(directory: Path) -> None:
     """Put a run that was set aside back, in place of the new one, which took no step; continue if that was killed."""
-    shutil.rmtree(directory / DISCARDED, ignore_errors=True)
+    remove(directory, DISCARDED)
     if (directory / REPLACED).is_dir():
-        for name, pattern in RUN_FILES.items():
-            remove_matching(directory / name, pattern)
+        remove(directory, *RUN_FILES, *(path.name for path in directory.glob(PARTIAL)))
         os.replace(directory / REPLACED, directory / MOVING)
-    move_run(directory / MOVING, directory)
+    if (directory / MOVING).is_dir():
+        move_run(directory / MOVING, directory)
+        (directory / MOVING).rmdir()
 
 
 def remove(directory: Path, *names: str) -> None:
-    """Remove files, if they exist."""
-    for name in names:
-        (directory / name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def failure_recorded(folder: RunFolder, config: Mapping[str, Any], is_new: bool) -> Iterator[None]:
-    """Make an exception the run's result; a `UserError` removes what the run has written into a new folder."""
-    try:
-        yield
-    except UserError:
-        if is_new:
-            remove(folder.path, CONFIG, TOKENIZER, OWNER)  # the last one says that the others are ours
-        raise
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            write_result(folder.path, failure_result(config, folder.overrides, folder.identity, error))
-        raise
+    """Remove files and folders, if they exist."""
+    for path in (directory / name for name in names):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -453,20 +354,25 @@ def own(
         ForeignError: the folder holds another run, or its files are damaged.
         UserError: a file cannot be written.
     """
-    is_new = not directory.exists() or not any(directory.iterdir())
     try:
         check_is_ours(directory)
-        check_kinds(directory)
         with lock(directory, wait):
+            is_new = [path.name for path in directory.iterdir()] == [LOCK]
             folder = RunFolder(directory, fingerprint, overrides)
             put_back(directory)  # a process was killed before the first step of its run
             try:
-                if force:
-                    folder.set_aside()
-                else:
-                    folder.read()
-                with failure_recorded(folder, config, is_new):
-                    yield folder
+                folder.set_aside() if force else folder.read()
+                yield folder
+            except UserError:
+                if is_new:
+                    remove(directory, CONFIG, TOKENIZER, OWNER, LOCK)
+                    with contextlib.suppress(OSError):
+                        directory.rmdir()
+                raise
+            except Exception as error:
+                with contextlib.suppress(OSError):
+                    write_result(directory, failure_result(config, overrides, fingerprint, error))
+                raise
             finally:
                 put_back(directory)
     except OSError as error:
@@ -474,28 +380,20 @@ def own(
             f"{error.filename or directory}: {error.strerror or one_sentence(error)}. Fix that, and run the same "
             "command again: it resumes from the last checkpoint."
         ) from error
-    except UserError:
-        if is_new and not (directory / OWNER).exists():
-            with contextlib.suppress(OSError):
-                remove(directory, LOCK)
-                directory.rmdir()
-        raise
 
 
 def worked_here(directory: Path, since: float) -> bool:
     """Return whether this process worked in the folder at or after a time, in seconds since the epoch."""
     owner = read_or_none(directory / OWNER, "owner") or {}
-    is_ours = owner.get("pid") == os.getpid() and owner.get("host") == socket.gethostname()
-    return is_ours and owner.get("since", 0.0) >= since
+    return owner.get("pid") == os.getpid() and owner.get("since", 0.0) >= since
 
 
 @dataclass(frozen=True)
 class State:
     """The state of a run's folder: `status`, and the content of `result.json` and `run.json`.
 
-    `status` is "finished", "diverged", "failed" or "killed", as in the result; without a result "running",
-    "interrupted" (a process began the run and has gone) or "left" (none has). It is "damaged" if one of the files is;
-    then the result has the error alone.
+    `status` is that of the result; without a result "running", "interrupted" (a process began the run and has gone)
+    or "left" (none has). It is "damaged" if a file is; then the result has the error alone.
     """
 
     status: str
@@ -508,11 +406,10 @@ def state(directory: Path) -> State:
     owner = read_or_none(directory / OWNER, "owner") or {}
     try:
         result = result_or_none(directory)
-        has_ended = result is not None and result["status"] in TERMINAL_STATES
-        if not has_ended and is_locked(directory):
+        if (result is None or result["status"] not in TERMINAL_STATES) and is_locked(directory):
             return State("running", None, owner)
         if result is not None:
             return State(result["status"], result, owner)
         return State("interrupted" if read_json(directory / OWNER, "owner") else "left", None, owner)
     except DamagedError as error:
-        return State("running" if is_locked(directory) else "damaged", {"error": str(error)}, owner)
+        return State("damaged", {"error": str(error)}, owner)

@@ -1,83 +1,39 @@
-"""Names of runs: their folder says what differs from the defaults."""
+"""The name of a run's folder."""
 
 from __future__ import annotations
 
-import functools
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from speechformer.keys import CONF
-from speechformer.runs.identity import identity_settings
+from speechformer.runs import identity
 
-MOST_CHARACTERS = 60  # of a folder's name before seed and fingerprint
-CHOICES = ("task", "probe", "model", "pattern", "protocol", "corpus")
-FIRST = (*CHOICES, "recipe", "dropout", "width", "layers", "heads")  # an experiment sets the others
-USUAL = {"full", "paper", "auto", "None"}
+GROUPS = ("task", "probe", "model", "pattern", "study")
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return a composed config as plain data, resolved and without Hydra's own."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(own, resolve=True)  # type: ignore[return-value]
 
 
 def safe(name: str) -> str:
     """Return a name as a part of a path that is valid on any system."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:30]
 
 
-def folder_name(config: Mapping[str, Any], fingerprint: str) -> str:
-    """Return the name of a run's folder: the choices of the groups, other differences, seed and fingerprint."""
-    choices = [safe(name_of(config.get(group)))[:30] for group in (*CHOICES, "study")]
-    words = [name for name in choices if name not in USUAL]
-    for word in map(safe, differences(config)):
-        if len("_".join([*words, word])) <= MOST_CHARACTERS:
-            words.append(word)
-    return "_".join([*words, f"seed{safe(str(config.get('seed')))[:12]}", fingerprint])
+def run_name(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's folder: the choices of some groups, the seed, and a hash of the config.
 
-
-def joined(words: Iterable[str], most: int = MOST_CHARACTERS) -> str:
-    """Join those words with "_" that fit into some characters, whole."""
-    text = ""
-    for word in words:
-        longer = f"{text}_{word}" if text else word
-        text = longer if len(longer) <= most else text
-    return text
-
-
-def name_of(choice: Any) -> str:
-    """Return the name of the choice of a config group."""
-    return str(choice.get("name") if isinstance(choice, Mapping) else choice)
-
-
-def differences(config: Mapping[str, Any]) -> list[str]:
-    """Return what differs from the defaults of the run's task, model and pattern, as "key=value" of its last keys."""
-    chosen = {group: choice(group, name_of(config.get(group))) for group in ("task", "probe", "model", "pattern")}
-    defaults = chosen["task"].get("defaults", [])
-    recipe = next((default["override /recipe"] for default in defaults if "override /recipe" in default), "adam")
-    resolved = OmegaConf.create({"model": {"name": name_of(config.get("model"))}, "recipe": choice("recipe", recipe)})
-    OmegaConf.resolve(resolved)  # a recipe may depend on the model; `config` has the resolver
-    merged = OmegaConf.merge(choice(".", "config"), resolved, chosen["probe"], chosen["task"])
-    expected: dict[str, Any] = OmegaConf.to_container(merged)  # type: ignore[assignment]
-    expected |= {group: chosen[group] for group in ("model", "pattern")}
-    unnamed = ("seed", "hydra", "protocol", "corpus", "study")
-    keys = [key for key in dict.fromkeys((*FIRST, *expected)) if key not in unnamed]
-    settings = {key: config[key] for key in keys if key in config}
-    return changes(identity_settings(settings), identity_settings(expected))
-
-
-@functools.cache
-def choice(group: str, name: str) -> dict[str, Any]:
-    """Return the content of a choice of a config group; empty if there is none."""
-    path = CONF / group / f"{name}.yaml"
-    exists = re.fullmatch(r"\w+", name) and path.is_file()
-    return OmegaConf.to_container(OmegaConf.load(path)) if exists else {}  # type: ignore[return-value]
-
-
-def changes(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Return "key=value" of the last keys of what differs between two nested mappings."""
-    words = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            below = expected.get(key)
-            words += changes(value, below if isinstance(below, Mapping) else {})
-        elif key not in expected or expected[key] != value:
-            words.append(f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
-    return words
+    The corpus is named in it, but not read. The run's fingerprint has its content, and guards the folder.
+    """
+    choices = [config.get(group) for group in (*GROUPS, "seed")]
+    words = [str(choice.get("name") if isinstance(choice, Mapping) else choice) for choice in choices]
+    settings = {**identity.identity_settings(config), "corpus": config.get("corpus")}
+    content = json.dumps([settings, identity.NUMERICS_VERSION], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return "_".join([*(safe(word) for word in words[:-1] if word != "None"), f"seed{safe(words[-1])}", digest])

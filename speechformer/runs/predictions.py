@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from speechformer.corpora.files import parse_lines, read_file, write_file
-from speechformer.errors import UserError
+from speechformer.corpora.files import write_file
 from speechformer.runs.folder import DamagedError
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ HEADER = "label\tpredicted\tin_train"
 
 
 def write_predictions(
-    path: Path, classes: Sequence[str], labels: Iterable[int], predicted: Iterable[int], in_train: Iterable[Any]
+    path: Path, classes: Sequence[str], labels: Iterable[int], predicted: Iterable[int], in_train: Iterable[bool]
 ) -> None:
     """Write a line for each test sentence, atomically; `in_train` says whether train has the sentence, too."""
     rows = zip(labels, predicted, in_train, strict=True)
@@ -25,15 +24,8 @@ def write_predictions(
     write_file(path, ("\n".join(lines) + "\n").encode())
 
 
-def read_predictions(
-    path: Path, classes: Sequence[str], sentences: int, accuracy: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read predictions and check them against the result of the run.
-
-    Args:
-        classes: their names.
-        sentences: number of test sentences.
-        accuracy: on all of them.
+def read_predictions(path: Path, sentences: int, accuracy: float) -> tuple[np.ndarray, np.ndarray]:
+    """Read predictions and check them against the number of test sentences and the accuracy in the run's result.
 
     Returns:
         For each test sentence whether its class was predicted, and whether train has it, too: bool [sentences].
@@ -43,18 +35,13 @@ def read_predictions(
     """
     import numpy as np
 
-    try:
-        header, *lines = parse_lines(read_file(path), str(path), "restore the file")
-    except UserError as error:
-        raise DamagedError(str(error)) from None
-    rows = [line.split("\t") for line in lines]
-    for number, row in enumerate(rows, start=2):
-        if len(row) != 3 or not {row[0], row[1]} <= {*classes} or row[2] not in ("0", "1"):
-            raise DamagedError(f"{path}:{number}: expected two classes of the run and 0 or 1. Restore the file.")
-    right = np.array([label == guess for label, guess, _ in rows], dtype=bool)
-    if header != HEADER or len(rows) != sentences or abs(right.mean() - accuracy) > 1e-6:
-        raise DamagedError(
-            f"{path} is not of this run: expected the columns {HEADER.split()}, {sentences} lines and an accuracy of "
-            f"{accuracy:.6f}. Restore or remove it."
-        )
-    return right, np.array([leaked == "1" for *_, leaked in rows], dtype=bool)
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    if len(rows) == sentences + 1 and {len(row) for row in rows} == {3}:
+        labels, predicted, in_train = np.array(rows[1:]).T
+        right = labels == predicted
+        if abs(right.mean() - accuracy) < 1e-6:
+            return right, in_train == "1"
+    raise DamagedError(
+        f"{path} is not of this run: expected the columns {HEADER.split()}, {sentences} lines and an accuracy of "
+        f"{accuracy:.6f}. Restore or remove it."
+    )

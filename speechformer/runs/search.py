@@ -7,8 +7,7 @@ from typing import Any
 
 from speechformer.errors import UserError
 
-SEARCH = "search.json"  # in the sweep's folder: the trial of each job, by the job's number
-JOURNAL, STUDY = "search.journal", "search"  # the file beside it, and the name in it
+JOURNAL, STUDY = "search.journal", "search"  # the file in the sweep's folder, and the name in it
 
 
 def import_optuna() -> Any:

@@ -2,118 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from speechformer import console
 from speechformer.errors import UserError
-from speechformer.sweeps.folder import OPEN, Job, count_states, own_jobs
+from speechformer.runs import folder as runs
+from speechformer.sweeps.folder import OPEN, Job, count_states, jobs_of
 
 IN_PROCESS = ("basic", "ensemble")  # launchers whose runs print into the console themselves
-EVERY_SECONDS = {True: 1.0, False: 60.0}  # a line, in a terminal or through a pipe
-
-
-def score(result: dict[str, Any]) -> tuple[str, float] | None:
-    """Return the metric that chose the run's checkpoint, as measured at its end; None without a value.
-
-    Under `protocol=clean` it is of the held-out sentences.
-    """
-    name = (result.get("best") or {}).get("metric")
-    value = (result.get("metrics") or {}).get(name)
-    return None if name is None or value is None else (name, value)
+POLL_SECONDS, PIPE_SECONDS = 1.0, 60.0  # between looks at the runs; between lines through a pipe
 
 
 def describe_score(result: dict[str, Any]) -> str:
-    """Return the score in words, "validation accuracy 61.3 %"; empty without one."""
-    if (scored := score(result)) is None:
-        return ""
-    metric, value = scored
-    return f"{metric.replace('_', ' ')} {console.format_metric(metric, value)}"
+    """Return the metric that chose the run's checkpoint, as measured at its end, in words; empty without a value.
 
-
-def best_job(jobs: Sequence[Job]) -> Job | None:
-    """Return the finished job with the best score; None without one, or if the scores are of different metrics."""
-    results = [(job, job.state.result or {}) for job in jobs if job.state.status == "finished"]
-    scored = [(job, result, *pair) for job, result in results if (pair := score(result))]
-    if len({metric for _, _, metric, _ in scored}) != 1:
-        return None
-    sign = 1 if (scored[0][1].get("report") or {}).get("higher_is_better", True) else -1
-    return max(scored, key=lambda entry: sign * entry[3])[0]
+    Under `protocol=clean` it is of the held-out sentences.
+    """
+    metric = (result.get("best") or {}).get("metric", "")
+    value = (result.get("metrics") or {}).get(metric)
+    return "" if value is None else f"{metric.replace('_', ' ')} {console.format_metric(metric, value)}"
 
 
 def seconds_left(jobs: Sequence[Job], at_once: int = 0) -> float | None:
-    """Estimate the seconds left, from finished runs or else from the steps of running ones; None if unknown.
+    """Estimate the seconds left from the runs that have ended; None if unknown.
 
     Args:
         at_once: how many jobs run at once, if more than the files say.
     """
+    seconds = [value for job in jobs if (value := (job.state.result or {}).get("seconds")) is not None]
     owners = [job.state.owner for job in jobs if job.state.status == "running"]
-    shares = [(owner.get("step") or 0) / owner["steps"] if owner.get("steps") else 0.5 for owner in owners]
-    known = [value for job in jobs if (value := (job.state.result or {}).get("seconds")) is not None]
-    if not known:
-        now = time.time()
-        begun = [(owner, share) for owner, share in zip(owners, shares) if {"since", "steps"} <= owner.keys()]
-        known = [(now - owner["since"]) / share for owner, share in begun if share > 0.02]
     running = max(len(owners), at_once)
-    if not known or not running:
+    if not seconds or not running:
         return None
-    waiting = sum(job.state.status in OPEN for job in jobs)
-    return sum(known) / len(known) * (waiting + len(shares) - sum(shares)) / running
+    rest = sum(1 - owner["step"] / owner["steps"] if owner.get("steps") else 0.5 for owner in owners)
+    return statistics.mean(seconds) * (rest + sum(job.state.status in OPEN for job in jobs)) / running
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in its two largest units."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    """Return a duration as hours, minutes and seconds, "0:02:45"."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def describe(jobs: Sequence[Job], at_once: int = 0) -> str:
-    """Return counts, the time left and the best run so far, in a line; arguments as for `seconds_left`."""
-    parts = [f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}: {count_states(jobs)}"]
-    if left := seconds_left(jobs, at_once):
-        end = time.strftime("%H:%M", time.localtime(time.time() + left))
-        parts.append(f"about {duration(left)} left, until {end}")
-    if best := best_job(jobs):
-        parts.append(f"best {describe_score(best.state.result or {})} ({best.name})")
-    return "; ".join(parts)
+    """Return counts of states and the time left in a line; arguments as for `seconds_left`."""
+    left = seconds_left(jobs, at_once)
+    return f"{len(jobs)} run{'s' * (len(jobs) > 1)}: {count_states(jobs)}" + (
+        f"; {duration(left)} left" if left else ""
+    )
 
 
-class LiveLine:
-    """A thread that shows how far the sweep of this command is: one line in a terminal, or a line each minute."""
-
-    def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self.ended = threading.Event()
-
-    def start(self, folder: Path) -> None:
-        """Show the line until `stop`, if it is not shown already."""
-        if self.thread is None:
-            self.ended.clear()
-            self.thread = threading.Thread(target=self.run, args=(folder,), daemon=True)
-            self.thread.start()
-
-    def run(self, folder: Path) -> None:
-        """Update the line."""
-        done: dict[int, Job] = {}
-        while not self.ended.wait(EVERY_SECONDS[console.is_terminal()]):
-            try:
-                jobs = own_jobs(folder, done)
-            except (UserError, OSError):  # the sweep will say so
-                continue
-            done = {job.number: job for job in jobs if job.state.status not in (*OPEN, "running")}
-            console.show_line(describe(jobs))
-
-    def stop(self) -> None:
-        """Remove the line."""
-        if self.thread is not None:
-            self.ended.set()
-            self.thread.join()
-            self.thread = None
-            console.clear_line()
+def outcome(job: Job) -> str:
+    """Return how a job ended: "Finished in 12 s: seed=1: validation accuracy 61.3 %"."""
+    result, status = job.state.result or {}, job.state.status.capitalize()
+    took = f" in {result['seconds']:.0f} s" if result.get("seconds") is not None else ""
+    said = describe_score(result) if "error" not in result else job.error
+    return ": ".join(filter(None, (status + took, job.name, said)))
 
 
-LIVE = LiveLine()
+@contextlib.contextmanager
+def shown(sweep: Path, folders: Set[Path], started: float) -> Iterator[None]:
+    """Show how far some runs of a sweep are while other processes run them, and each that ends after a time."""
+    stopped = threading.Event()
+
+    def look() -> None:
+        ended, said = dict[Path, runs.State](), started
+        last = False
+        while not last:
+            last = stopped.wait(POLL_SECONDS)
+            with contextlib.suppress(UserError, OSError):  # the sweep will say so
+                jobs = [job for job in jobs_of(sweep, ended) if job.folder in folders]
+                for job in jobs:
+                    result = job.folder / runs.RESULT
+                    if job.folder not in ended and result.exists() and result.stat().st_mtime >= started:
+                        ended[job.folder] = job.state
+                        console.say(outcome(job))
+                if not last and (console.is_terminal() or time.time() - said >= PIPE_SECONDS):
+                    said = time.time()
+                    console.show_line(describe(jobs))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+        console.clear_line()

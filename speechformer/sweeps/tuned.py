@@ -14,145 +14,81 @@ A grid that suits one row and not another is the commonest reason for a false di
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
+from speechformer.runs.naming import plain
 from speechformer.sweeps import folder as sweeps
-from speechformer.sweeps.sweeper import HeldOutSweeper, register_plugin
+from speechformer.sweeps.folder import Overrides
+from speechformer.sweeps.sweeper import HeldOutSweeper, best_score, combinations
 
 TUNED = "tuned.json"  # in the sweep's folder: grid, seeds, and the choice of each row
-Row = tuple[str, ...]  # overrides
-Key = tuple[Row, Row]  # a row and a point of the grid
 
 
 class TunedSweeper(HeldOutSweeper):
     """Hydra's plugin; the arguments are those of `conf/hydra/sweeper/tuned.yaml`."""
 
-    def __init__(self, tuning_seeds: Sequence[int], untuned_seeds: int | None = None, params: Any = None) -> None:
-        self.tuning_seeds, self.untuned_seeds, self.params = list(tuning_seeds or []), untuned_seeds, params
+    def __init__(
+        self,
+        tuning_seeds: Sequence[int],
+        untuned_seeds: int | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(params)
+        self.tuning_seeds, self.untuned_seeds = list(tuning_seeds or []), untuned_seeds
 
-    def sweep(self, arguments: list[str]) -> Any:
-        overrides = {override.get_key_element(): override for override in self.parse(arguments)}
-        swept_seed = overrides.pop("seed", None)
-        seeds = [()] if swept_seed is None else expand([swept_seed])
-        grid = {key: word for key, word in overrides.items() if "tune" in getattr(word.value(), "tags", ())}
-        if (n := self.untuned_seeds) is not None and (type(n) is not int or n < 0):
-            raise UserError(f"hydra.sweeper.untuned_seeds={n}: expected a number of seeds, or null.")
+    def choose_jobs(self, overrides: Mapping[str, Override]) -> None:
+        grid = [word for word in overrides.values() if "tune" in getattr(word.value(), "tags", ())]
         if not grid or not self.tuning_seeds:
             example = "'recipe.lr=tag(tune, choice(1e-3,3e-3))'"
             raise UserError(
                 f"hydra/sweeper=tuned needs something to tune, such as {example}, and hydra.sweeper.tuning_seeds."
             )
-        rows = [*dict.fromkeys(expand([word for key, word in overrides.items() if key not in grid]))]
-        points = [*dict.fromkeys(expand([*grid.values()]))]
-        mode = self.check(rows, points, seeds)
-        tuning = [(f"study={self.cfg.study or self.cfg.task.name}_tuning", f"seed={k}") for k in self.tuning_seeds]
+        seeds = combinations([overrides["seed"]]) if "seed" in overrides else [(f"seed={self.config.seed}",)]
+        both = {word for seed in seeds for word in seed} & {f"seed={seed}" for seed in self.tuning_seeds}
+        if both:
+            raise UserError(f"{', '.join(both)} is in hydra.sweeper.tuning_seeds, too; tune with other seeds.")
+        rows = combinations(word for key, word in overrides.items() if word not in grid and key != "seed")
+        points = combinations(grid)
+        sign = 1 if self.mode_of(rows) == "max" else -1
+        study = f"study={self.config.study or self.config.task.name}_tuning"
+        tuning = [(study, f"seed={seed}") for seed in self.tuning_seeds]
         jobs = {(row, point): [(*row, *point, *words) for words in tuning] for row in rows for point in points}
-        returned = self.run([*itertools.chain(*jobs.values())])
-        scores = self.read_scores(jobs)
-        ordered = {row: self.default_first(row, points) for row in rows}
-        choices = {row: choose({point: scores[row, point] for point in ordered[row]}, mode) for row in rows}
-        self.write(points, choices, scores)
-        chosen = [(*row, *point) for row, point in choices.items() if point is not None]
-        final = [(*row, *seed) for row in chosen for seed in seeds]
-        untuned = [(*row, *seed) for row in rows for seed in seeds[: self.untuned_seeds]]
-        return [*returned, *self.run([*final, *untuned])]
-
-    def read_scores(self, jobs: Mapping[Key, Sequence[Row]]) -> dict[Key, float]:
-        """Return the mean score of each row and point; NaN if a run diverged.
-
-        Raises:
-            UserError: a run has neither finished nor diverged. A choice without it would have another budget.
-        """
-        ended = {tuple(job.overrides): job for job in sweeps.jobs_of(self.folder)}
-        states = [ended[job].state.status for job in itertools.chain(*jobs.values())]
-        if missing := [state for state in states if state not in ("finished", "diverged")]:
-            raise UserError(
-                f"{len(missing)} of {len(states)} tuning runs in {self.folder} have no score "
-                f"({', '.join(sorted({*missing}))}), so nothing is chosen. Run the same command again."
+        ended = self.run(job for of_point in jobs.values() for job in of_point)
+        if missing := sorted(state.status for state in ended.values() if state.status not in runs.TERMINAL_STATES):
+            raise UserError(  # a choice without them would have another budget
+                f"{len(missing)} of {len(ended)} tuning runs in {self.folder} have no score "
+                f"({', '.join(dict.fromkeys(missing))}), so nothing is chosen. Run the same command again."
             )
-        return {key: statistics.mean(score_of(ended[job].state) for job in seeds) for key, seeds in jobs.items()}
-
-    def check(self, rows: Sequence[Row], points: Sequence[Row], seeds: Sequence[Row]) -> str:
-        """Return the direction of the task's metric, "max" or "min".
-
-        Raises:
-            UserError: nothing is held out, the rows are of several tasks, or a seed is used in both stages.
-        """
-        used = {word for seed in seeds for word in seed} or {f"seed={self.cfg.seed}"}
-        if both := used & {f"seed={seed}" for seed in self.tuning_seeds}:
-            raise UserError(
-                f"{', '.join(sorted(both))} is in hydra.sweeper.tuning_seeds, too; tune with other seeds."
-            )
-        if any(word.startswith("++seed=") for row in rows for word in row):
-            raise UserError("hydra/sweeper=tuned takes the seeds of seed=, not of ++seed=.")
-        modes = {self.task_and_mode((*row, *point)) for row in rows for point in points}
-        if len(modes) > 1:
-            raise UserError("hydra/sweeper=tuned tunes one task at a time.")
-        return modes.pop()[1]
-
-    def default_first(self, row: Row, points: Sequence[Row]) -> list[Row]:
-        """Return the points, that of the config without tuning first."""
-        config = self.loader.load_sweep_config(self.cfg, list(row))
-        keys = [word.partition("=")[0] for word in points[0]]
-
-        def differs(point: Row) -> bool:
-            settings = OmegaConf.from_dotlist(list(point))
-            return any(OmegaConf.select(settings, key) != OmegaConf.select(config, key) for key in keys)
-
-        return sorted(points, key=differs)
-
-    def run(self, jobs: Sequence[Row]) -> Sequence[Any]:
-        """Run some jobs and return what Hydra's launcher returns."""
-        overrides = [list(job) for job in jobs]
-        self.plan_jobs(overrides)
-        return self.launch(overrides, initial_job_idx=0)
-
-    def write(self, points: Sequence[Row], choices: Mapping[Row, Row | None], scores: Mapping[Key, float]) -> None:
-        """Write `tuned.json`; rows are named by what differs between them."""
-        names = sweeps.names([*choices])
-        rows = [
-            {
-                "row": name,
-                "choice": choice and list(choice),
-                "scores": [None if math.isnan(scores[row, point]) else scores[row, point] for point in points],
+        scores = {key: statistics.mean(best_score(ended[job]) for job in jobs[key]) for key in jobs}
+        choices = dict[Overrides, Overrides | None]()
+        for row in rows:
+            untuned = plain(self.compose(row))  # chosen if it is as good as another: a tie changes nothing
+            valid = {
+                point: (sign * scores[row, point], plain(self.compose([*row, *point])) == untuned)
+                for point in points
+                if math.isfinite(scores[row, point])
             }
-            for name, (row, choice) in zip(names, choices.items())
+            choices[row] = max(valid, key=valid.__getitem__, default=None)
+        self.write(points, choices, scores)
+        final = [(*row, *point, *seed) for row, point in choices.items() for seed in seeds if point is not None]
+        self.run([*final, *((*row, *seed) for row in rows for seed in seeds[: self.untuned_seeds])])
+
+    def write(
+        self,
+        points: Sequence[Overrides],
+        choices: Mapping[Overrides, Overrides | None],
+        scores: Mapping[tuple[Overrides, Overrides], float],
+    ) -> None:
+        """Write `tuned.json`; rows are named by what differs between them."""
+        rows = [
+            {"row": name, "choice": choices[row], "scores": [scores[row, point] for point in points]}
+            for name, row in zip(sweeps.names([*choices]), choices)
         ]
-        content = {"points": [list(point) for point in points], "tuning_seeds": self.tuning_seeds, "rows": rows}
+        content = {"points": points, "tuning_seeds": self.tuning_seeds, "rows": rows}
         runs.write_json(self.folder / TUNED, content)
-
-
-def expand(overrides: Sequence[Override]) -> list[Row]:
-    """Return every combination of the values of some overrides."""
-    return [*map(tuple, itertools.chain(*BasicSweeper.split_arguments([*overrides], None)))]
-
-
-def score_of(state: runs.State) -> float:
-    """Return the best score of a run that has ended; NaN if it diverged or has none."""
-    value = (state.result or {})["best"]["value"] if state.status == "finished" else None
-    return math.nan if value is None else value
-
-
-def choose(scores: Mapping[Row, float], mode: str) -> Row | None:
-    """Return the point with the best score, the first of equal ones; None if none has a score.
-
-    `TunedSweeper` puts the config's own point first, so that a tie changes nothing.
-    """
-    sign = 1 if mode == "max" else -1
-    valid = [point for point, score in scores.items() if math.isfinite(score)]
-    return max(valid, key=lambda point: sign * scores[point], default=None)
-
-
-def register() -> None:
-    """Register the sweeper with Hydra."""
-    register_plugin(TunedSweeper, "speechformer_tuned")

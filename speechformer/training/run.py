@@ -19,15 +19,7 @@ from speechformer import console
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.runs import identity
-from speechformer.runs.folder import (
-    HISTORY,
-    ForeignError,
-    OccupiedError,
-    RunFolder,
-    check_is_ours,
-    check_kinds,
-    own,
-)
+from speechformer.runs.folder import HISTORY, ForeignError, OccupiedError, RunFolder, check_is_ours, own
 from speechformer.runs.rank import check_machines, is_first, node_rank
 from speechformer.training import devices, runtime
 
@@ -120,7 +112,6 @@ def share(folder: RunFolder) -> Iterator[RunFolder]:
     """Yield a folder that another process of the run owns."""
     if node_rank():  # this machine must not wait for the first, which trains nothing in these cases
         check_is_ours(folder.path)
-        check_kinds(folder.path)
         folder.read()
     yield folder
 
