@@ -73,7 +73,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         >>> run.result["metrics"]["test_accuracy"]
     """
     from speechformer.analysis.load import load
-    from speechformer.config import CONF, as_plain, check_overrides, compose, load_plain
+    from speechformer.config import CONF, as_plain, compose, load_plain
     from speechformer.corpora.load import load as load_corpus
     from speechformer.errors import UserError
     from speechformer.runs import identity, naming
@@ -85,7 +85,6 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(f"{override}: fit() has no hydra settings; set the run's folder with directory=.")
     cfg = compose(overrides)
-    check_overrides(overrides)
     if directory is None:
         config = as_plain(cfg)
         corpus = load_corpus(config)

@@ -100,7 +100,7 @@ def status(folder: Path, watch: bool) -> None:
         time.sleep(POLL_SECONDS)
         update, running = overview(folder, watched)
         if update != text:
-            sys.stdout.write(console.above(text))
+            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else "\n")
             console.say(update)
         text = update
 

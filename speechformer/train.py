@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import speechformer
 from speechformer import console
-from speechformer.config import CONF, check_config, check_overrides, explain
+from speechformer.config import CONF, check_config, explain
 from speechformer.corpora.load import load
 from speechformer.errors import UserError, fail, run_command
 from speechformer.runs import folder as runs
@@ -89,7 +89,6 @@ def run(cfg: DictConfig) -> float | None:
     if is_first() and (experiment := hydra_config.runtime.choices.get("experiment")):
         warn_of_sample(cfg, experiment)
     try:
-        check_overrides(overrides)
         with explained():
             result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
     except UserError as error:

@@ -21,7 +21,6 @@ from torch import nn
 from speechformer.analysis.find import CHECKPOINTS
 from speechformer.analysis.load import TrainedRun, unique_labels
 from speechformer.analysis.self_contained import fill_page, to_safetensors
-from speechformer.console import list_steps
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
@@ -294,11 +293,11 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
 
 
 def list_checkpoints(own: Sequence[Checkpoint], total: int) -> str:
-    """Return the checkpoints that the page holds of a run as text: "average.ckpt, steps 0, 50, …, 350, 396"."""
+    """Return the checkpoints that the page holds of a run as text: "average.ckpt, 9 steps from 0 to 396"."""
     if len(own) == 1 and own[0][0] is not None:
         return f"{own[0][1]} (step {own[0][0]})"
-    steps = [step for step, _ in own if step is not None]
-    names = [*(name for step, name in own if step is None), *([list_steps(steps)] if steps else [])]
+    names, steps = ([name for step, name in own if step is None], [step for step, _ in own if step is not None])
+    names += [f"{len(steps)} steps from {steps[0]} to {steps[-1]}"] if steps else []
     share = f"; {len(own)} of {total} checkpoints, evenly spaced" if len(own) < total else ""
     return ", ".join(names) + share
 

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, is_choice, pick, require
-from speechformer.layers.by_layer import entries
+from speechformer.errors import UserError, require
+from speechformer.layers.by_layer import entries, is_choice
+from speechformer.options import Amount, Positive, Share, Size, build
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -211,7 +213,7 @@ class ALiBi(Positions):
     fixed_slopes: Tensor
 
     def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, slopes: Slopes = "geometric", scale: float = 1.0
+        self, *, width: int, heads: int, length: int, causal: bool, slopes: Slopes = "geometric", scale: Amount = 1.0
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         numbers = isinstance(slopes, list | tuple) and all(type(slope) in (int, float) for slope in slopes)
@@ -283,15 +285,13 @@ class RoPE(Positions):
         heads: int,
         length: int,
         causal: bool,
-        base: float = 10000.0,
-        fraction: float = 1.0,
-        scaling: str = "none",
-        factor: float = 4.0,
+        base: Positive = 10000.0,
+        fraction: Share = 1.0,
+        scaling: Literal["none", "linear", "ntk", "yarn"] = "none",
+        factor: Positive = 4.0,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
-        require(base > 0, "model.base", "above 0", base)
         require(factor > 1, "model.factor", "above 1", factor)
-        pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
         share = fraction * width / heads
         rotated = round(share)
         if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
@@ -363,13 +363,11 @@ class XPos(RoPE):
         heads: int,
         length: int,
         causal: bool,
-        base: float = 10000.0,
-        gamma: float = 0.4,
-        scale_base: float = 512.0,
+        base: Positive = 10000.0,
+        gamma: Positive = 0.4,
+        scale_base: Positive = 512.0,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal, base=base)
-        if gamma <= 0 or scale_base <= 0:
-            raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
         z = (torch.arange(0, width // heads, 2) / (width // heads) + gamma) / (1 + gamma)
         self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
         self.max_length = int(80 / -float(self.log_decay_H.min()))  # float32 overflows at e^88
@@ -401,7 +399,7 @@ class Relative(Positions):
     buckets: Tensor
 
     def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, buckets: int = 32, max_distance: int = 128
+        self, *, width: int, heads: int, length: int, causal: bool, buckets: Size = 32, max_distance: Size = 128
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         one_side = buckets if causal else buckets // 2
@@ -474,12 +472,17 @@ class FIRE(Positions):
     """
 
     def __init__(
-        self, *, width: int, heads: int, length: int, causal: bool, hidden: int = 32, threshold: float | None = None
+        self,
+        *,
+        width: int,
+        heads: int,
+        length: int,
+        causal: bool,
+        hidden: Size = 32,
+        threshold: Positive | None = None,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         start = max(1.0, length / 4) if threshold is None else threshold
-        if hidden < 1 or start <= 0:
-            raise UserError(f"model.hidden must be at least 1 and model.threshold above 0, not {hidden} and {start}.")
         self.log_c = nn.Parameter(torch.tensor(math.log(0.1)))
         self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, heads))
@@ -574,7 +577,7 @@ class Randomised(Positions):
         length: int,
         causal: bool,
         encoding: str | dict = "rope",
-        max_positions: int = 2048,
+        max_positions: Size = 2048,
     ) -> None:
         super().__init__(width=width, heads=heads, length=length, causal=causal)
         if not is_choice(encoding):

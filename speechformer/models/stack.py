@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, pick
+from speechformer.errors import UserError, pick
 from speechformer.kernels.dispatch import FastBlock, StackKernels
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
@@ -22,6 +22,7 @@ from speechformer.layers.by_layer import entries
 from speechformer.layers.patterns import build_patterns
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
+from speechformer.options import build
 
 Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
 Weights = dict[str, list[Tensor]]  # for each of "encoder", "decoder" and "cross", the attention weights of each layer

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from speechformer.errors import require
+from speechformer.options import Whole
 from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, letters, pairs
 
 PLUS, EQUALS = "+", "="
@@ -31,13 +34,17 @@ class Addition(Probe):
         lengths: digits of each number; see `Probe`.
     """
 
-    def __init__(self, *, base: int, hints: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
-        require(2 <= base <= 10, "probe.base", "between 2 and 10", base)
-        least = self.longest + 1
+    base: Annotated[int, Field(ge=2, le=10)]
+    hints: Whole
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        least, hints = self.longest + 1, self.hints
         require(hints == 0 or hints >= least, "probe.hints", f"0 or at least {least}, the digits of a sum", hints)
-        self.base, self.hints = base, hints
-        self.vocabulary = [*map(str, range(base)), BEGIN, PLUS, EQUALS, *letters(hints)]
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [*map(str, range(self.base)), BEGIN, PLUS, EQUALS, *letters(self.hints)]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         digits = int(length.max())

@@ -10,8 +10,8 @@ Shapes: B rows, T symbols of the longest row.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechformer.errors import UserError, require
+from speechformer.options import Named, Size
 
 Ints = NDArray[np.int64]
 SPLITS = {"validation": (0, 1), "test": (1, 2), "train": (2, 8)}  # which eighths of all rows
@@ -111,29 +112,41 @@ def pairs(first: Ints, second: Ints, length: Ints | None = None, choices: Ints |
     return Piece(alternate(first, second), ends, alternate(0, choices), alternate(0, groups))
 
 
-class Probe:
-    """A probe. A subclass sets `vocabulary` and defines `pieces`; its options have no defaults.
-
-    Args:
-        min_length, max_length: the lengths of training rows, uniformly distributed.
-        test_lengths: the lengths that are also tested one by one.
+class Probe(Named):
+    """A probe and its options, those of the config. A subclass defines `vocabulary` and `pieces`.
 
     Attributes:
-        vocabulary: the symbols in words.
-        shortest, longest: the limits of all lengths, also those of tests.
+        min_length, max_length: the lengths of training rows, uniformly distributed.
+        test_lengths: the lengths that are also tested one by one.
         groups: names of the groups of answers that are also measured alone, such as distances.
     """
 
-    vocabulary: list[str]
     groups: ClassVar[tuple[str, ...]] = ()
+    min_length: Size
+    max_length: Size
+    test_lengths: list[Size]
 
-    def __init__(self, *, min_length: int, max_length: int, test_lengths: Sequence[int]) -> None:
-        valid = min_length <= max_length
-        require(valid, "probe.min_length", f"at most probe.max_length={max_length}", min_length)
-        valid = len(set(test_lengths)) == len(test_lengths)
-        require(valid, "probe.test_lengths", "a list of different lengths", list(test_lengths))
-        self.min_length, self.max_length, self.test_lengths = min_length, max_length, list(test_lengths)
-        self.shortest, self.longest = min([min_length, *test_lengths]), max([max_length, *test_lengths])
+    def model_post_init(self, context: object) -> None:
+        """Raise a `UserError` if options do not fit each other."""
+        valid = self.min_length <= self.max_length
+        require(valid, "probe.min_length", f"at most probe.max_length={self.max_length}", self.min_length)
+        valid = len({*self.test_lengths}) == len(self.test_lengths)
+        require(valid, "probe.test_lengths", "a list of different lengths", self.test_lengths)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        """The symbols in words."""
+        raise NotImplementedError
+
+    @property
+    def shortest(self) -> int:
+        """The least length of training and tests."""
+        return min([self.min_length, *self.test_lengths])
+
+    @property
+    def longest(self) -> int:
+        """The greatest length of training and tests."""
+        return max([self.max_length, *self.test_lengths])
 
     def symbols_of(self, length: int) -> int:
         """Return the number of symbols of a row of a length, which is the same for all of them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
+from speechformer.options import Size
 from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters
 
 
@@ -21,9 +22,11 @@ class Copy(Probe):
         lengths: symbols in the string; see `Probe`.
     """
 
-    def __init__(self, *, symbols: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
-        self.symbols, self.vocabulary = symbols, [BEGIN, ASK, *letters(symbols)]
+    symbols: Size
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, *letters(self.symbols)]
 
     def answer(self, string: Ints, length: Ints) -> Ints:
         """Return the answer to strings, [B, T], of these lengths, [B]."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import ClassVar
 
 import numpy as np
 
 from speechformer.errors import require
+from speechformer.options import Rate
 from speechformer.probes.base import BEGIN, Draws, Ints, Piece, Probe, doubling, doubling_group, pairs
 
 WRITE, IGNORE, READ = 2, 3, 4
@@ -27,12 +29,17 @@ class FlipFlop(Probe):
         lengths: instructions of a row; see `Probe`.
     """
 
-    groups = doubling("gap")
+    groups: ClassVar[tuple[str, ...]] = doubling("gap")
 
-    def __init__(self, *, ignore: float, **lengths: Any) -> None:
-        super().__init__(**lengths)
+    ignore: Rate
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         require(self.shortest >= 2, "probe.min_length and probe.test_lengths", "at least 2", self.shortest)
-        self.ignore, self.vocabulary = ignore, ["0", "1", "w", "i", "r", BEGIN]
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return ["0", "1", "w", "i", "r", BEGIN]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         B, N = len(length), int(length.max())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from speechformer.errors import pick, require
+from speechformer.errors import require
+from speechformer.options import Size
 from speechformer.probes.base import (
     ASK,
     BEGIN,
@@ -38,19 +40,24 @@ class Indirect(Probe):
         lengths: symbols in the string; see `Probe`. Longer ones than in training would have unknown places.
     """
 
-    groups = doubling("place")
+    groups: ClassVar[tuple[str, ...]] = doubling("place")
 
-    def __init__(self, *, by: str, symbols: int, queries: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
-        pick(dict.fromkeys(("position", "content")), by, "probe.by")
+    by: Literal["position", "content"]
+    symbols: Size
+    queries: Size
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         rule = f"at most probe.max_length={self.max_length}, as training names no place beyond it"
         require(self.longest <= self.max_length, "probe.test_lengths", rule, self.test_lengths)
         rule = f"at least {self.longest}, as those of a string differ"
-        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        require(self.symbols >= self.longest, "probe.symbols", rule, self.symbols)
         rule = f"at most {self.shortest}, the length of the shortest string"
-        require(queries <= self.shortest, "probe.queries", rule, queries)
-        self.by, self.symbols, self.queries = by, symbols, queries
-        self.vocabulary = [BEGIN, ASK, *letters(symbols), *map(str, range(1, self.max_length + 1))]
+        require(self.queries <= self.shortest, "probe.queries", rule, self.queries)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, *letters(self.symbols), *map(str, range(1, self.max_length + 1))]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         N = int(length.max())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import ClassVar
 
 import numpy as np
 
 from speechformer.errors import require
+from speechformer.options import Size
 from speechformer.probes.base import (
     ASK,
     BEGIN,
@@ -37,15 +39,21 @@ class Induction(Probe):
         lengths: symbols in the string; see `Probe`.
     """
 
-    groups = doubling("gap")
+    groups: ClassVar[tuple[str, ...]] = doubling("gap")
 
-    def __init__(self, *, symbols: int, answers: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
+    symbols: Size
+    answers: Size
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         rule = f"at least {self.longest}, as those of a string differ"
-        require(symbols >= self.longest, "probe.symbols", rule, symbols)
+        require(self.symbols >= self.longest, "probe.symbols", rule, self.symbols)
         rule = f"below {self.shortest}, the length of the shortest string"
-        require(answers < self.shortest, "probe.answers", rule, answers)
-        self.symbols, self.answers, self.vocabulary = symbols, answers, [BEGIN, ASK, *letters(symbols)]
+        require(self.answers < self.shortest, "probe.answers", rule, self.answers)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, *letters(self.symbols)]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         size = length[:, None]

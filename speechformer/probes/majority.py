@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 
@@ -27,11 +27,14 @@ class Majority(Probe):
         UserError: `max_length` or a test length is even, so that its rows would be longer than it says.
     """
 
-    def __init__(self, **lengths: Any) -> None:
-        super().__init__(**lengths)
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         require(self.max_length % 2 == 1, "probe.max_length", "odd", self.max_length)
         require(all(length % 2 for length in self.test_lengths), "probe.test_lengths", "odd", self.test_lengths)
-        self.vocabulary = ["a", "b", BEGIN, ASK]
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return ["a", "b", BEGIN, ASK]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         odd = length | 1

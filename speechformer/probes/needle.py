@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import ClassVar
 
 import numpy as np
 
 from speechformer.errors import require
+from speechformer.options import Size
 from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters, pairs
 
 
@@ -26,14 +28,19 @@ class Needle(Probe):
         lengths: symbols in the string, with marks; see `Probe`.
     """
 
-    groups = ("depth_0_25", "depth_25_50", "depth_50_75", "depth_75_100")
+    groups: ClassVar[tuple[str, ...]] = ("depth_0_25", "depth_25_50", "depth_50_75", "depth_75_100")
 
-    def __init__(self, *, symbols: int, needles: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
+    symbols: Size
+    needles: Size
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         most = self.shortest // 2
-        require(needles <= most, "probe.needles", f"at most {most}, half of the shortest string", needles)
-        self.symbols, self.needles = symbols, needles
-        self.vocabulary = [BEGIN, ASK, *letters(symbols), *(f"M{k}" for k in range(needles))]
+        require(self.needles <= most, "probe.needles", f"at most {most}, half of the shortest string", self.needles)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, *letters(self.symbols), *(f"M{k}" for k in range(self.needles))]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         K, size = self.needles, length[:, None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import ClassVar
 
 import numpy as np
 
 from speechformer.errors import require
+from speechformer.options import Size
 from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, doubling, doubling_group, pairs
 
 
@@ -27,13 +29,20 @@ class Recall(Probe):
         lengths: pairs in a row; see `Probe`.
     """
 
-    groups = doubling("gap")
+    groups: ClassVar[tuple[str, ...]] = doubling("gap")
 
-    def __init__(self, *, keys: int, values: int, queries: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
-        require(keys >= self.longest, "probe.keys", f"at least {self.longest}, as the keys of a row differ", keys)
-        self.keys, self.values, self.queries = keys, values, queries
-        self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(keys)), *(f"v{k}" for k in range(values))]
+    keys: Size
+    values: Size
+    queries: Size
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        rule = f"at least {self.longest}, as the keys of a row differ"
+        require(self.keys >= self.longest, "probe.keys", rule, self.keys)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, *(f"k{k}" for k in range(self.keys)), *(f"v{k}" for k in range(self.values))]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         N, size = int(length.max()), length[:, None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import numpy as np
 
 from speechformer.errors import require
+from speechformer.options import Size
 from speechformer.probes.base import ASK, BEGIN, Draws, Ints, Piece, Probe, letters
 
 BLANK = "_"
@@ -28,11 +29,17 @@ class SelectiveCopy(Probe):
         lengths: symbols and blanks before the separator; see `Probe`.
     """
 
-    def __init__(self, *, symbols: int, tokens: int, **lengths: Any) -> None:
-        super().__init__(**lengths)
+    symbols: Size
+    tokens: Size
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
         rule = f"at most {self.shortest}, the length of the shortest string"
-        require(tokens <= self.shortest, "probe.tokens", rule, tokens)
-        self.symbols, self.tokens, self.vocabulary = symbols, tokens, [BEGIN, ASK, BLANK, *letters(symbols)]
+        require(self.tokens <= self.shortest, "probe.tokens", rule, self.tokens)
+
+    @functools.cached_property
+    def vocabulary(self) -> list[str]:
+        return [BEGIN, ASK, BLANK, *letters(self.symbols)]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         B, N = len(length), int(length.max())

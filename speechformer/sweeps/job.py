@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from speechformer import console
-from speechformer.config import check_overrides
 from speechformer.errors import UserError, one_sentence
 from speechformer.runs import folder as runs
 from speechformer.sweeps import folder as sweeps
@@ -36,7 +35,6 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     if planned:  # its number is not Hydra's if the folder holds the jobs of other commands, too
         number = planned.index(list(overrides))
         name = sweeps.names(planned)[number]
-    console.LINE.shown = launcher not in progress.IN_PROCESS
     if launcher == "basic" and len(planned) > 1:
         console.say(f"Run {number + 1} of {len(planned)}: {name}")
     if number in plan.get("given_up", []):
@@ -51,7 +49,6 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
     try:
         sweeps.register(sweep, number, overrides, directory)
         sweeps.link_curves(sweep, name, directory)
-        check_overrides(overrides)
         with contextlib.ExitStack() as stack:
             if launcher != "basic":
                 stack.enter_context(console.log_to_file(directory / runs.LOG))

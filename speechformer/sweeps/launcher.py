@@ -32,7 +32,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
-from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
+from speechformer.config import as_plain, check_sweep, count_devices
 from speechformer.errors import UserError, fail, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
@@ -199,7 +199,6 @@ def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
     from speechformer.layers.positions import build_positions
     from speechformer.tasks.registry import TASKS
 
-    check_overrides(overrides)
     config = as_plain(cfg)
     check_sweep(config)
     task, model = config["task"], config["model"]["name"]
