@@ -51,7 +51,7 @@ def time_plain_loop(name: str) -> float:
     optimizer = torch.optim.Adam(task.cpu().parameters(), lr=1e-3, fused=True)
     batches = itertools.chain.from_iterable(data.train_dataloader() for _ in itertools.count())
     started = time.perf_counter()
-    for step, batch in enumerate(itertools.islice(batches, STEPS)):
+    for batch in itertools.islice(batches, STEPS):
         optimizer.zero_grad()
         task.training_loss(batch).backward()
         optimizer.step()

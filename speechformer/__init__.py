@@ -60,7 +60,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         >>> run.result["metrics"]["test_accuracy"]
     """
     from speechformer.analysis.load import load
-    from speechformer.config import CONF, as_plain, check_overrides, compose, load_plain
+    from speechformer.config import CONF, as_plain, compose, load_plain
     from speechformer.errors import UserError
     from speechformer.runs.naming import run_name
     from speechformer.training import runtime
@@ -71,7 +71,6 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(f"{override}: fit() has no hydra settings; set the run's folder with directory=.")
     cfg = compose(overrides)
-    check_overrides(overrides)
     if directory is None:
         run_directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"]
         directory = run_directory.replace("${run_name:}", run_name(as_plain(cfg)))

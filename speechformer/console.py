@@ -7,7 +7,6 @@ call `logging.getLogger("speechformer").setLevel(logging.WARNING)`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -16,6 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tabulate import tabulate
 
 from speechformer.escape import plain
 
@@ -33,15 +34,7 @@ class ConsoleHandler(logging.Handler):
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-class Line:
-    """The last line of the terminal, which the next output replaces; `shown` also where another process shows one."""
-
-    shown = False
-
-
-LINE = Line()
-CONSOLE = ConsoleHandler()
-LOGGER.addHandler(CONSOLE)
+LOGGER.addHandler(ConsoleHandler())
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False  # a program that configures the root logger would print each line twice
 
@@ -63,13 +56,6 @@ def warn(text: str) -> None:
     print(plain(text), file=sys.stderr, flush=True)
 
 
-def list_steps(steps: Sequence[int]) -> str:
-    """Return steps as text; of many, the first two and the last two: "steps 0, 50, …, 350, 396"."""
-    shown = [str(step) for step in steps]
-    shown = shown if len(shown) <= 6 else [*shown[:2], "…", *shown[-2:]]
-    return f"step{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
-
-
 def is_terminal() -> bool:
     """Return whether somebody sees stderr."""
     return sys.stderr.isatty()
@@ -80,15 +66,14 @@ def show_line(text: str) -> None:
     if not is_terminal():
         say(text)
         return
-    LINE.shown = True
-    width = shutil.get_terminal_size().columns - 1
-    sys.stderr.write(f"\r\x1b[K{plain(text)[:width]}")
+    clear_line()
+    sys.stderr.write(plain(text)[: shutil.get_terminal_size().columns - 1])
     sys.stderr.flush()
 
 
 def clear_line() -> None:
     """Remove the line of `show_line`, also that of another process that shares the terminal."""
-    if LINE.shown and is_terminal():
+    if is_terminal():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
 
@@ -97,59 +82,25 @@ def clear_line() -> None:
 def log_to_file(path: Path) -> Iterator[None]:
     """Append the output of this process to a file instead of the console.
 
-    Log lines go there through a handler. What libraries write to stdout and stderr goes there through the file
-    descriptors: warnings, messages of C++ code, and child processes. Replacing `sys.stderr` would not be enough.
-    Lightning and torch keep the `sys.stderr` they find when they are imported, and a later run of the same process
-    would make them write to a closed file.
+    It goes there through the file descriptors, with the warnings of libraries, messages of C++ code and the output of
+    child processes. Replacing `sys.stderr` would not be enough: Lightning and torch keep the one they find when they
+    are imported, and a later run of the same process would make them write to a closed file.
 
     Args:
         path: The log file. Its folder must exist.
     """
-    with open(path, "a", encoding="utf-8") as file:
-        handler = logging.StreamHandler(file)
-        LOGGER.removeHandler(CONSOLE)
-        LOGGER.addHandler(handler)
+    with open(path, "ab") as file:
+        outputs = [(stream, k, os.dup(k)) for k, stream in ((1, sys.stdout), (2, sys.stderr))]
         try:
-            with redirect_descriptors(file.fileno()):
-                yield
+            for stream, descriptor, _ in outputs:
+                stream.flush()
+                os.dup2(file.fileno(), descriptor)
+            yield
         finally:
-            LOGGER.removeHandler(handler)
-            LOGGER.addHandler(CONSOLE)
-
-
-@contextlib.contextmanager
-def redirect_descriptors(target: int) -> Iterator[None]:
-    """Point this process's stdout and stderr at an open file descriptor."""
-    flush()
-    copies = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    try:
-        for descriptor in copies:
-            os.dup2(target, descriptor)
-        yield
-    finally:
-        flush()
-        for descriptor, copy in copies.items():
-            os.dup2(copy, descriptor)
-            os.close(copy)
-
-
-def flush() -> None:
-    """Write out what Python has buffered for stdout and stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed file
-            stream.flush()
-
-
-def above(text: str) -> str:
-    """Return the control sequence that moves the cursor up to the start of `text`, the last output.
-
-    Where stdout is no terminal, return a line break.
-    """
-    if not sys.stdout.isatty():
-        return "\n"
-    width = shutil.get_terminal_size().columns
-    rows = sum(max(1, -(-len(line) // width)) for line in text.splitlines())
-    return f"\x1b[{rows}A\x1b[J"
+            for stream, descriptor, copy in outputs:
+                stream.flush()
+                os.dup2(copy, descriptor)
+                os.close(copy)
 
 
 def is_fraction(name: str) -> bool:
@@ -179,11 +130,7 @@ def format_metric(name: str, value: float | None) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as aligned text: the first column flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths)))
-        for row in rows
-    )
+    return tabulate(rows, tablefmt="plain", disable_numparse=True, stralign="right", colalign=("left",))
 
 
 def parameters_line(parameters: dict[str, int]) -> str:
@@ -194,24 +141,19 @@ def parameters_line(parameters: dict[str, int]) -> str:
 
 def summary(result: dict[str, Any]) -> str:
     """Return the console's text at the end of a run: its summary, the checkpoint behind it, and the time."""
-    if not result["metrics"]:
-        return (
-            f"The run DIVERGED: the loss was NaN or infinite at step {result['steps']}, and training stopped there; "
-            f"try a lower recipe.lr.\n{result['seconds']:.1f} s."
-        )
-    best = result["best"]
-    best_line = f"best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"
+    seconds, best = f"{result['seconds']:.1f} s", result["best"]
     if result["status"] == "diverged":
-        which = "The run DIVERGED: weights or metrics are NaN or infinite; try a lower recipe.lr."
-    elif best["chosen_on"] == "test":
-        which = f"These metrics are of last.ckpt. best.ckpt has the {best_line}; selected on test, it is optimistic."
+        return f"The run DIVERGED by step {result['steps']}: NaN or infinity. Try a lower recipe.lr.\n{seconds}."
+    best_line = f"the best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"
+    if best["chosen_on"] == "test":
+        source = f"last.ckpt. best.ckpt has {best_line}; selected on test, it is optimistic."
     elif result["config"]["task"].get("average_checkpoints", 1) > 1:
-        own = format_metric(best["metric"], result["metrics"][best["metric"]])
-        which = f"These metrics are of average.ckpt, with {own} on validation; best.ckpt has the {best_line}."
+        average = format_metric(best["metric"], result["metrics"][best["metric"]])
+        source = f"average.ckpt, with {average} on validation; best.ckpt has {best_line}."
     else:
-        which = f"These metrics are of best.ckpt: the {best_line}."
+        source = f"best.ckpt: {best_line}."
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in result["seconds_by_phase"].items())
     speed = f"{result['tokens_per_second']:,.0f} tokens/s in training"
-    peak = (result.get("machine") or {}).get("peak_bytes")
+    peak = result["machine"].get("peak_bytes")
     memory = f"; at most {peak / 1e9:.1f} GB of memory" if peak else ""
-    return f"{table(result['summary'])}\n{which}\n{result['seconds']:.1f} s: {phases}; {speed}{memory}."
+    return f"{table(result['summary'])}\nThese metrics are of {source}\n{seconds}: {phases}; {speed}{memory}."

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import speechformer
 from speechformer import console
-from speechformer.config import CONF, check_overrides, explain
+from speechformer.config import CONF, explain
 from speechformer.errors import UserError, fail, run_command
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
@@ -69,7 +69,6 @@ def run(cfg: DictConfig) -> str | None:
     if is_first() and (swept := hydra_config.sweeper.get("params")):
         console.say(f"This is one run of an experiment that sweeps {', '.join(swept)}; -m makes all of them.")
     try:
-        check_overrides(overrides)
         with explained():
             result = execute(cfg, directory, overrides, environment=runtime.process_set_up)
     except UserError as error:

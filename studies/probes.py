@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 
-from speechformer.config import as_plain, compose, value_of
+from speechformer.config import as_plain, compose
 from speechformer.errors import ArgumentParser, UserError, run_command
 from speechformer.report.figures import INK, plt, style, write
 from speechformer.report.labels import Variant, in_words, override
@@ -98,10 +99,11 @@ def is_default(run: Run, tuned: Mapping[Path, set[str]]) -> bool:
     keys = tuned_keys(run, tuned)
     words = run.result.get("overrides") or []
     try:
-        config = as_plain(compose(word for word in words if word.lstrip("+").partition("=")[0] not in keys))
+        config = as_plain(compose([word for word in words if word.lstrip("+").partition("=")[0] not in keys]))
     except UserError:  # of another version
         return False
-    return all(value_of(config, key) == run.config.get(key) for key in keys)
+    chosen = OmegaConf.create(config)
+    return all(OmegaConf.select(chosen, key) == run.config.get(key) for key in keys)
 
 
 def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about: str) -> Cell:

@@ -22,13 +22,15 @@ LEVELS = (
     "escape workers",
     "console",
     "errors keys",
+    "options",
     "probes",
     "corpora",
     "runs layers metrics",
-    "config kernels",
+    "kernels",
     "models",
     "data generation",
     "tasks",
+    "config",
     "analysis report",
     "training",
     "sweeps",
@@ -37,7 +39,7 @@ LEVELS = (
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts.split()}
 # Parts that answer at once, or that another project could use, and the libraries that they must not import
 LIGHT = {
-    "torch": "corpora runs console errors download keys config report audit sweeps status",
+    "torch": "corpora runs console errors download keys options probes config report audit sweeps status",
     "lightning": "report audit layers kernels models",
 }
 

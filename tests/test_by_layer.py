@@ -81,8 +81,8 @@ def test_a_cache_changes_nothing(positions: list[Any], patterns: list[Any]) -> N
         ("pattern=by_layer pattern.layers=[]", r"pattern.layers must be a list of choices.*, not \[\]"),
         ("model=by_layer model.layers=[by_layer]", "model.layers must be a list of choices"),
         ("model=by_layer model.layers=[ropes,nope]", "model.name has no choice 'ropes'.*Did you mean rope"),
-        ("pattern=by_layer pattern.layers=[{name:window,window:0},full]", r"pattern.layers\[0\].window must be .*1"),
-        ("model=by_layer model.layers=[nope,{name:rope,base:big}]", r"model.layers\[1\].base must be a number"),
+        ("pattern=by_layer pattern.layers=[{name:window,window:0},full]", r"pattern.window must be at least 1"),
+        ("model=by_layer model.layers=[nope,{name:rope,base:big}]", "model.base must be a number"),
     ],
 )
 def test_an_invalid_list_is_an_error(overrides: str, message: str) -> None:

@@ -229,7 +229,7 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path, capsys: pytest.Captur
     run(tmp_path, *LM)
     run(tmp_path, *LM, "keep_every_n_steps=4")
     said = capsys.readouterr().err
-    assert said.startswith(f"{tmp_path} has no checkpoints of steps 0, 4, 8: it trained there without")
+    assert said.startswith(f"{tmp_path} has no checkpoints of 3 steps from 0 to 8: it trained there without")
     run(tmp_path, *LM, "keep_every_n_steps=2", "force=true")
     run(tmp_path, *LM, "keep_every_n_steps=4")
     assert capsys.readouterr().err == ""

@@ -94,5 +94,5 @@ def test_causality_and_padding_join_the_pattern() -> None:
     ],
 )
 def test_an_invalid_size_is_an_error(spec: dict) -> None:
-    with pytest.raises(UserError, match=r"pattern\.\w+ must be an integer of at least [01], not"):
+    with pytest.raises(UserError, match=r"pattern\.\w+ must be (at least [01]|a whole number), not"):
         build_pattern(spec)

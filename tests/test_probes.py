@@ -276,5 +276,5 @@ def test_errors(overrides: str, message: str, tmp_path: Path) -> None:
 
 
 def test_other_tasks_have_no_probe() -> None:
-    with pytest.raises(UserError, match="probe=copy needs task=probe"):
+    with pytest.raises(UserError, match="task=probe and a choice of probe need each other"):
         as_plain(compose("task=lm", "probe=copy"))

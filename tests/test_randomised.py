@@ -92,7 +92,7 @@ def test_a_cache_changes_nothing(encoding: Any) -> None:
         ("model.encoding=nope", "model.encoding=nope has no positions of its own"),
         ("model.encoding=by_layer", "model.encoding must be a choice of model, such as rope, not 'by_layer'"),
         ("model.encoding=ropes", "model.name has no choice 'ropes'.*Did you mean rope"),
-        ("model.encoding={name:rope,base:big}", "model.encoding.base must be a number"),
+        ("model.encoding={name:rope,base:big}", "model.base must be a number"),
         ("model.max_positions=12", "model.max_positions must be at least the 20 positions of training, not 12"),
     ],
 )

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from speechformer import config as composed_config
 from speechformer.config import as_plain
 from speechformer.errors import UserError
-from speechformer.keys import CONF, read_keys
+from speechformer.keys import CONF, load_plain
 from speechformer.runs import identity
 from speechformer.runs.folder import read_json, read_result
 from speechformer.tasks.classify import Classify
@@ -90,7 +90,8 @@ def test_csv_writes_what_the_default_writes_but_for_tensorboard(words: list[str]
 
 def test_no_choice_changes_the_identity_of_a_run() -> None:
     names = [path.stem for path in (CONF / "logger").glob("*.yaml")]
-    assert {key for name in names for key in read_keys("logger", name)} < set(identity.NOT_IDENTITY)
+    keys = {f"logger.{key}" for name in names for key in load_plain(CONF / "logger" / f"{name}.yaml")}
+    assert keys < set(identity.NOT_IDENTITY)
     assert len({identity.fingerprint(as_plain(compose(f"logger={name}")), "0", []) for name in names}) == 1
 
 
@@ -101,7 +102,7 @@ def test_errors(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, message in (
         ("logger.offline=maybe", "logger.offline must be true or false"),
         ("logger.tracking_uri=x", "logger.tracking_uri needs logger=mlflow"),
-        ("+trainer.logger=false", "trainer.logger cannot be set, because speechformer sets it; set logger"),
+        ("+trainer.logger=false", "trainer.logger cannot be set, because a run sets it; set logger"),
     ):
         with pytest.raises(UserError, match=message.replace(".", r"\.")):
             as_plain(composed_config.compose(["logger=wandb", setting]))

@@ -23,7 +23,6 @@ from torch import nn
 from speechformer.analysis.exports import to_safetensors
 from speechformer.analysis.find import CHECKPOINTS
 from speechformer.analysis.load import TrainedRun, unique_labels
-from speechformer.console import list_steps
 from speechformer.corpora.special_tokens import UNKNOWN
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
@@ -245,9 +244,8 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
             }
         )
         steps = [step for step, _ in own if step is not None]
-        lines.append(
-            f"{run.directory.name} ({run.label}): {len(own)} of {len(known)} checkpoints, {list_steps(steps)}"
-        )
+        span = f", steps {steps[0]} to {steps[-1]}" if steps else ""
+        lines.append(f"{run.directory.name} ({run.label}): {len(own)} of {len(known)} checkpoints{span}")
         if len(known) == 1 and not alone:
             lines.append("No slider over its training: train with keep_every_n_steps=100 to get one.")
     if dtype == torch.float16:

@@ -12,12 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speechformer.errors import UserError, is_choice
+from speechformer.errors import UserError
 
 EXAMPLES = {
     "model": "[rope,nope] or [{name:rope,base:500},nope]",
     "pattern": "[window,full] or [{name:window,window:3},full]",
 }
+
+
+def is_choice(layer: object) -> bool:
+    """Return whether an item of the list names a choice, with options or without."""
+    name = layer.get("name") if isinstance(layer, Mapping) else layer
+    return isinstance(name, str) and name != "by_layer"
 
 
 def per_layer_configs(spec: Mapping[str, Any], group: str, layers: int | None = None) -> list[dict[str, Any]]:

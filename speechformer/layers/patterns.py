@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speechformer.errors import build, require
 from speechformer.layers.by_layer import per_layer_configs
+from speechformer.options import Size, Whole, build
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,7 +40,7 @@ class Structured:
 
     parts: tuple[tuple[Pattern, int], ...]
     window: int | None = None
-    tokens: int = 0
+    tokens: Whole = 0
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         first, *others = (pattern(i, j) for pattern, _ in self.parts)
@@ -50,12 +50,6 @@ class Structured:
 def parts(pattern: Pattern) -> tuple[tuple[Pattern, int], ...]:
     """Return the parts of a pattern with their strides: of any function one, with stride 1."""
     return pattern.parts if isinstance(pattern, Structured) else ((pattern, 1),)
-
-
-def at_least(least: int, **sizes: int) -> None:
-    """Raise a `UserError` unless all sizes are integers of at least `least`."""
-    for name, value in sizes.items():
-        require(type(value) is int and value >= least, f"pattern.{name}", f"an integer of at least {least}", value)
 
 
 def all_pairs(i: Tensor, j: Tensor) -> Tensor:
@@ -68,22 +62,20 @@ def full() -> Pattern:
     return all_pairs
 
 
-def window(window: int = 5) -> Pattern:
+def window(window: Size = 5) -> Pattern:
     """Sliding window, |i - j| < window: in a decoder the `window` most recent keys, including i itself.
 
     Child et al. 2019, "Generating Long Sequences with Sparse Transformers"; Beltagy et al. 2020,
     "Longformer", figure 2b.
     """
-    at_least(1, window=window)
     return Structured(((lambda i, j: (i - j).abs() < window, 1),), window)
 
 
-def block(block: int = 8) -> Pattern:
+def block(block: Size = 8) -> Pattern:
     """Blocks of `block` tokens: i attends to its own block and the one before.
 
     Marsol Torrent 2026, section 4.2; local attention with one block of memory.
     """
-    at_least(1, block=block)
 
     def allowed(i: Tensor, j: Tensor) -> Tensor:
         blocks_back = i // block - j // block
@@ -92,12 +84,11 @@ def block(block: int = 8) -> Pattern:
     return Structured(((allowed, 1),), 2 * block)
 
 
-def strided(stride: int = 6) -> Pattern:
+def strided(stride: Size = 6) -> Pattern:
     """The nearest `stride` keys and every `stride`-th key beyond them, merged in one head.
 
     Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.3.
     """
-    at_least(1, stride=stride)
 
     def far(i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() >= stride) & ((i - j) % stride == 0)
@@ -105,37 +96,32 @@ def strided(stride: int = 6) -> Pattern:
     return Structured(((lambda i, j: (i - j).abs() < stride, 1), (far, stride)))
 
 
-def dilated(window: int = 5, dilation: int = 2) -> Pattern:
+def dilated(window: Size = 5, dilation: Size = 2) -> Pattern:
     """Sliding window with gaps: `window` keys on each side, including i itself, `dilation` apart.
 
     Beltagy et al. 2020, "Longformer", figure 2c.
     """
-    at_least(1, window=window, dilation=dilation)
     span = window * dilation
     return Structured(((lambda i, j: ((i - j).abs() < span) & ((i - j) % dilation == 0), dilation),), span)
 
 
-def global_(window: int = 5, tokens: int = 2) -> Pattern:
+def global_(window: Size = 5, tokens: Whole = 2) -> Pattern:
     """Sliding window plus global tokens: the first `tokens` positions attend to all, and all attend to them.
 
     Beltagy et al. 2020, "Longformer", figure 2d.
     """
-    at_least(1, window=window)
-    at_least(0, tokens=tokens)
     return Structured(((lambda i, j: ((i - j).abs() < window) | (i < tokens) | (j < tokens), 1),), window, tokens)
 
 
-def sinks(window: int = 5, tokens: int = 4) -> Pattern:
+def sinks(window: Size = 5, tokens: Whole = 4) -> Pattern:
     """Sliding window plus attention sinks: all attend to the first `tokens` positions. In a decoder it is `global`.
 
     Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2.
     """
-    at_least(1, window=window)
-    at_least(0, tokens=tokens)
     return Structured(((lambda i, j: ((i - j).abs() < window) | (j < tokens), 1),), window, tokens)
 
 
-def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> Pattern:
+def bigbird(window: Size = 3, tokens: Whole = 2, links: Whole = 3, seed: Whole = 0) -> Pattern:
     """Sliding window, global tokens and random links.
 
     Each position draws `links` times, with replacement, from the earlier positions outside its window. A link works
@@ -143,7 +129,6 @@ def bigbird(window: int = 3, tokens: int = 2, links: int = 3, seed: int = 0) -> 
 
     Zaheer et al. 2020, "Big Bird", section 2.
     """
-    at_least(0, links=links, seed=seed)
     local_and_global = global_(window, tokens)
 
     def allowed(i: Tensor, j: Tensor) -> Tensor:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, is_choice, pick, require
-from speechformer.layers.by_layer import per_layer_configs
+from speechformer.errors import UserError, require
+from speechformer.layers.by_layer import is_choice, per_layer_configs
+from speechformer.options import Amount, Positive, Share, Size, build
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Slopes = str | Sequence[float]
@@ -195,7 +196,7 @@ class ALiBi(Positions):
 
     fixed_slopes: Tensor
 
-    def __init__(self, sizes: Sizes, slopes: Slopes = "geometric", scale: float = 1.0) -> None:
+    def __init__(self, sizes: Sizes, slopes: Slopes = "geometric", scale: Amount = 1.0) -> None:
         super().__init__(sizes)
         numbers = isinstance(slopes, list | tuple) and all(type(slope) in (int, float) for slope in slopes)
         if slopes not in ("geometric", "learned") and not (numbers and len(slopes) == sizes.heads):
@@ -260,15 +261,13 @@ class RoPE(Positions):
     def __init__(
         self,
         sizes: Sizes,
-        base: float = 10000.0,
-        fraction: float = 1.0,
-        scaling: str = "none",
-        factor: float = 4.0,
+        base: Positive = 10000.0,
+        fraction: Share = 1.0,
+        scaling: Literal["none", "linear", "ntk", "yarn"] = "none",
+        factor: Positive = 4.0,
     ) -> None:
         super().__init__(sizes)
-        require(base > 0, "model.base", "above 0", base)
         require(factor > 1, "model.factor", "above 1", factor)
-        pick(dict.fromkeys(("none", "linear", "ntk", "yarn")), scaling, "model.scaling")
         share = fraction * sizes.width / sizes.heads
         rotated = round(share)
         if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
@@ -328,13 +327,11 @@ class XPos(RoPE):
     def __init__(
         self,
         sizes: Sizes,
-        base: float = 10000.0,
-        gamma: float = 0.4,
-        scale_base: float = 512.0,
+        base: Positive = 10000.0,
+        gamma: Positive = 0.4,
+        scale_base: Positive = 512.0,
     ) -> None:
         super().__init__(sizes, base=base)
-        if gamma <= 0 or scale_base <= 0:
-            raise UserError(f"model.gamma and model.scale_base must be above 0, not {gamma} and {scale_base}.")
         H = sizes.width // sizes.heads
         z = (torch.arange(0, H, 2) / H + gamma) / (1 + gamma)
         self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
@@ -361,7 +358,7 @@ class Relative(Positions):
 
     buckets: Tensor
 
-    def __init__(self, sizes: Sizes, buckets: int = 32, max_distance: int = 128) -> None:
+    def __init__(self, sizes: Sizes, buckets: Size = 32, max_distance: Size = 128) -> None:
         super().__init__(sizes)
         one_side = buckets if sizes.causal else buckets // 2
         if one_side < 2 or buckets % 2 or max_distance <= one_side // 2:
@@ -430,11 +427,9 @@ class FIRE(Positions):
         threshold: start of t; texts that are shorter than t are not interpolated. None: a quarter of `length`.
     """
 
-    def __init__(self, sizes: Sizes, hidden: int = 32, threshold: float | None = None) -> None:
+    def __init__(self, sizes: Sizes, hidden: Size = 32, threshold: Positive | None = None) -> None:
         super().__init__(sizes)
         start = max(1.0, sizes.length / 4) if threshold is None else threshold
-        if hidden < 1 or start <= 0:
-            raise UserError(f"model.hidden must be at least 1 and model.threshold above 0, not {hidden} and {start}.")
         self.log_c = nn.Parameter(torch.tensor(math.log(0.1)))
         self.log_threshold = nn.Parameter(torch.tensor(math.log(start)))
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, sizes.heads))
@@ -515,7 +510,7 @@ class Randomised(Positions):
     can_cache = False
     max_length: int
 
-    def __init__(self, sizes: Sizes, encoding: str | dict[str, Any] = "rope", max_positions: int = 2048) -> None:
+    def __init__(self, sizes: Sizes, encoding: str | dict[str, Any] = "rope", max_positions: Size = 2048) -> None:
         super().__init__(sizes)
         if not is_choice(encoding):
             raise UserError(f"model.encoding must be a choice of model, such as rope, not {encoding!r}.")

@@ -10,11 +10,11 @@ Shapes: B sequences, T tokens, L layers, D width.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-
-from speechformer.errors import pick
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also "c"
@@ -26,9 +26,9 @@ class Recurrent(nn.Module):
     The constructor disables TF32 in cuDNN for the whole process: single precision would round to 10 bits.
     """
 
-    def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: str) -> None:
+    def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: Literal["gru", "lstm"] = "gru") -> None:
         super().__init__()
-        cell_class = pick(CELLS, cell, "model.cell")
+        cell_class = CELLS[cell]
         self.layers = nn.ModuleList(cell_class(width, width, batch_first=True) for _ in range(layers))
         self.dropout = dropout
         torch.backends.cudnn.allow_tf32 = False

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speechformer.errors import UserError, build, pick
+from speechformer.errors import UserError, pick
 from speechformer.kernels.dispatch import choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
@@ -25,6 +25,7 @@ from speechformer.layers.by_layer import per_layer_configs
 from speechformer.layers.patterns import build_patterns
 from speechformer.layers.positions import build_positions
 from speechformer.layers.recurrent import Recurrent
+from speechformer.options import build
 
 Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # the modes of torch.compile with them

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speechformer.errors import UserError, require
+from speechformer.options import Size
 
 Ints = NDArray[np.int64]
 SPLITS = {"validation": (0, 1), "test": (1, 2), "train": (2, 8)}  # which eighths of all rows
@@ -124,9 +125,9 @@ class Probe:
         groups: names of the groups of answers that are also measured alone, such as distances.
     """
 
-    min_length: int
-    max_length: int
-    test_lengths: list[int]
+    min_length: Size
+    max_length: Size
+    test_lengths: list[Size]
     vocabulary: list[str] = field(init=False)
     groups: ClassVar[tuple[str, ...]] = ()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from speechformer.errors import pick, require
+from speechformer.errors import require
+from speechformer.options import Rate, Size, Whole
 from speechformer.probes.base import (
     ASK,
     BEGIN,
@@ -40,7 +43,7 @@ class Copy(Probe):
         lengths: symbols in the string; see `Probe`.
     """
 
-    symbols: int
+    symbols: Size
 
     def prepare(self) -> None:
         self.vocabulary = [BEGIN, ASK, *letters(self.symbols)]
@@ -94,11 +97,10 @@ class Addition(Probe):
         lengths: digits of each number; see `Probe`.
     """
 
-    base: int
-    hints: int
+    base: Annotated[int, Field(ge=2, le=10)]
+    hints: Whole
 
     def prepare(self) -> None:
-        require(2 <= self.base <= 10, "probe.base", "between 2 and 10", self.base)
         rule = f"0 or at least {self.longest + 1}, the digits of a sum"
         require(self.hints == 0 or self.hints > self.longest, "probe.hints", rule, self.hints)
         self.vocabulary = [*map(str, range(self.base)), BEGIN, PLUS, EQUALS, *letters(self.hints)]
@@ -142,9 +144,9 @@ class Recall(Probe):
 
     groups = doubling("gap")
 
-    keys: int
-    values: int
-    queries: int
+    keys: Size
+    values: Size
+    queries: Size
 
     def prepare(self) -> None:
         rule = f"at least {self.longest}, as the keys of a row differ"
@@ -182,8 +184,8 @@ class Induction(Probe):
 
     groups = doubling("gap")
 
-    symbols: int
-    answers: int
+    symbols: Size
+    answers: Size
 
     def prepare(self) -> None:
         rule = f"at least {self.longest}, as those of a string differ"
@@ -222,12 +224,11 @@ class Indirect(Probe):
 
     groups = doubling("place")
 
-    by: str
-    symbols: int
-    queries: int
+    by: Literal["position", "content"]
+    symbols: Size
+    queries: Size
 
     def prepare(self) -> None:
-        pick(dict.fromkeys(("position", "content")), self.by, "probe.by")
         rule = f"at most probe.max_length={self.max_length}, as training names no place beyond it"
         require(self.longest <= self.max_length, "probe.test_lengths", rule, self.test_lengths)
         rule = f"at least {self.longest}, as those of a string differ"
@@ -266,7 +267,7 @@ class FlipFlop(Probe):
 
     groups = doubling("gap")
 
-    ignore: float
+    ignore: Rate
 
     def prepare(self) -> None:
         require(self.shortest >= 2, "probe.min_length and probe.test_lengths", "at least 2", self.shortest)
@@ -300,8 +301,8 @@ class SelectiveCopy(Probe):
         lengths: symbols and blanks before the separator; see `Probe`.
     """
 
-    symbols: int
-    tokens: int
+    symbols: Size
+    tokens: Size
 
     def prepare(self) -> None:
         rule = f"at most {self.shortest}, the length of the shortest string"
@@ -366,8 +367,8 @@ class Needle(Probe):
 
     groups = ("depth_0_25", "depth_25_50", "depth_50_75", "depth_75_100")
 
-    symbols: int
-    needles: int
+    symbols: Size
+    needles: Size
 
     def prepare(self) -> None:
         most = self.shortest // 2

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from speechformer.errors import UserError, build
+from speechformer.errors import UserError
+from speechformer.options import build
 from speechformer.probes.base import Probe
 from speechformer.probes.probes import PROBES
 
@@ -32,11 +33,10 @@ def load_probe(config: Mapping[str, Any]) -> GeneratedRows:
     Raises:
         UserError: an option is invalid, or the config names a corpus.
     """
-    spec, corpus = dict(config["probe"]), config["corpus"]
+    spec, corpus = config["probe"], config["corpus"]
     seed = corpus.get("sample", corpus).get("seed")
     if corpus.get("root") is not None or corpus["name"] not in ("auto", "sample"):
         raise UserError("task=probe generates its rows and reads no corpus; leave out corpus.")
-    lengths = {key: spec.pop(key) for key in ("min_length", "max_length", "test_lengths")}
-    probe = build(PROBES, spec, "probe", **lengths)
-    sha256 = hashlib.sha256(json.dumps([config["probe"], seed], sort_keys=True).encode()).hexdigest()
+    probe = build(PROBES, spec, "probe")
+    sha256 = hashlib.sha256(json.dumps([spec, seed], sort_keys=True).encode()).hexdigest()
     return GeneratedRows(spec["name"], probe, sha256, seed)

@@ -405,11 +405,11 @@ def build_studies(runs: Sequence[Run]) -> tuple[list[Study], list[str]]:
     baselines = {key: [*group] for key, group in frame[~trained].groupby(STUDY[1:])["run"]}
     studies = [Study([*group], baselines.get(key[1:], [])) for key, group in frame[trained].groupby(STUDY)["run"]]
     studies.sort(key=lambda study: (study.study, study.task, study.protocol["name"] != "paper"))
-    names = set[str]()
+    used_names = set[str]()
     for number, study in enumerate(studies):
-        if study.name.lower() in names:  # also where the file system ignores case
+        if study.name.lower() in used_names:  # also where the file system ignores case
             study.name += f"_{number}"
-        names.add(study.name.lower())
+        used_names.add(study.name.lower())
     return studies, remarks
 
 

@@ -12,7 +12,6 @@ from hydra.conf import HydraConf
 from omegaconf import DictConfig
 
 from speechformer import console
-from speechformer.config import check_overrides
 from speechformer.errors import one_sentence
 from speechformer.runs import folder as runs
 from speechformer.runs.naming import plain
@@ -34,7 +33,6 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         console.say(f"Run {names.get(tuple(overrides))}")
     message = None
     try:
-        check_overrides(overrides)
         with contextlib.nullcontext() if in_process else console.log_to_file(directory / runs.LOG):
             report = search.reporter(sweep, overrides, hydra_config.sweeper)
             execute(cfg, directory, overrides, launcher, runtime.process_set_up, report)

@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
-from speechformer.config import as_plain, check_overrides, check_sweep, count_devices
+from speechformer.config import as_plain, check_sweep, count_devices
 from speechformer.errors import UserError, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs.identity import NOT_IDENTITY
@@ -95,7 +95,7 @@ def group_jobs(jobs: Iterable[Member]) -> tuple[list[list[Member]], dict[str, in
     alone: dict[str, int] = collections.Counter()
     for cfg, directory, overrides in jobs:
         try:
-            groups[common_settings(cfg, overrides)].append((cfg, directory, overrides))
+            groups[common_settings(cfg)].append((cfg, directory, overrides))
         except Exception as error:
             alone[one_sentence(error).rstrip(".") or type(error).__name__] += 1
     if single := sum(len(group) == 1 for group in groups.values()):
@@ -103,12 +103,11 @@ def group_jobs(jobs: Iterable[Member]) -> tuple[list[list[Member]], dict[str, in
     return [group for group in groups.values() if len(group) > 1], alone
 
 
-def common_settings(cfg: DictConfig, overrides: Sequence[str]) -> str:
+def common_settings(cfg: DictConfig) -> str:
     """Return what the runs of an ensemble must have in common, as JSON, or raise why the run cannot be in one."""
     from speechformer.layers.positions import build_positions
     from speechformer.tasks.registry import TASKS
 
-    check_overrides(overrides)
     config = as_plain(cfg)
     check_sweep(config)
     task, model = config["task"], config["model"]["name"]

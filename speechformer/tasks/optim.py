@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speechformer.config import ENDLESS
 from speechformer.errors import UserError
 
+ENDLESS = ("inverse_sqrt", "vaswani")  # schedules that do not depend on the length of the run
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c of p(s) = a s + b s^3 + c s^5, which takes singular values near 1
 
 

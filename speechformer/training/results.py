@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from omegaconf import OmegaConf
 
 from speechformer import console
-from speechformer.config import value_of
 from speechformer.errors import one_sentence
 from speechformer.runs import identity
 from speechformer.training.runtime import peak_bytes
@@ -102,7 +102,7 @@ def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
     for override in overrides:
         key, _, text = override.lstrip("+~").partition("=")
         if not key.startswith(NOT_SHOWN):
-            value = value_of(config, key)
+            value = OmegaConf.select(OmegaConf.create(config), key)
             shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
     return shown
 

@@ -124,6 +124,6 @@ def warn_of_absent_checkpoints(config: dict[str, Any], directory: Path, result: 
     steps = range(0, result["steps"] + 1, every)
     if absent := [step for step in steps if not (directory / HISTORY / f"{step}.ckpt").exists()]:
         console.warn(
-            f"{directory} has no checkpoints of {console.list_steps(absent)}: it trained there without "
-            f"keep_every_n_steps={every}. Add force=true to train it again."
+            f"{directory} has no checkpoints of {len(absent)} steps from {absent[0]} to {absent[-1]}: it trained "
+            f"there without keep_every_n_steps={every}. Add force=true to train it again."
         )

@@ -45,23 +45,23 @@ def build_trainer(
     """
     arguments = {**config["trainer"], "devices": device}
     devices.check_processes(arguments)
-    arguments["profiler"] = arguments.get("profiler") or NoProfiler()
     if config["eval_interval"] is not None:
         batches = config["eval_interval"] * arguments["accumulate_grad_batches"]
         arguments |= {"val_check_interval": batches, "check_val_every_n_epoch": None}
-    defaults = {
+    defaults: dict[str, Any] = {
+        "profiler": NoProfiler(),
         "enable_progress_bar": any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks),
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
     }
     try:
-        more = [hydra.utils.instantiate(callback) for callback in arguments.pop("callbacks", None) or ()]
+        arguments = hydra.utils.instantiate(arguments, _convert_="all")  # what has a `_target_`
         return pl.Trainer(
             default_root_dir=folder,
             # inside a SLURM job Lightning would choose devices and requeue by itself; both are decided here
-            plugins=[AtomicCheckpointIO(), Environment()],
+            plugins=[AtomicCheckpointIO(), Environment(), *arguments.pop("plugins", [])],
             logger=loggers or False,
-            callbacks=[*callbacks, *more],
+            callbacks=[*callbacks, *arguments.pop("callbacks", [])],
             **{**defaults, **arguments},
         )
     except Exception as error:  # a bad value raises almost any
