@@ -138,10 +138,32 @@ class EnsemblePositions(Positions):
 
 
 class EnsembleStack(Stack):
-    """A `Stack` whose members have different biases and numbers of tokens."""
+    """A `Stack` whose members have different biases and numbers of tokens.
+
+    Args:
+        stack: gives its modules and settings.
+        members: the stacks of the members.
+        stacked: the stacked version of each parameter, by the id of the first member's.
+
+    Raises:
+        ValueError: the positions cannot be stacked.
+    """
 
     can_unpad = False
-    member_patterns: list[tuple[Pattern, ...]]  # of each layer, as many as `positions` has members
+
+    def __init__(self, stack: Stack, members: Sequence[Stack], stacked: dict[int, nn.Parameter]) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(stack.__dict__)
+        positions = members[0].positions
+        if isinstance(positions, ByLayer | Randomised):
+            raise ValueError(f"a {type(positions).__name__} cannot be stacked into an ensemble")
+        parameters = {name: stacked[id(parameter)] for name, parameter in positions.named_parameters()}
+        if not parameters and all(member.config == members[0].config for member in members):
+            members = members[:1]  # all have the same bias
+        self.positions = EnsemblePositions([member.positions for member in members], parameters)
+        # patterns of each layer, as many as `positions` has members
+        self.member_patterns = list(zip(*(member.patterns for member in members)))
+        self.bias_groups = [self.member_patterns.index(patterns) for patterns in self.member_patterns]
 
     def attentions(
         self,
@@ -193,7 +215,8 @@ def stack_models(models: Sequence[nn.Module], generators: DropoutGenerators) -> 
         if isinstance(leaf, Positions):
             inside_positions = f"{name}."
             path = name.rpartition(".")[0]
-            stack_positions(ensemble.get_submodule(path), [model.get_submodule(path) for model in models], stacked)
+            stacks: Any = [model.get_submodule(path) for model in (ensemble, *models)]
+            ensemble.set_submodule(path, EnsembleStack(stacks[0], stacks[1:], stacked))
         else:
             replacement = stacked_leaf(name, leaf, stacked, generators)
             if replacement is not None:
@@ -217,16 +240,3 @@ def stacked_leaf(
     if parameters:
         raise ValueError(f"{name}: a {type(leaf).__name__} cannot be stacked into an ensemble")
     return None
-
-
-def stack_positions(ensemble: Any, members: Sequence[Any], stacked: dict[int, nn.Parameter]) -> None:
-    """Give an ensemble's `Stack` the positions and patterns of its members' stacks."""
-    if any(isinstance(member.positions, ByLayer | Randomised) for member in members):
-        raise ValueError(f"a {type(members[0].positions).__name__} cannot be stacked into an ensemble")
-    parameters = {name: stacked[id(parameter)] for name, parameter in members[0].positions.named_parameters()}
-    if not parameters and all(member.config == members[0].config for member in members):
-        members = members[:1]  # all have the same bias
-    ensemble.positions = EnsemblePositions([member.positions for member in members], parameters)
-    ensemble.member_patterns = list(zip(*(member.patterns for member in members)))
-    ensemble.bias_groups = [ensemble.member_patterns.index(patterns) for patterns in ensemble.member_patterns]
-    ensemble.__class__ = EnsembleStack  # keeps everything else of the copied stack

@@ -327,7 +327,11 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             folder, names = Path(place), {*below, *files}
             if RESULT in names:
                 try:
-                    runs.append(Run(folder, read_result(folder, "reported")))
+                    run = Run(folder, read_result(folder, "reported"))
+                    if run.result.get("debug"):
+                        remarks.append(f"{folder} was run to debug, with only a part of its data, and is left out.")
+                    else:
+                        runs.append(run)
                 except DamagedError as error:
                     remarks.append(str(error))
             elif OWNER in names:  # written when a run starts

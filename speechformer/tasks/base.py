@@ -19,20 +19,13 @@ from torchmetrics import Metric
 
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
-from speechformer.errors import pick
-from speechformer.layers.block import ACTIVATIONS, NORMS
-from speechformer.models.classifier import POOLS
-from speechformer.tasks.optim import OPTIMIZERS, SCHEDULES, build_optimizer
+from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.view import View
 
 # What every network takes: keys of the config, and keys of its group `architecture`
 SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout", "model", "pattern")
 COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
-CHOICES: dict[str, Any] = {  # checked, even if unused
-    **{"pool": POOLS, "norm": NORMS, "activation": ACTIVATIONS},
-    "output_bias": dict.fromkeys(("init", "unigram")),
-}
 
 
 def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
@@ -93,8 +86,6 @@ class Task(pl.LightningModule):
     def __init__(self, recipe: dict[str, Any]) -> None:
         super().__init__()
         self.recipe = recipe
-        pick(OPTIMIZERS, recipe["optimizer"], "recipe.optimizer")
-        pick(SCHEDULES, recipe["schedule"], "recipe.schedule")
         self.counts: Any = None
         self.measured: dict[str, Metric] = {}  # of the current evaluation, by name
         self.metrics: dict[str, float] = {}
@@ -120,8 +111,6 @@ class Task(pl.LightningModule):
     @classmethod
     def architecture_arguments(cls, config: dict[str, Any], data: TaskData, **more: Any) -> dict[str, Any]:
         """Return the arguments of the network as plain data, `more` included."""
-        for key, valid in CHOICES.items():
-            pick(valid, config["architecture"][key], f"architecture.{key}")
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
         return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}

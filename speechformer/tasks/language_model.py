@@ -173,7 +173,6 @@ class LanguageModel(Task):
         documents = config["task"]["documents"]
         if config["task"]["ngram_targets"] and config["recipe"]["label_smoothing"]:
             raise UserError("recipe.label_smoothing and task.ngram_targets both spread targets; set one to 0.")
-        pick(dict.fromkeys(("joined", "separate")), documents, "task.documents")
         if documents == "separate" and config["model"]["name"] == "rnn":
             raise UserError("model=rnn reads one document after another; set task.documents=joined.")
         arguments = cls.architecture_arguments(config, data), config["recipe"], documents == "separate"

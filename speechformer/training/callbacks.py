@@ -19,7 +19,7 @@ from tqdm import tqdm
 from speechformer import console
 
 if TYPE_CHECKING:
-    from speechformer.training.fit import Run
+    from speechformer.training.results import Run
 
 OnEvaluation = Callable[[int, dict[str, float], str], None]  # of the step, metrics, and the name of the main one
 PROGRESS_EVERY = 5  # seconds between updates of run.json

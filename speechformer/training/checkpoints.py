@@ -31,7 +31,7 @@ from speechformer.tasks.base import Task
 from speechformer.tasks.registry import read_checkpoint
 
 if TYPE_CHECKING:
-    from speechformer.training.fit import Run
+    from speechformer.training.results import Run
 
 
 class Checkpoints(Checkpoint):

@@ -27,7 +27,7 @@ from speechformer.tasks.base import ends_logged_step
 from speechformer.tasks.optim import build_optimizer
 
 if TYPE_CHECKING:
-    from speechformer.training.fit import Run
+    from speechformer.training.results import Run
 
 
 class Ensemble(pl.LightningModule):

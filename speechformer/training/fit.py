@@ -18,73 +18,24 @@ from speechformer import console
 from speechformer.config import count_devices
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
-from speechformer.models.stack import compile_blocks, count_parameters
-from speechformer.runs.folder import LAST, TOKENIZER, RunFolder, sha256
+from speechformer.models.stack import compile_blocks
+from speechformer.runs.folder import LAST, RunFolder
 from speechformer.runs.rank import local_rank, node_rank
 from speechformer.tasks.optim import has_amx
-from speechformer.tasks.registry import TASKS, AnyCorpus, build_data
+from speechformer.tasks.registry import AnyCorpus, build_data
 from speechformer.training import devices
 from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress, progress_bars
 from speechformer.training.checkpoints import (
     Checkpoints,
-    best_of,
     load_chosen_weights,
     resumable,
-    save_weights,
 )
 from speechformer.training.ensemble import Ensemble, EnsembleData
 from speechformer.training.loggers import RunLoggers
 from speechformer.training.pictures import Pictures
-from speechformer.training.results import conclude, describe_machine, make_result
+from speechformer.training.results import Run, conclude, describe_machine, make_result
 from speechformer.training.runtime import check_memory, lacks_memory, reset_peak
 from speechformer.training.trainer import build_trainer
-
-
-class Run:
-    """A run under way: config, folder, data, task.
-
-    Attributes: `monitor`, the metric that chooses the best evaluation; `averaged`, of how many evaluations the
-    weights are averaged; `metrics`, the final ones; `loggers` and `trainer`, once there are any.
-    """
-
-    loggers: RunLoggers
-    trainer: pl.Trainer
-
-    def __init__(self, config: dict[str, Any], folder: RunFolder, data: TaskData) -> None:
-        self.config, self.folder, self.data = config, folder, data
-        pl.seed_everything(config["seed"], workers=True, verbose=False)
-        self.task = TASKS[config["task"]["name"]].from_config(config, data)
-        self.task.attach(data)
-        self.averaged = config["task"].get("average_checkpoints", 1)
-        self.monitor = self.task.metric_name(data.chosen_on)
-        self.metrics: dict[str, float | None] = {}
-        self.parameters = count_parameters(self.task.model)
-
-    @property
-    def best(self) -> tuple[float | None, int | None]:
-        """The metric of the best evaluation, and its step."""
-        return best_of(self.task.curve, self.monitor, self.task)
-
-    @property
-    def steps(self) -> int:
-        """The steps that the run has done."""
-        return self.task.diverged_at or self.trainer.global_step
-
-    def save_weights(self, name: str) -> None:
-        """Write the weights into a file of the run's folder."""
-        save_weights(self.task, self.folder.path / name, self.steps)
-
-    def open(self, threads: int, ensemble_size: int, resumes: bool) -> None:
-        """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
-        self.folder.remove_outputs(keep_results=resumes)
-        tokenizer = self.folder.path / TOKENIZER
-        self.data.tokenizer.save(tokenizer)
-        self.folder.owner |= {"threads": threads, "ensemble": ensemble_size > 1}
-        self.folder.owner |= {"tokenizer_sha256": sha256(tokenizer)}
-        if self.loggers.tracker is not None:
-            self.loggers.tracker.open(self.loggers.csv.rows)
-            console.say(self.loggers.tracker.about)
-        self.folder.report_progress()
 
 
 def fit(

@@ -25,7 +25,7 @@ from speechformer.tasks.base import Task
 from speechformer.training.ensemble import Ensemble
 
 if TYPE_CHECKING:
-    from speechformer.training.fit import Run
+    from speechformer.training.results import Run
 
 MOST_PANELS = 256  # layers times heads of a picture
 

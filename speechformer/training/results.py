@@ -1,4 +1,4 @@
-"""The result of a run that came to its end: `result.json`, and what shows it."""
+"""A run under way, and the result of one that came to its end: `result.json`, and what shows it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,72 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from omegaconf import OmegaConf
 
 from speechformer import console
+from speechformer.config import debug_arguments
+from speechformer.data.base import TaskData
 from speechformer.errors import one_sentence
+from speechformer.models.stack import count_parameters
 from speechformer.runs import identity
+from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
+from speechformer.tasks.registry import TASKS
+from speechformer.training.checkpoints import best_of, save_weights
+from speechformer.training.loggers import RunLoggers
 from speechformer.training.runtime import peak_bytes
 
-if TYPE_CHECKING:
-    from speechformer.training.fit import Run
-
 NOT_SHOWN = ("hydra", "corpus", "threads", "compile", "force", "logger")  # overrides that say nothing about the model
+
+
+class Run:
+    """A run under way: config, folder, data, task.
+
+    Attributes: `monitor`, the metric that chooses the best evaluation; `averaged`, of how many evaluations the
+    weights are averaged; `metrics`, the final ones; `loggers` and `trainer`, once there are any.
+    """
+
+    loggers: RunLoggers
+    trainer: pl.Trainer
+
+    def __init__(self, config: dict[str, Any], folder: RunFolder, data: TaskData) -> None:
+        self.config, self.folder, self.data = config, folder, data
+        pl.seed_everything(config["seed"], workers=True, verbose=False)
+        self.task = TASKS[config["task"]["name"]].from_config(config, data)
+        self.task.attach(data)
+        self.averaged = config["task"].get("average_checkpoints", 1)
+        self.monitor = self.task.metric_name(data.chosen_on)
+        self.metrics: dict[str, float | None] = {}
+        self.parameters = count_parameters(self.task.model)
+
+    @property
+    def best(self) -> tuple[float | None, int | None]:
+        """The metric of the best evaluation, and its step."""
+        return best_of(self.task.curve, self.monitor, self.task)
+
+    @property
+    def steps(self) -> int:
+        """The steps that the run has done."""
+        return self.task.diverged_at or self.trainer.global_step
+
+    def save_weights(self, name: str) -> None:
+        """Write the weights into a file of the run's folder."""
+        save_weights(self.task, self.folder.path / name, self.steps)
+
+    def open(self, threads: int, ensemble_size: int, resumes: bool) -> None:
+        """Write what belongs to a run that begins, and remove what an interrupted attempt left."""
+        self.folder.remove_outputs(keep_results=resumes)
+        tokenizer = self.folder.path / TOKENIZER
+        self.data.tokenizer.save(tokenizer)
+        self.folder.owner |= {"threads": threads, "ensemble": ensemble_size > 1}
+        self.folder.owner |= {"tokenizer_sha256": sha256(tokenizer)}
+        if self.loggers.tracker is not None:
+            self.loggers.tracker.open(self.loggers.csv.rows)
+            console.say(self.loggers.tracker.about)
+        self.folder.report_progress()
 
 
 def describe_machine(trainer: pl.Trainer, ensemble_size: int) -> dict[str, Any]:
@@ -70,6 +121,9 @@ def make_result(run: Run, seconds: dict[str, float], machine: dict[str, Any]) ->
     if run.folder.writes:
         with warning_only("further files of the task"):
             result |= task.write_artifacts(run.folder.path)
+    if debugged := debug_arguments(config):
+        result["debug"] = True
+        console.say(f"This run is left out of reports, because it sets trainer.{', trainer.'.join(debugged)}.")
     if metrics:
         result["summary"] = [list(row) for row in task.view.summary(result)]
     if task.diverged_at is not None:
