@@ -144,6 +144,8 @@ def summary(result: dict[str, Any]) -> str:
     seconds, best = f"{result['seconds']:.1f} s", result["best"]
     if result["status"] == "diverged":
         return f"The run DIVERGED by step {result['steps']}: NaN or infinity. Try a lower recipe.lr.\n{seconds}."
+    if best["value"] is None:
+        return f"{table(result['summary'])}\nNo evaluation measured {best['metric']}.\n{seconds}."
     best_line = f"the best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"
     if best["chosen_on"] == "test":
         source = f"last.ckpt. best.ckpt has {best_line}; selected on test, it is optimistic."

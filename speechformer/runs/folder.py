@@ -51,6 +51,7 @@ CURVES = "tensorboard"
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
 HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` keeps
 STEP = r"\d+\.ckpt"  # a file in both
+IN_FOLDERS = rf"{STEP}|events\.out\.tfevents\..*|hparams\.yaml|.*\.partial"  # what runs write into these folders
 RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, CURVES, WEIGHTS, HISTORY)
 PARTIAL = "*.????????.partial"  # of a killed process
 # The folder of a run that is being replaced: whole, with files on the way there or back, and no longer needed
@@ -304,15 +305,26 @@ def check_is_ours(directory: Path) -> None:
 
 
 def move_run(source: Path, target: Path) -> None:
-    """Move the files of a run from one folder to another."""
+    """Move the files of a run from one folder to another; those of a user in its folders stay."""
     for name in RUN_FILES:
-        if os.path.lexists(source / name):
+        if (source / name).is_dir():
+            for path in ours(source / name):
+                (target / name).mkdir(exist_ok=True)
+                os.replace(path, target / name / path.name)
+            with contextlib.suppress(OSError):  # a user's file is there
+                (source / name).rmdir()
+        elif os.path.lexists(source / name):
             os.replace(source / name, target / name)
+
+
+def ours(directory: Path) -> list[Path]:
+    """Return the files of a folder inside a run's folder that runs write."""
+    return [path for path in directory.iterdir() if re.fullmatch(IN_FOLDERS, path.name)]
 
 
 def put_back(directory: Path) -> None:
     """Put a run that was set aside back, in place of the new one, which took no step; continue if that was killed."""
-    remove(directory, DISCARDED)
+    shutil.rmtree(directory / DISCARDED, ignore_errors=True)
     if (directory / REPLACED).is_dir():
         remove(directory, *RUN_FILES, *(path.name for path in directory.glob(PARTIAL)))
         os.replace(directory / REPLACED, directory / MOVING)
@@ -322,10 +334,13 @@ def put_back(directory: Path) -> None:
 
 
 def remove(directory: Path, *names: str) -> None:
-    """Remove files and folders, if they exist."""
+    """Remove files, and what runs write into folders, if they exist."""
     for path in (directory / name for name in names):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            for file in ours(path):
+                file.unlink()
+            with contextlib.suppress(OSError):  # a user's file is there
+                path.rmdir()
         else:
             path.unlink(missing_ok=True)
 

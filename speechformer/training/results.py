@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from omegaconf import OmegaConf
 
 from speechformer import console
 from speechformer.config import debug_arguments
@@ -156,7 +155,9 @@ def hyperparameters(config: dict[str, Any], overrides: Sequence[str]) -> dict[st
     for override in overrides:
         key, _, text = override.lstrip("+~").partition("=")
         if not key.startswith(NOT_SHOWN):
-            value = OmegaConf.select(OmegaConf.create(config), key)
+            value: Any = config
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
             shown.setdefault(key, value if isinstance(value, str | int | float | bool) else text)
     return shown
 
