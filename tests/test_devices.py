@@ -109,7 +109,6 @@ def test_a_job_has_the_threads_that_its_launcher_gives(
         ({"devices": 1}, 1, True),
         ({"devices": 2}, 1, True),  # so that two can be tried anywhere
         ({"devices": 3}, 2, False),
-        ({"devices": "3"}, 2, False),
         ({"devices": [0, 1, 2]}, 2, False),
         ({"devices": 3, "accelerator": "auto"}, 2, False),
         ({"devices": 8}, 8, True),

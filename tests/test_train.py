@@ -348,4 +348,4 @@ def test_a_warm_up_longer_than_the_run_is_said(
     result = execute(compose(*TINY[1:], *words, "trainer.max_steps=2"), tmp_path)
     said = capsys.readouterr().out
     assert "recipe.warmup_steps=400 is at least the run's 2" in said
-    assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs, en to fr (")
+    assert result["corpus"]["name"] == "pairs" and said.startswith("Corpus pairs (")

@@ -329,7 +329,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 try:
                     run = Run(folder, read_result(folder, "reported"))
                     if run.result.get("debug"):
-                        remarks.append(f"{folder} is a run to debug (`trainer.*` limits or extends it) and is left out.")
+                        remarks.append(f"{folder} was run with arguments for debugging and is left out.")
                     else:
                         runs.append(run)
                 except DamagedError as error:
