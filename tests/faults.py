@@ -30,7 +30,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("layers/positions.py", "return q * scale_TH, k / scale_TH", "return q * scale_TH, k * scale_TH", "positions"),
     ("layers/attention.py", "mask & (j <= i)", "mask & (j <= i + 1)", "attention patterns models"),
     ("layers/attention.py", "/ math.sqrt(q_BNTH.shape[-1]) + bias", "+ bias", "attention models"),
-    ("layers/patterns.py", "abs() < window", "abs() <= window", "patterns"),
+    ("layers/patterns.py", "(i - j).abs() < window, 1)", "(i - j).abs() <= window, 1)", "patterns"),
     ("layers/recurrent.py", "self.dropout(x_BTD) if k else x_BTD", "self.dropout(x_BTD)", "recurrent"),
     (
         "models/encoder_decoder.py",
@@ -86,12 +86,17 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("report/tables.py", "corrected = holm([", "corrected = list([", "figures"),
     ("report/tables.py", "summary.n < FEW_SEEDS", "summary.n > FEW_SEEDS", "figures report"),
     ("report/page.py", "else escape_markdown(str(value))", "else str(value)", "report"),
-    ("training/checkpoints.py", "if self.keep:", "if False:", "fit translate train"),
-    ("training/checkpoints.py", "keep_previous(Path(path))", "pass", "fit kills"),
     (
         "training/checkpoints.py",
-        'if pl_module.mode == "max" else metric < ',
-        'if pl_module.mode == "min" else metric < ',
+        "                if run.averaged > 1:",
+        "                if False:",
+        "fit translate train",
+    ),
+    ("training/checkpoints.py", "                keep_previous(path)", "                pass", "fit kills"),
+    (
+        "training/checkpoints.py",
+        'if task.mode == "max" else value < ',
+        'if task.mode == "min" else value < ',
         "fit train",
     ),
     (
@@ -100,12 +105,11 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
         'config["threads"] or',
         "fit threads runs",
     ),
-    ("runs/folder.py", "remove(self.path, PREVIOUS)", "pass", "fit kills runs"),
+    ("runs/folder.py", "remove(self.path, WEIGHTS, PREVIOUS)", "remove(self.path, WEIGHTS)", "fit kills runs"),
     ("runs/folder.py", "self.replaces = True", "self.replaces = False", "runs"),
     ("runs/identity.py", '("checkpoint_every", "compile",', '("checkpoint_every",', "sweeps fit"),
     ("corpora/files.py", "os.fsync(file.fileno())", "pass", "files kills"),
-    ("sweeps/folder.py", "merged.index(job) for job in jobs", "0 for job in jobs", "sweeps"),
-    ("sweeps/job.py", "return NO_VALUE if value is None else value", "return NO_VALUE", "search sweeps"),
+    ("sweeps/search.py", "statistics.mean(scores)", "scores[0]", "search"),
 )
 
 
