@@ -30,10 +30,10 @@ least {NEAR}. Each line counts once, as its closest kind. `protocol=clean` remov
 def texts_of(corpus: Corpus | Pairs) -> dict[str, list[str]]:
     """Return the lines of each file of a corpus; of train, those of pairs that cleaning leaves."""
     if isinstance(corpus, Pairs):
-        files = itertools.product(PARTS, enumerate((corpus.source, corpus.target)))
-        return {f"{part}.{name}": [pair[side] for pair in getattr(corpus, part)] for part, (side, name) in files}
-    texts = {"train_CLS.tsv": [text for _, text in corpus.classify_train], "train_LM.txt": corpus.lm_train}
-    texts["test_CLS.tsv"] = [text for _, text in corpus.classify_test]
+        sides = {part: zip((corpus.source, corpus.target), zip(*getattr(corpus, part))) for part in PARTS}
+        return {f"{part}.{name}": list(lines) for part in PARTS for name, lines in sides[part]}
+    labelled = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
+    texts = {file: [text for _, text in rows] for file, rows in labelled.items()} | {"train_LM.txt": corpus.lm_train}
     texts |= {f"test_LM_{name}.txt": lines for name, lines in corpus.lm_test.items()}
     return {file: lines for file, lines in texts.items() if lines}
 
@@ -47,35 +47,32 @@ def audit(corpus: Corpus | Pairs) -> dict[str, Any]:
         each class, and "label_conflicts", the labels of each text that has several.
     """
     texts = texts_of(corpus)
-    train, test = ([file for file in texts if file.startswith("train") is side] for side in (True, False))
-    words = {file: [len(line.split()) for line in lines] for file, lines in texts.items()}
     findings: dict[str, Any] = {
         "corpus": {"name": corpus.name, "where": corpus.where, "sha256": corpus.sha256},
-        "files": {
-            file: {"lines": len(lines), "words": sum(words[file]), "longest": max(words[file])}
-            | count(kinds_in(lines))
-            for file, lines in texts.items()
-        },
-        "between": {
-            f"{file} in {other}": {"lines": len(texts[file])} | count(kinds_in(texts[file], texts[other]))
-            for file, other in itertools.product(test, train)
-            if isinstance(corpus, Corpus) or Path(file).suffix == Path(other).suffix  # of the same language
-        },
+        "files": {file: count(lines) for file, lines in texts.items()},
+        "between": {},
     }
+    for file, other in itertools.permutations(texts, 2):
+        same_language = isinstance(corpus, Corpus) or Path(file).suffix == Path(other).suffix
+        if other.startswith("train") and not file.startswith("train") and same_language:
+            findings["between"][f"{file} in {other}"] = count(texts[file], texts[other])
     if isinstance(corpus, Pairs):
         return findings | {"cleaned": {"pairs of train": {"read": corpus.read, **corpus.cleaned}}}
-    rows = {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}
+    sizes: dict[str, Counter[str]] = defaultdict(Counter)
     labels: dict[str, set[str]] = defaultdict(set)
-    for label, text in itertools.chain(*rows.values()):
-        labels[text].add(corpus.classes[label])
-    sizes = {file: Counter(corpus.classes[label] for label, _ in labelled) for file, labelled in rows.items()}
+    for file, rows in {"train_CLS.tsv": corpus.classify_train, "test_CLS.tsv": corpus.classify_test}.items():
+        for label, text in rows:
+            sizes[file][corpus.classes[label]] += 1
+            labels[text].add(corpus.classes[label])
     conflicts = {text: sorted(names) for text, names in labels.items() if len(names) > 1}
-    return findings | {"classes": sizes if labels else {}, "label_conflicts": conflicts}
+    return findings | {"classes": sizes, "label_conflicts": conflicts}
 
 
-def count(kinds: Sequence[str]) -> dict[str, int]:
-    """Count the duplicates of each kind."""
-    return {kind: kinds.count(kind) for kind in ("exact", "same", "near")}
+def count(lines: Sequence[str], others: Sequence[str] | None = None) -> dict[str, int]:
+    """Count lines, their words and their duplicates of each kind, among themselves or in `others`."""
+    words, kinds = [len(line.split()) for line in lines], kinds_in(lines, others)
+    size = {"lines": len(lines)} | ({"words": sum(words), "longest": max(words)} if others is None else {})
+    return size | {kind: kinds.count(kind) for kind in ("exact", "same", "near")}
 
 
 def report(findings: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("corpora/files.py", '.removesuffix("\\n").split("\\n")', ".splitlines()", "speeches pairs"),
     ("corpora/pairs.py", '> rules["ratio"] * max', '>= rules["ratio"] * max', "pairs"),
     ("data/pairs.py", "a not in sources and b not in references", "a not in sources", "data_pairs"),
-    ("data/pairs.py", "[BEGIN, *b, END])) for a, b", "[BEGIN, *b])) for a, b", "data_pairs"),
+    ("data/pairs.py", "[BEGIN, *target, END])", "[BEGIN, *target])", "data_pairs"),
     ("data/batches.py", "stream[places + 1].long()", "stream[places].long()", "data_speeches documents"),
     ("data/batches.py", "self.order(self.epoch)[self.batches_done :]", "self.order(self.epoch)", "data_pairs fit"),
     (

@@ -46,7 +46,7 @@ def test_the_files_have_no_leaks_and_depend_on_the_seed_alone(
     monkeypatch.setattr(sys, "argv", ["authors", str(texts), str(out), "--test", "0.4"])
     main()
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert words[2:4] + words[5:] == ["speechformer.train", "corpus=speeches", 'corpus.classes=[ann,"bób"]']
+    assert words[2:4] + words[5:] == ["speechformer.train", "corpus=speeches", 'corpus.classes=["ann","bób"]']
     corpus = load(compose(*words[3:]))  # type: ignore[arg-type]
     leaks = audit(corpus)["between"]  # type: ignore[arg-type]
     assert {row.partition(" ")[0] for row in leaks} == {"test_CLS.tsv", "test_LM_ann.txt", "test_LM_bób.txt"}

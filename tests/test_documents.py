@@ -23,7 +23,7 @@ from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import documents
 from speechformer.data.batches import EvaluationBatches, WindowBatches
-from speechformer.data.documents import DocumentData, TokenFiles
+from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import TextSize
 from speechformer.errors import UserError
 from speechformer.tasks.language_model import LanguageModel, per_unit
@@ -97,7 +97,7 @@ def test_only_a_sample_of_a_long_train_is_drawn_for_the_vocabulary(
     train = "\n\n".join(f"fish{k} {'word ' * 20}" for k in range(300))
     corpus = corpus_of(tmp_path / "text", TEXT | {"train_LM.txt": train})
     monkeypatch.setattr(documents, "FITTED", len(train) // 3)
-    drawn = list(TokenFiles(corpus, 0.0, False).vocabulary_texts())
+    drawn = list(data_of(corpus).vocabulary_texts())
     assert 70 < len(drawn) < 130 and {*drawn} < {*corpus.documents("train")}
 
 
@@ -129,6 +129,15 @@ def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:
     changed = TEXT | {"train_LM.txt": TEXT["train_LM.txt"].replace("Red", "Tan")}  # of the same length
     second = data_of(corpus_of(tmp_path / "text", changed))
     assert "Tan  fish ünd blue." in texts_of(second, "train") and "Red  fish ünd blue." in texts_of(first, "train")
+
+
+def test_a_damaged_token_file_is_noticed(tmp_path: Path, cache: Path) -> None:
+    corpus = corpus_of(tmp_path / "text", TEXT)
+    data_of(corpus)
+    (file,) = cache.rglob("train.bin")
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(UserError, match=r"train\.bin is damaged; remove its folder"):
+        data_of(corpus)
 
 
 def test_documents_held_out_and_removed(tmp_path: Path) -> None:

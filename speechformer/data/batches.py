@@ -5,6 +5,7 @@ Shapes: N rows, B rows of a batch, T tokens.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,9 +96,9 @@ class SeededBatches:
         """Return the rows with these indices as a batch."""
         raise NotImplementedError
 
-    def weight(self, chosen: Tensor) -> int:
-        """Return the denominator of the mean loss of these rows."""
-        return len(chosen)
+    def weight(self, batch: Batch) -> int:
+        """Return the denominator of the mean loss of a batch."""
+        return len(batch["ids"])
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch, unless it is the current one."""
@@ -108,13 +109,12 @@ class SeededBatches:
         k, n = self.shard
         for chosen in self.remaining():
             self.batches_done += 1
-            if n == 1:
-                yield self.batch(chosen)
-            else:
-                ours = chosen[k::n]
+            batch = self.batch(chosen)
+            if n > 1:
                 # A device without rows gets one of weight 0: the other devices wait for its gradients.
-                weight = self.weight(ours) * n / self.weight(chosen)
-                yield {**self.batch(ours if len(ours) else chosen[:1]), "weight": weight}
+                ours = self.batch(chosen[k::n] if k < len(chosen) else chosen[:1])
+                batch = {**ours, "weight": (k < len(chosen)) * self.weight(ours) * n / self.weight(batch)}
+            yield batch
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
@@ -155,10 +155,15 @@ class WindowBatches(SeededBatches):
         return {"ids": self.stream[chosen[:, None] + self.column].long()}
 
 
+def by_length(lengths_N: Tensor, longest: int) -> Sequence[Tensor]:
+    """Return the indices of the rows of each evaluation batch, sorted by length to save padding."""
+    return lengths_N.argsort(stable=True).split(max(1, EVALUATION_TOKENS // longest))
+
+
 def sorted_batches(rows: Rows) -> list[Rows]:
-    """Return all rows in batches, sorted by length to save padding."""
-    lengths_N, size = lengths_of(rows), max(1, EVALUATION_TOKENS // rows["ids"].shape[1])
-    return [take(rows, chosen, lengths_N) for chosen in lengths_N.argsort(stable=True).split(size)]
+    """Return all rows in evaluation batches."""
+    lengths_N = lengths_of(rows)
+    return [take(rows, chosen, lengths_N) for chosen in by_length(lengths_N, rows["ids"].shape[1])]
 
 
 class EvaluationBatches:
@@ -213,9 +218,7 @@ class Windows:
         Press, Smith, Lewis 2021, "Shortformer", section 2, "sliding window".
         """
         inputs = ends - begins - 1
-        count = ((inputs - block_size + stride - 1).div(stride, rounding_mode="floor") + 1).clamp(min=1) * (
-            inputs > 0
-        )
+        count = (1 - (block_size - inputs).clamp(max=0) // stride) * (inputs > 0)
         segment = torch.repeat_interleave(torch.arange(len(begins)), count)
         offset = (torch.arange(len(segment)) - (count.cumsum(0) - count)[segment]) * stride
         size = (inputs[segment] - offset).clamp(max=block_size)
@@ -244,13 +247,13 @@ class Windows:
         targets = torch.where(is_input & (column >= scored[:, None]), self.stream[places + 1].long(), IGNORE)
         return {"ids": ids, "targets": targets, **({"places": places + 1} if self.with_places else {})}
 
-    @property
-    def batch_size(self) -> int:
-        """The number of windows of a batch."""
-        return max(1, EVALUATION_TOKENS // int(self.size.max()))
+    @functools.cached_property
+    def batches(self) -> Sequence[Tensor]:
+        """The indices of the windows of each batch."""
+        return by_length(self.size, int(self.size.max()))
 
     def __len__(self) -> int:
-        return -(-len(self.start) // self.batch_size)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[Rows]:
-        return map(self.rows, self.size.argsort(stable=True).split(self.batch_size))
+        return map(self.rows, self.batches)

@@ -34,58 +34,78 @@ from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
 from speechformer.data.batches import Part, Stream
-from speechformer.data.speeches import DEFAULTS, StreamData, TextSize
+from speechformer.data.speeches import StreamData, TextSize
 from speechformer.errors import UserError
 
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
 LINES = 10_000  # that are encoded together
-VERSION = 2  # of what is in token files
+VERSION = 3  # of what is in token files
 COUNTS = "counts.json"
 
-Counts = dict[str, int]  # "documents", and "bytes" and "words" of the text
+Counts = dict[str, int]  # see `DocumentData.write`
 
 
-class TokenFiles:
-    """The vocabulary and the token files of a corpus under a protocol.
+def hash_of(text: str) -> bytes:
+    """Return a short hash of a document."""
+    return hashlib.sha256(text.encode()).digest()[:16]
 
-    Args:
-        share: of the documents of train that is held out, by a hash of their text.
-        removes: whether to remove documents of train that are in a test or validation text.
+
+def locked(path: Path) -> FileLock:
+    """Return a lock of a path of the cache against other processes; its folder exists then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{path}.lock")
+
+
+class DocumentData(StreamData):
+    """Documents. `StreamData` and `TaskData` describe the rest.
+
+    Of the protocol, `validation` holds out that share of the documents of train, unless the corpus has a validation
+    text; `remove_test_sentences` removes documents of train that are in a test or validation text.
     """
 
-    def __init__(self, corpus: Documents, share: float, removes: bool) -> None:
-        self.corpus, self.share, self.removes = corpus, share, removes
+    has_folds = False
+    sampled = ("train", "validation")
+    shortest = 3  # of which two are <eos>
+    long_stream = 0
+    corpus: Documents  # type: ignore[assignment]
+    tokenizer: Subwords
+
+    def split(self) -> None:
+        if self.task["extra_text"]:
+            raise UserError(f"task.extra_text needs labelled sentences, and corpus={self.corpus.name} has none.")
+        self.share = 0.0 if "validation" in self.corpus.parts else self.protocol["validation"]
 
     def path(self, *settings: str | int | None) -> Path:
         """Return a path in the cache that depends on the corpus, the protocol and these settings."""
-        corpus = [self.corpus.sha256, self.corpus.separator, self.share, self.removes]
+        corpus = [self.corpus.sha256, self.corpus.separator, self.share, self.protocol["remove_test_sentences"]]
         key = hashlib.sha256(json.dumps([VERSION, *corpus, *settings]).encode()).hexdigest()
         return cache_directory() / "tokens" / key[:32]
 
     @functools.cached_property
-    def tested(self) -> dict[str, list[bytes]]:
+    def test_hashes(self) -> dict[str, list[bytes]]:
         """The hashes of the documents of each test."""
         parts = [f"test_{name}" for name in self.corpus.tests]
         return {part: list(map(hash_of, self.corpus.documents(part))) for part in parts}
 
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield the part and text of each document; what must not be in train is of the part "removed"."""
-        excluded = set(map(hash_of, self.corpus.documents("validation"))).union(*self.tested.values())
+        excluded = set(map(hash_of, self.corpus.documents("validation"))).union(*self.test_hashes.values())
         for part in self.corpus.parts:
             for text in self.corpus.documents(part):
-                if part == "train" and self.removes and hash_of(text) in excluded:
+                if part == "train" and self.protocol["remove_test_sentences"] and hash_of(text) in excluded:
                     yield "removed", text
                 else:
                     yield "validation" if part == "train" and held_out(text, self.share) else part, text
 
-    def tokenizer(self, kind: str, size: int | None, min_count: int) -> Subwords:
+    def fit_tokenizer(self) -> Subwords:
         """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
-        path = self.path("tokenizer", kind, size, min_count, metadata.version("tokenizers"))
+        settings = [self.task[key] for key in ("tokens", "vocab_size", "min_count")]
+        path = self.path("tokenizer", *settings, metadata.version("tokenizers"))
         with locked(path):
             if not path.exists():
                 console.say("Fitting a vocabulary, only this once.")
-                Subwords.fit(self.vocabulary_texts(), kind, size, min_count).save(path)
+                Subwords.fit(self.vocabulary_texts(), *settings).save(path)
         return Subwords.load(path)
 
     def vocabulary_texts(self) -> Iterator[str]:
@@ -95,29 +115,37 @@ class TokenFiles:
             slices = (text[start : start + SLICE] for start in range(0, len(text), SLICE))
             yield from (piece for piece in slices if held_out(f"vocabulary {piece[:1000]}", share))
 
-    def open(self, tokenizer: Subwords) -> tuple[dict[str, Stream], dict[str, Counts]]:
-        """Return the ids of each part, [n], mapped, and its counts; write the files first if they are not there.
+    def encode_texts(self) -> dict[Part, tuple[Stream, TextSize]]:
+        """Return the ids of each part, mapped, and its size; write the files first if they are not there.
 
-        The parts are those of the corpus, and "validation" if a share is held out. The counts of train also have
-        "removed", its documents that were removed, and those of a test "in_train", its documents that are in train.
+        The parts are those of the corpus, and "validation" if a share is held out.
         """
-        folder = self.path(tokenizer.tokenizer.to_str())
+        folder = self.path(self.tokenizer.tokenizer.to_str())
         with locked(folder):
             if not (folder / COUNTS).exists():
                 console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
                 folder.mkdir(exist_ok=True)
-                write_file(folder / COUNTS, json.dumps(self.write(tokenizer, folder)).encode())
-        counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
-        # copy-on-write: torch warns of arrays that cannot be written
-        return {
-            part: torch.from_numpy(np.memmap(folder / f"{part}.bin", np.int32, mode="c")) for part in counts
-        }, counts
+                write_file(folder / COUNTS, json.dumps(self.write(folder)).encode())
+        self.text_counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
+        texts: dict[Part, tuple[Stream, TextSize]] = {}
+        for part, counts in self.text_counts.items():
+            file, (split, _, name) = folder / f"{part}.bin", part.partition("_")
+            if not file.exists() or file.stat().st_size != 4 * (counts["tokens"] + 1):
+                raise UserError(f"{file} is damaged; remove its folder, and the next run writes it anew.")
+            # copy-on-write: torch warns of arrays that cannot be written
+            stream = torch.from_numpy(np.memmap(file, np.int32, mode="c"))
+            texts[split, name] = stream, TextSize(*(counts[key] for key in TextSize._fields))
+        return texts
 
-    def write(self, tokenizer: Subwords, folder: Path) -> dict[str, Counter[str]]:
-        """Write the files; return their counts."""
+    def write(self, folder: Path) -> dict[str, Counter[str]]:
+        """Write the files; return the counts of each part.
+
+        These are its documents, and its size as a `TextSize`. Train also has "removed", its documents that were
+        removed, and a test "in_train", its documents that are in train.
+        """
         parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
-        counts = {part: Counter(documents=0, bytes=0, words=0, removed=0) for part in parts}
-        tested, leaked = set[bytes]().union(*self.tested.values()), set[bytes]()
+        counts = {part: Counter(documents=0, tokens=0, bytes=0, words=0, removed=0) for part in parts}
+        tested, leaked = set[bytes]().union(*self.test_hashes.values()), set[bytes]()
 
         def lines() -> Iterator[tuple[str, str, bool]]:
             """Yield the part and text of each line, and whether it ends a document; a token never crosses lines."""
@@ -138,59 +166,16 @@ class TokenFiles:
                 file.write(np.array([END], np.int32).tobytes())
             remaining = lines()
             while batch := list(itertools.islice(remaining, LINES)):
-                for (part, line, is_last), ids in zip(batch, tokenizer.encode_lines([line for _, line, _ in batch])):
-                    files[part].write(np.array(ids + [END] * is_last, np.int32).tobytes())
-                    content = line.encode()
-                    counts[part].update(documents=is_last, bytes=len(content), words=len(content.split()))
+                encoded = self.tokenizer.encode_lines([line for _, line, _ in batch])
+                for (part, line, is_last), ids in zip(batch, encoded):
+                    ids, content = ids + [END] * is_last, line.encode()
+                    files[part].write(np.array(ids, np.int32).tobytes())
+                    size = {"tokens": len(ids), "bytes": len(content), "words": len(content.split())}
+                    counts[part].update(size, documents=is_last)
                     bar.update(len(content))
-        for part, digests in self.tested.items():
+        for part, digests in self.test_hashes.items():
             counts[part]["in_train"] = sum(digest in leaked for digest in digests)
         return counts
-
-
-def hash_of(text: str) -> bytes:
-    """Return a short hash of a document."""
-    return hashlib.sha256(text.encode()).digest()[:16]
-
-
-def locked(path: Path) -> FileLock:
-    """Return a lock of a path of the cache against other processes; its folder exists then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{path}.lock")
-
-
-class DocumentData(StreamData):
-    """Documents. `StreamData` and `TaskData` describe the rest.
-
-    Of the protocol, `validation` holds out that share of the documents of train, unless the corpus has a validation
-    text; `remove_test_sentences` removes documents of train that are in a test text.
-    """
-
-    has_folds = False
-    sampled = ("train", "validation")
-    shortest = 3  # of which two are <eos>
-    long_stream = 0
-    corpus: Documents  # type: ignore[assignment]
-    tokenizer: Subwords
-
-    def split(self) -> None:
-        if self.task.get("extra_text"):
-            raise UserError(f"task.extra_text needs labelled sentences, and corpus={self.corpus.name} has none.")
-        self.task = DEFAULTS | self.task
-        share = 0.0 if "validation" in self.corpus.parts else self.protocol["validation"]
-        self.files = TokenFiles(self.corpus, share, bool(self.protocol["remove_test_sentences"]))
-
-    def fit_tokenizer(self) -> Subwords:
-        return self.files.tokenizer(*(self.task[key] for key in ("tokens", "vocab_size", "min_count")))
-
-    def encode_texts(self) -> dict[Part, tuple[Stream, TextSize]]:
-        streams, self.text_counts = self.files.open(self.tokenizer)
-        texts: dict[Part, tuple[Stream, TextSize]] = {}
-        for part, stream in streams.items():
-            split, _, name = part.partition("_")
-            counts = self.text_counts[part]
-            texts[split, name] = stream, TextSize(len(stream) - 1, counts["bytes"], counts["words"])
-        return texts
 
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         if self.task["documents"] == "joined":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ def pad_pairs(pairs: Sequence[PairIds]) -> Rows:
     """Return pairs as a batch, each side padded to its longest."""
     source, target = (pad_sequence(list(side), batch_first=True, padding_value=PAD) for side in zip(*pairs))
     return {"source": source, "target": target}
+
+
+def pair_ids(source: Sequence[int], target: Sequence[int]) -> PairIds:
+    """Return the ids of two texts as a pair."""
+    return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
 
 
 def longer_side(pair: PairIds) -> int:
@@ -60,18 +65,13 @@ class PairBatches(SeededBatches):
         super().__init__(len(pairs), size, seed, shard)
         self.pairs, self.resegment = pairs, resegment
 
-    def chosen_pairs(self, chosen: Tensor) -> list[PairIds]:
-        """Return the ids of pairs in this epoch."""
-        if self.resegment is None:
-            return [self.pairs[index] for index in chosen.tolist()]
-        return [self.resegment(self.epoch, index) for index in chosen.tolist()]
-
     def batch(self, chosen: Tensor) -> Batch:
-        return pad_pairs(self.chosen_pairs(chosen))
+        pair = functools.partial(self.resegment, self.epoch) if self.resegment else self.pairs.__getitem__
+        return pad_pairs([pair(index) for index in chosen.tolist()])
 
-    def weight(self, chosen: Tensor) -> int:
+    def weight(self, batch: Batch) -> int:
         """Return the number of target tokens that are predicted."""
-        return sum(len(target) - 1 for _, target in self.chosen_pairs(chosen))
+        return int((batch["target"][:, 1:] != PAD).sum())
 
 
 class TokenBatches(PairBatches):
@@ -118,16 +118,15 @@ class TokenBatches(PairBatches):
         return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def evaluation_batches(pairs: Sequence[PairIds]) -> Iterator[Batch]:
-    """Yield the pairs, sorted by length, in batches of at most `EVALUATION_TOKENS`; `rows` has their indices."""
-    lengths = [max(len(source), len(target)) for source, target in pairs]
-    rows: list[int] = []
+def evaluation_batches(pairs: Sequence[PairIds]) -> list[Batch]:
+    """Return the pairs, sorted by length, in batches of at most `EVALUATION_TOKENS`; `rows` has their indices."""
+    lengths = [max(map(len, pair)) for pair in pairs]
+    batches: list[list[int]] = [[]]
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if rows and (len(rows) + 1) * lengths[index] > EVALUATION_TOKENS:
-            yield {"rows": rows, **pad_pairs([pairs[row] for row in rows])}
-            rows = []
-        rows.append(index)
-    yield {"rows": rows, **pad_pairs([pairs[row] for row in rows])}
+        if batches[-1] and (len(batches[-1]) + 1) * lengths[index] > EVALUATION_TOKENS:
+            batches.append([])
+        batches[-1].append(index)
+    return [{"rows": rows, **pad_pairs([pairs[row] for row in rows])} for rows in batches]
 
 
 class PairData(TaskData):
@@ -185,7 +184,7 @@ class PairData(TaskData):
     def encode_pairs(self, pairs: list[Pair]) -> list[PairIds]:
         """Return the ids of pairs."""
         sources, targets = (self.tokenizer.encode_all(side) for side in zip(*pairs))
-        return [(torch.tensor([*a, END]), torch.tensor([BEGIN, *b, END])) for a, b in zip(sources, targets)]
+        return list(map(pair_ids, sources, targets))
 
     def resegment(self, epoch: int, index: int) -> PairIds:
         """Return other ids of a training pair, by the epoch and the seed alone; the usual ones if they are too long.
@@ -194,10 +193,8 @@ class PairData(TaskData):
         """
         assert self.bpe_dropout is not None
         generator = random.Random(f"{self.seed} {epoch} {index}")
-        source, target = (self.bpe_dropout.encode(text, generator) for text in self.trained_texts[index])
-        if max(len(source), len(target)) >= self.block_size:
-            return self.train[index]
-        return torch.tensor([*source, END]), torch.tensor([BEGIN, *target, END])
+        pair = pair_ids(*(self.bpe_dropout.encode(text, generator) for text in self.trained_texts[index]))
+        return pair if longer_side(pair) <= self.block_size else self.train[index]
 
     def count(self) -> dict[str, Any]:
         corpus, trained = self.corpus, {source for source, _ in self.trained_texts}
@@ -249,7 +246,7 @@ class PairData(TaskData):
         return TokenBatches(self.train, self.task["batch_tokens"], self.seed, self.shard, resegment)
 
     def val_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches({"validation": [*evaluation_batches(self.held_out["validation"])]})
+        return EvaluationBatches({"validation": evaluation_batches(self.held_out["validation"])})
 
     def test_dataloader(self) -> EvaluationBatches:
-        return EvaluationBatches({part: [*evaluation_batches(pairs)] for part, pairs in self.held_out.items()})
+        return EvaluationBatches({part: evaluation_batches(pairs) for part, pairs in self.held_out.items()})

@@ -49,8 +49,8 @@ class ProbeBatches(SeededBatches):
         rows = as_tensors(self.probe.rows(chosen.numpy(), self.row_seed, "train", self.epoch))
         return {name: rows[name] for name in ("ids", "targets")}
 
-    def weight(self, chosen: Tensor) -> int:
-        return int((self.batch(chosen)["targets"] != IGNORE).sum()) if len(chosen) else 0
+    def weight(self, batch: Batch) -> int:
+        return int((batch["targets"] != IGNORE).sum())
 
 
 class ProbeData(TaskData):
@@ -86,8 +86,7 @@ class ProbeData(TaskData):
         """Return `task.test_rows` rows without repetitions, or as many as there are."""
         rows = self.probe.rows(np.arange(self.task["test_rows"]), self.row_seed, part, length=length)
         _, first = np.unique(rows.symbols, axis=0, return_index=True)
-        first.sort()
-        return as_tensors(Symbols(rows.symbols[first], rows.choices[first], rows.groups[first]))
+        return {name: tensor[np.sort(first)] for name, tensor in as_tensors(rows).items()}
 
     def count(self) -> dict[str, Any]:
         tests = {name: {"rows": len(rows["ids"])} for (_, name), rows in self.extra_tests.items()}

@@ -37,13 +37,6 @@ from speechformer.data.batches import (
 )
 from speechformer.errors import UserError, require
 
-# Of tasks whose config lacks them
-DEFAULTS: dict[str, Any] = {
-    **{"tokens": "words", "vocab_size": None, "min_count": 1, "evaluation_tokens": None, "documents": "joined"},
-    **{"unknown_rate": 0.0, "ngram_targets": 0.0, "ngram_mixture": "none", "balanced": False, "naive_bayes": 0.0},
-    "extra_text": False,
-}
-
 
 class SpeechData(TaskData):
     """What sentences and streams share; `TaskData` documents the arguments.
@@ -65,7 +58,6 @@ class SpeechData(TaskData):
     cut = 0
 
     def split(self) -> None:
-        self.task = DEFAULTS | self.task
         options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
         fold = self.protocol["fold"]
         if fold == "seed":
@@ -73,7 +65,7 @@ class SpeechData(TaskData):
                 raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
             fold = self.seed % number_of_folds(options["validation"])
         self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
-        if self.task["extra_text"]:
+        if self.task.get("extra_text"):
             self.splits = with_extra_text(self.splits, self.corpus)
 
     def fit_tokenizer(self) -> Tokenizer | Subwords:
