@@ -19,19 +19,15 @@ if TYPE_CHECKING:
 
 __version__: str
 __all__ = ["TrainedRun", "__version__", "fit", "load", "read_results"]
-_MODULES = {
-    "TrainedRun": "speechformer.analysis.load",
-    "load": "speechformer.analysis.load",
-    "read_results": "speechformer.report.load",
-}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("speechformer.runs.identity").version()
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'speechformer' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    module = "report" if name == "read_results" else "analysis"
+    return getattr(importlib.import_module(f"speechformer.{module}.load"), name)
 
 
 def __dir__() -> list[str]:

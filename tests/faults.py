@@ -53,7 +53,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ),
     ("corpora/duplicates.py", "NEAR * len(words) - 1e-9) + 1", "NEAR * len(words) - 1e-9)", "duplicates"),
     ("corpora/files.py", '.removesuffix("\\n").split("\\n")', ".splitlines()", "speeches pairs"),
-    ("corpora/pairs.py", '> rules["ratio"] * max', '>= rules["ratio"] * max', "pairs"),
+    ("corpora/pairs.py", '> (rules["ratio"] or', '>= (rules["ratio"] or', "pairs"),
     ("data/pairs.py", "a not in sources and b not in references", "a not in sources", "data_pairs"),
     ("data/pairs.py", "[BEGIN, *target, END])", "[BEGIN, *target])", "data_pairs"),
     ("data/batches.py", "stream[places + 1].long()", "stream[places].long()", "data_speeches documents"),

@@ -79,7 +79,7 @@ def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path, monkeypatch
     counts = data.text_counts["train"]
     assert counts["bytes"] == sum(len(text.encode()) + 1 for text in whole)
     assert counts["words"] == sum(len(text.encode().split()) for text in whole)
-    assert counts["documents"] == 3
+    assert counts["rows"] == 3
     test = data.streams["test", "a"].tolist()
     assert data.counts["tests"]["a"]["unknown_tokens"] == test.count(UNKNOWN)
 

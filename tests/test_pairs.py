@@ -74,7 +74,7 @@ def test_each_rule_removes_its_pairs_and_counts_each_once() -> None:
     assert counts == {"markup": 2, "words": 1, "ratio": 1, "duplicates": 1}
     assert cleaned_pairs(pairs, OFF) == (pairs, dict.fromkeys(counts, 0))
     with pytest.raises(UserError, match=r"corpus.clean leaves no pair of train"):
-        read({}, clean={**RULES, "words": 0})
+        read({}, clean={**RULES, "words": 0.5})
 
 
 def write(folder: Path, languages: tuple[str, str] = ("de", "nl")) -> Path:

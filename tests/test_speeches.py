@@ -55,7 +55,7 @@ def test_only_newlines_end_a_line() -> None:
     [
         ("train_CLS.tsv", b"0\tOne.\nTwo.\n", "2: expected `label<TAB>text`, found no tab"),
         ("train_CLS.tsv", b"0\tOne.\n2\tTwo.\n", "2: label '2' is not one of 0 (ann), 1 (bob)"),
-        ("test_CLS.tsv", b"0\tOne.\n1\t \n", "2: there is no text after the label"),
+        ("test_CLS.tsv", b"0\tOne.\n1\t \n", "2: expected `label<TAB>text`, found no text after the label"),
         ("train_LM.txt", b"", "1: the line has no text"),
         ("train_LM.txt", b"One.\n\nTwo.\n", "2: the line has no text"),
         ("test_LM_ann.txt", b"One.\nTwo \xff.\n", "2: byte 0xff is not UTF-8"),

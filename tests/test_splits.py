@@ -79,8 +79,6 @@ def test_errors() -> None:
         cut("clean", corpus=replace(CORPUS, classify_train=[(0, "in both")]))
     with pytest.raises(UserError, match=r"protocol\.fold=10 must be below 10, the folds of"):
         cut("clean", fold=10)
-    with pytest.raises(UserError, match=r"protocol\.vocabulary"):
-        cut("paper", vocabulary="all")
 
 
 def test_the_leak_of_the_real_speeches(speeches: Corpus) -> None:

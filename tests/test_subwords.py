@@ -67,8 +67,3 @@ def test_save_and_load(bpe: Subwords, tmp_path: Path) -> None:
     for name in ("other.json", "nothing.json"):
         with pytest.raises(UserError, match=f"{name} is not a tokenizer of speechformer"):
             Subwords.load(tmp_path / name)
-
-
-def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"task.tokens has no choice 'bpee'"):
-        Subwords.fit(["a"], "bpee", 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import glob
 import hashlib
 import json
@@ -127,9 +128,11 @@ def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]
     return lines
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Load a YAML file, with the fast parser where libyaml is installed."""
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+@functools.cache
+def word_tables(name: str) -> dict[str, Any]:
+    """Load the word tables of a generated corpus, with the fast parser where libyaml is installed."""
+    content = Path(__file__).with_name(f"{name}.yaml").read_bytes()
+    return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @contextlib.contextmanager
@@ -175,12 +178,10 @@ class OutputFolder:
         UserError: the path is a file.
     """
 
-    LIST = ".speechformer.json"
-
     def __init__(self, path: Path) -> None:
         if path.is_file():
             raise UserError(f"{path} is a file; name a folder.")
-        self.path, self.list, self.written = path, path / self.LIST, set[str]()  # written by this command
+        self.path, self.list, self.written = path, path / ".speechformer.json", set[str]()  # by this command
         self.ours = set(json.loads(read_file(self.list))["files"]) if self.list.exists() else set[str]()
 
     def file(self, name: str) -> Path:
@@ -196,8 +197,7 @@ class OutputFolder:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         self.written.add(name)
-        if name not in self.ours:
-            self._list(self.ours | {name})
+        self._list(self.ours | {name})
         return path
 
     def remove_stale(self, pattern: str) -> None:
@@ -205,9 +205,9 @@ class OutputFolder:
         stale = set(fnmatch.filter(self.ours, pattern)) - self.written
         for name in stale:
             (self.path / name).unlink(missing_ok=True)
-        if stale:
-            self._list(self.ours - stale)
+        self._list(self.ours - stale)
 
     def _list(self, names: set[str]) -> None:
-        self.ours = names
-        write_file(self.list, (json.dumps({"files": sorted(names)}, indent=1) + "\n").encode())
+        if names != self.ours:
+            self.ours = names
+            write_file(self.list, (json.dumps({"files": sorted(names)}, indent=1) + "\n").encode())

@@ -12,7 +12,7 @@ from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError
 
 if TYPE_CHECKING:
     from speechformer.probes.registry import GeneratedRows
@@ -43,7 +43,7 @@ def load(config: Mapping[str, Any]) -> Corpus | Pairs | Documents | GeneratedRow
         from speechformer.probes.registry import load_probe  # not for every command: it takes numpy
 
         return load_probe(config)
-    loaders = pick(CORPORA, task["data"], "task.data")
+    loaders = CORPORA[task["data"]]
     if name not in loaders:
         raise UserError(
             f"task={task['name']} reads {task['data']}, and corpus={name} has none; set corpus="

@@ -11,6 +11,7 @@ test are never cleaned, so scores cover all of their sentences.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ def cleaned_pairs(pairs: list[Pair], rules: Mapping[str, Any]) -> tuple[list[Pai
         shorter, longer = sorted(len(side.split()) for side in pair)
         broken = {
             "markup": rules["markup"] and any(side.startswith("<") for side in pair),
-            "words": rules["words"] is not None and longer > rules["words"],
-            "ratio": rules["ratio"] is not None and longer > rules["ratio"] * max(1, shorter),
+            "words": longer > (rules["words"] or math.inf),
+            "ratio": longer > (rules["ratio"] or math.inf) * max(1, shorter),
             "duplicates": rules["duplicates"] and pair in earlier,
         }
         if rule := next(filter(broken.get, broken), ""):

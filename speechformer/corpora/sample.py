@@ -23,11 +23,10 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
-from typing import Any
 
 from speechformer import console
 from speechformer.corpora import sample_pairs
-from speechformer.corpora.files import OutputFolder, read_yaml
+from speechformer.corpora.files import OutputFolder, word_tables
 from speechformer.errors import ArgumentParser
 
 SPEAKERS = ("marlowe", "okafor", "vance")
@@ -37,15 +36,9 @@ TRAIN_LINES, TEST_LINES = 1800, 250  # of the language model; the second for eac
 TOPIC_IS_OWN, PHRASE_IS_OWN, ORDER_IS_OWN = 0.55, 0.7, 0.95
 
 
-@functools.cache
-def words() -> dict[str, Any]:
-    """Load the word tables."""
-    return read_yaml(Path(__file__).with_suffix(".yaml"))
-
-
 def sentence(speaker: int, rng: random.Random) -> str:
     """Generate one sentence of a speaker."""
-    tables = words()
+    tables = word_tables("sample")
 
     def own_or_any(probability: float) -> int:
         """Return the speaker with this probability, otherwise any of the three."""

@@ -21,10 +21,9 @@ import functools
 import random
 from collections import namedtuple
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from speechformer.corpora.files import read_yaml
+from speechformer.corpora.files import word_tables
 
 TRAIN, DEV, TEST = 10_000, 500, 500
 VOWELS = "aeiouhéèêàâîôœy"
@@ -42,7 +41,7 @@ Phrase = namedtuple("Phrase", "en fr person feminine")
 @functools.cache
 def words() -> dict[str, Any]:
     """Load the word tables; nouns, adjectives and verbs are the tuples above."""
-    tables = read_yaml(Path(__file__).with_suffix(".yaml"))
+    tables = word_tables("sample_pairs")
     for key, row_type in (("nouns", Noun), ("adjectives", Adjective), ("verbs", Verb), ("subjects", Phrase)):
         tables[key] = [row_type(*row) for row in tables[key]]
     tables["persons"] = [noun for noun in tables["nouns"] if noun.person]

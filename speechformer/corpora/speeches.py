@@ -77,30 +77,23 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:
     """Parse the files of a corpus, {name: content}; a `UserError` has `where`/file:line."""
+    lines = {file: parse_lines(content, f"{where}/{file}") for file, content in sorted(files.items())}
     train, test = (
-        parse_labelled(files[file], f"{where}/{file}", classes) if file in files else []
-        for file in ("train_CLS.tsv", "test_CLS.tsv")
+        parse_labelled(lines.pop(file, []), f"{where}/{file}", classes) for file in ("train_CLS.tsv", "test_CLS.tsv")
     )
-    lines = {
-        file.removesuffix(".txt"): [line.strip() for line in parse_lines(content, f"{where}/{file}")]
-        for file, content in sorted(files.items())
-        if file.endswith(".txt")
-    }
-    lm_train = lines.pop("train_LM", [])
-    lm_test = {file.removeprefix("test_LM_"): texts for file, texts in lines.items()}
-    return Corpus(name, where, checksum(files), list(classes), train, test, lm_train, lm_test)
+    texts = {file[:-4].removeprefix("test_LM_"): list(map(str.strip, lines[file])) for file in lines}
+    return Corpus(name, where, checksum(files), list(classes), train, test, texts.pop("train_LM", []), texts)
 
 
-def parse_labelled(content: bytes, where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
+def parse_labelled(lines: list[str], where: str, classes: Sequence[str]) -> list[tuple[int, str]]:
     """Parse lines of label TAB text into (index of the class, text); a label is the index or name of a class."""
     indices = {str(k): k for k in range(len(classes))} | {normal(name): k for k, name in enumerate(classes)}
     rows = []
-    for number, line in enumerate(parse_lines(content, where), start=1):
+    for number, line in enumerate(lines, start=1):
         label, tab, text = line.partition("\t")
-        if not tab:
-            raise UserError(f"{where}:{number}: expected `label<TAB>text`, found no tab.")
         if not text.strip():
-            raise UserError(f"{where}:{number}: there is no text after the label; remove the line.")
+            found = "no text after the label; remove the line" if tab else "no tab"
+            raise UserError(f"{where}:{number}: expected `label<TAB>text`, found {found}.")
         if normal(label) not in indices:
             legend = ", ".join(f"{k} ({name})" for k, name in enumerate(classes))
             raise UserError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from speechformer.corpora.duplicates import kinds_in, plain
 from speechformer.corpora.speeches import Corpus
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError
 
 Row = tuple[int | None, str]
 SHARED = 8  # words in a row that make one text a repetition of another
@@ -141,8 +141,6 @@ def split(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
             f"are held out, which leaves {len(remaining)} to train on; use more text, or protocol=paper."
         )
-    texts = {
-        "corpus": [text for _, text in corpus.classify_train] + corpus.lm_train,
-        "task": [text for _, text in remaining],
-    }
-    return Splits(remaining, held, test, pick(texts, vocabulary, "protocol.vocabulary"), removed)
+    both = [text for _, text in corpus.classify_train] + corpus.lm_train
+    texts = both if vocabulary == "corpus" else [text for _, text in remaining]
+    return Splits(remaining, held, test, texts, removed)

@@ -12,7 +12,6 @@ The files have the format of `documents`. They are in the user's cache folder, m
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from speechformer.corpora.files import cache_directory, on_any_machine, read_yaml, write_file
+from speechformer.corpora.files import cache_directory, on_any_machine, word_tables, write_file
 
 WORDS_PER_PERSON = 120  # of a story
 SENTENCES = 8  # of a paragraph
@@ -30,15 +29,9 @@ DRAWN = (*OWN, "time", "act", "place", "mood")  # what a sentence is about
 VERSION = 1  # of what a seed generates
 
 
-@functools.cache
-def word_tables() -> dict[str, Any]:
-    """Load the word tables."""
-    return read_yaml(Path(__file__).with_suffix(".yaml"))
-
-
 def story(rng: random.Random, words: int) -> str:
     """Generate a story of at least this many words: lines of sentences, the first one the introduction."""
-    tables = word_tables()
+    tables = word_tables("stories")
     names = rng.sample(tables["names"], min(len(tables["names"]), max(2, words // WORDS_PER_PERSON)))
     people = [{"name": name, **{f"own_{key}": rng.choice(tables[f"{key}s"]) for key in OWN}} for name in names]
     for person in people:

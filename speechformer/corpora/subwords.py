@@ -21,10 +21,9 @@ from typing import Any
 
 from speechformer.corpora.files import read_file, write_file
 from speechformer.corpora.special_tokens import END, UNKNOWN
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError
 
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
-KINDS = ("words", "bpe", "bytes")
 MERGES, ALL_WORDS = 4000, 1 << 22
 SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctuation, with the space before it
 
@@ -46,26 +45,23 @@ class Subwords:
         """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        pick(dict.fromkeys(KINDS), kind, "task.tokens")
         if kind == "bytes":
             texts, size = (), 0
         split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
-        trainer: Any
-        common: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
+        trainer_class: Any
+        options: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
         if kind == "words":
-            tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
+            tokenizer, options["min_frequency"] = Tokenizer(models.WordLevel(unk_token=SPECIAL[UNKNOWN])), min_count
             tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
-            rows = len(SPECIAL) + (ALL_WORDS if size is None else size)
-            trainer = trainers.WordLevelTrainer(vocab_size=rows, min_frequency=min_count, **common)
+            trainer_class, rows = trainers.WordLevelTrainer, ALL_WORDS if size is None else size
         else:
-            tokenizer = Tokenizer(models.BPE())
+            tokenizer, options["min_frequency"] = Tokenizer(models.BPE()), min_count if min_count > 1 else 0
             byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
             tokenizer.decoder = decoders.ByteLevel()
-            alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-            common |= {"initial_alphabet": alphabet, "min_frequency": min_count if min_count > 1 else 0}
-            rows = len(SPECIAL) + len(alphabet) + (MERGES if size is None else size)
-            trainer = trainers.BpeTrainer(vocab_size=rows, **common)
+            options["initial_alphabet"] = sorted(byte_level.alphabet())
+            trainer_class, rows = trainers.BpeTrainer, 256 + (MERGES if size is None else size)
+        trainer = trainer_class(vocab_size=len(SPECIAL) + rows, **options)
         # the leading space makes a sentence-initial word the same token as elsewhere
         tokenizer.train_from_iterator((f" {text}" for text in texts), trainer)
         return cls(tokenizer)

@@ -30,7 +30,6 @@ class TaskData(pl.LightningDataModule):
         batch_size: rows of a training batch.
         vocab_size: rows of the embedding table, at least the size of the vocabulary; None for exactly that.
         seed: of the order of the training batches.
-        tokenizer: a fitted tokenizer; None fits one on the training text.
 
     Attributes:
         counts: how much there is of everything, as plain data for the result.
@@ -59,7 +58,6 @@ class TaskData(pl.LightningDataModule):
         batch_size: int,
         vocab_size: int | None,
         seed: int,
-        tokenizer: Tokenizer | Subwords | None = None,
     ) -> None:
         super().__init__()
         self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)
@@ -68,7 +66,7 @@ class TaskData(pl.LightningDataModule):
             raise UserError("protocol.fold is for the sentences and texts of speeches; remove it.")
         self.monitored, self.tested, self.extra_tests = {}, {}, {}
         self.split()
-        self.tokenizer = tokenizer or self.fit_tokenizer()
+        self.tokenizer = self.fit_tokenizer()
         tokens = len(self.tokenizer)
         self.vocab_size = tokens if vocab_size is None else vocab_size
         if self.vocab_size < tokens:

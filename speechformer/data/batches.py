@@ -48,8 +48,8 @@ def lengths_of(rows: Rows) -> Tensor:
 def take(rows: Rows, chosen: Tensor, lengths_N: Tensor) -> Rows:
     """Return the chosen rows, cut to the longest of them."""
     max_length = int(lengths_N.index_select(0, chosen).max())
-    batch = {name: tensor.index_select(0, chosen) for name, tensor in rows.items()}
-    return {name: tensor[:, :max_length] if tensor.ndim == 2 else tensor for name, tensor in batch.items()}
+    cut = {name: tensor[:, :max_length] if tensor.ndim == 2 else tensor for name, tensor in rows.items()}
+    return {name: tensor.index_select(0, chosen) for name, tensor in cut.items()}
 
 
 def evenly_spaced(rows: int, total: int, tokens: int | None) -> Tensor:
@@ -197,19 +197,15 @@ class Windows:
         start: place of the first input of each window, [W].
         size: number of inputs, [W].
         scored: the first target, counted from 0, that no earlier window scores, [W].
-        with_places: whether a batch has the `places` of the targets in the stream.
     """
 
     stream: Stream
     start: Tensor
     size: Tensor
     scored: Tensor
-    with_places: bool = False
 
     @classmethod
-    def cover(
-        cls, stream: Stream, begins: Tensor, ends: Tensor, block_size: int, stride: int, with_places: bool = False
-    ) -> Windows:
+    def cover(cls, stream: Stream, begins: Tensor, ends: Tensor, block_size: int, stride: int) -> Windows:
         """Cover segments of a stream, from `begins` up to, but without, `ends`; each token but the first is a target.
 
         A window holds `block_size` inputs and starts `stride` after the previous one. It scores only targets that no
@@ -222,7 +218,7 @@ class Windows:
         segment = torch.repeat_interleave(torch.arange(len(begins)), count)
         offset = (torch.arange(len(segment)) - (count.cumsum(0) - count)[segment]) * stride
         size = (inputs[segment] - offset).clamp(max=block_size)
-        return cls(stream, begins[segment] + offset, size, (offset > 0) * (block_size - stride), with_places)
+        return cls(stream, begins[segment] + offset, size, (offset > 0) * (block_size - stride))
 
     @property
     def tokens(self) -> int:
@@ -235,7 +231,7 @@ class Windows:
         return replace(self, start=self.start[chosen], size=self.size[chosen], scored=self.scored[chosen])
 
     def rows(self, chosen: Tensor) -> Rows:
-        """Return ids and targets of some windows, and perhaps the targets' places, [windows, longest].
+        """Return ids and targets of some windows, and the targets' places in the stream, [windows, longest].
 
         Targets that are not scored are -100.
         """
@@ -245,7 +241,7 @@ class Windows:
         places = torch.where(is_input, start[:, None] + column, start[:, None])
         ids = torch.where(is_input, self.stream[places].long(), PAD)
         targets = torch.where(is_input & (column >= scored[:, None]), self.stream[places + 1].long(), IGNORE)
-        return {"ids": ids, "targets": targets, **({"places": places + 1} if self.with_places else {})}
+        return {"ids": ids, "targets": targets, "places": places + 1}
 
     @functools.cached_property
     def batches(self) -> Sequence[Tensor]:

@@ -130,21 +130,21 @@ class DocumentData(StreamData):
         texts: dict[Part, tuple[Stream, TextSize]] = {}
         for part, counts in self.text_counts.items():
             file, (split, _, name) = folder / f"{part}.bin", part.partition("_")
-            if not file.exists() or file.stat().st_size != 4 * (counts["tokens"] + 1):
+            if not file.exists() or file.stat().st_size != 4 * counts["tokens"]:
                 raise UserError(f"{file} is damaged; remove its folder, and the next run writes it anew.")
             # copy-on-write: torch warns of arrays that cannot be written
             stream = torch.from_numpy(np.memmap(file, np.int32, mode="c"))
-            texts[split, name] = stream, TextSize(*(counts[key] for key in TextSize._fields))
+            texts[split, name] = stream, TextSize(len(stream) - 1, counts["bytes"], counts["words"])
         return texts
 
     def write(self, folder: Path) -> dict[str, Counter[str]]:
         """Write the files; return the counts of each part.
 
-        These are its documents, and its size as a `TextSize`. Train also has "removed", its documents that were
-        removed, and a test "in_train", its documents that are in train.
+        These are "rows", its documents, its ids and the bytes and words of its text. Train also has "removed", its
+        documents that were removed, and a test "in_train", its documents that are in train.
         """
         parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
-        counts = {part: Counter(documents=0, tokens=0, bytes=0, words=0, removed=0) for part in parts}
+        counts = {part: Counter(rows=0, tokens=1, unknown_tokens=0, bytes=0, words=0, removed=0) for part in parts}
         tested, leaked = set[bytes]().union(*self.test_hashes.values()), set[bytes]()
 
         def lines() -> Iterator[tuple[str, str, bool]]:
@@ -170,8 +170,8 @@ class DocumentData(StreamData):
                 for (part, line, is_last), ids in zip(batch, encoded):
                     ids, content = ids + [END] * is_last, line.encode()
                     files[part].write(np.array(ids, np.int32).tobytes())
-                    size = {"tokens": len(ids), "bytes": len(content), "words": len(content.split())}
-                    counts[part].update(size, documents=is_last)
+                    counts[part].update(rows=is_last, tokens=len(ids), unknown_tokens=ids.count(UNKNOWN))
+                    counts[part].update(bytes=len(content), words=len(content.split()))
                     bar.update(len(content))
         for part, digests in self.test_hashes.items():
             counts[part]["in_train"] = sum(digest in leaked for digest in digests)
@@ -185,15 +185,9 @@ class DocumentData(StreamData):
         return ends[:-1], ends[1:] + 1  # from one <eos> to the next
 
     def count_rows(self) -> dict[str, int]:
-        documents = {part: counts["documents"] for part, counts in self.text_counts.items()}
-        counts = {"train": documents["train"], "validation": documents.get("validation", 0)}
-        return {**counts, "removed_from_train": self.text_counts["train"]["removed"]}
+        rows = {part: self.text_counts.get(part, {}).get("rows", 0) for part in ("train", "validation")}
+        return {**rows, "removed_from_train": self.text_counts["train"]["removed"]}
 
     def count_tests(self) -> dict[str, dict[str, int]]:
-        tests = {}
-        for name in self.corpus.tests:
-            stream, counts = self.streams["test", name], self.text_counts[f"test_{name}"]
-            unknown = int((stream == UNKNOWN).sum())
-            tests[name] = {"rows": counts["documents"], "in_train": counts["in_train"]}
-            tests[name] |= {"tokens": len(stream), "unknown_tokens": unknown}
-        return tests
+        keys = ("rows", "in_train", "tokens", "unknown_tokens")
+        return {name: {key: self.text_counts[f"test_{name}"][key] for key in keys} for name in self.corpus.tests}

@@ -50,24 +50,19 @@ def longer_side(pair: PairIds) -> int:
 class PairBatches(SeededBatches):
     """Batches of `size` pairs.
 
-    Args:
+    Attributes:
         resegment: returns other ids of a pair, from its epoch and index, with `task.bpe_dropout`.
     """
 
-    def __init__(
-        self,
-        pairs: Sequence[PairIds],
-        size: int,
-        seed: int,
-        shard: tuple[int, int] = (0, 1),
-        resegment: Callable[[int, int], PairIds] | None = None,
-    ) -> None:
+    resegment: Callable[[int, int], PairIds] | None = None
+
+    def __init__(self, pairs: Sequence[PairIds], size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> None:
         super().__init__(len(pairs), size, seed, shard)
-        self.pairs, self.resegment = pairs, resegment
+        self.pairs = pairs
 
     def batch(self, chosen: Tensor) -> Batch:
-        pair = functools.partial(self.resegment, self.epoch) if self.resegment else self.pairs.__getitem__
-        return pad_pairs([pair(index) for index in chosen.tolist()])
+        resegment = self.resegment
+        return pad_pairs([resegment(self.epoch, k) if resegment else self.pairs[k] for k in chosen.tolist()])
 
     def weight(self, batch: Batch) -> int:
         """Return the number of target tokens that are predicted."""
@@ -240,10 +235,11 @@ class PairData(TaskData):
         return {"copy_bleu": copy["bleu"], "copy_chrf": copy["chrf"]}
 
     def train_dataloader(self) -> PairBatches:
-        resegment = self.resegment if self.bpe_dropout else None
-        if self.task["batch_tokens"] is None:
-            return PairBatches(self.train, self.batch_size, self.seed, self.shard, resegment)
-        return TokenBatches(self.train, self.task["batch_tokens"], self.seed, self.shard, resegment)
+        tokens = self.task["batch_tokens"]
+        batch_class = TokenBatches if tokens else PairBatches
+        batches = batch_class(self.train, tokens or self.batch_size, self.seed, self.shard)
+        batches.resegment = self.resegment if self.bpe_dropout else None
+        return batches
 
     def val_dataloader(self) -> EvaluationBatches:
         return EvaluationBatches({"validation": evaluation_batches(self.held_out["validation"])})

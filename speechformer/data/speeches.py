@@ -58,13 +58,12 @@ class SpeechData(TaskData):
     cut = 0
 
     def split(self) -> None:
-        options = {key: self.protocol[key] for key in ("remove_test_sentences", "validation", "vocabulary")}
-        fold = self.protocol["fold"]
-        if fold == "seed":
+        options = {key: value for key, value in self.protocol.items() if key != "name"}
+        if options["fold"] == "seed":
             if not options["validation"]:
                 raise UserError("protocol.fold=seed chooses what is held out, which is nothing; set protocol=clean.")
-            fold = self.seed % number_of_folds(options["validation"])
-        self.splits = split(self.corpus, self.task["name"], self.labelled, **options, fold=fold)
+            options["fold"] = self.seed % number_of_folds(options["validation"])
+        self.splits = split(self.corpus, self.task["name"], self.labelled, **options)
         if self.task.get("extra_text"):
             self.splits = with_extra_text(self.splits, self.corpus)
 
@@ -187,8 +186,8 @@ class StreamData(SpeechData):
     extra_tests: dict[Part, Windows]
 
     def encode(self) -> None:
-        size, stride = self.block_size, self.task["stride"]
-        stride = max(1, size // 2) if stride is None else stride
+        size = self.block_size
+        stride = self.task["stride"] or max(1, size // 2)
         require(stride <= size, "task.stride", f"between 1 and block_size={size}", stride)
         texts = self.encode_texts()
         if ("test", "mean") in texts:
@@ -204,7 +203,7 @@ class StreamData(SpeechData):
                     "a smaller block_size, or of documents another corpus.separator or protocol.validation=0."
                 )
             cover = functools.partial(Windows.cover, stream, *self.segments(stream))
-            blocks = cover(size, size, with_places=part != "train" and self.task["ngram_mixture"] != "none")
+            blocks = cover(size, size)
             if part in self.sampled:
                 blocks = blocks.sample(self.task["evaluation_tokens"])
             if part != "test":
@@ -240,10 +239,8 @@ class StreamData(SpeechData):
         size, sharing = self.block_size + 1, (self.batch_size, self.seed, self.shard)
         if len(self.stream) >= self.long_stream:
             return WindowBatches(self.stream, size, *sharing)
-        rows = {"ids": self.stream.unfold(0, size, 1)}
-        if self.task["ngram_targets"]:
-            rows["start"] = torch.arange(len(rows["ids"]))
-        return TrainingBatches(rows, *sharing)
+        windows = self.stream.unfold(0, size, 1)
+        return TrainingBatches({"ids": windows, "start": torch.arange(len(windows))}, *sharing)
 
     def examples(self) -> list[Example]:
         """Return the beginning of each text of the part that selects the checkpoint."""
@@ -255,9 +252,8 @@ class StreamData(SpeechData):
 
         Also that of the mean of the tests.
         """
-        metrics, tests = dict[str, float | None](), list[float]()
-        for (part, name), stream in self.streams.items():
-            rate = int((stream[1:] == UNKNOWN).sum()) / (len(stream) - 1)
-            metrics[f"{part}_unknown_rate{name and f'_{name}'}"] = rate
-            tests += [rate] * (part == "test")
+        unknown = {part: int((stream[1:] == UNKNOWN).sum()) for part, stream in self.streams.items()}
+        rates = {part: count / (len(self.streams[part]) - 1) for part, count in unknown.items()}
+        tests = [rate for (part, _), rate in rates.items() if part == "test"]
+        metrics = {f"{part}_unknown_rate{name and f'_{name}'}": rate for (part, name), rate in rates.items()}
         return {**metrics, "test_unknown_rate_mean": sum(tests) / len(tests)}

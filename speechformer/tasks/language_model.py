@@ -247,7 +247,7 @@ class LanguageModel(Task):
         weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
         loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
         self.measured[f"{split}_{metric}"].update(loss, tokens)
-        if self.mixture_metric is not None and "places" in batch:
+        if self.mixture_metric is not None and split in ("validation", "test"):
             self.mixture_metric.update(batch["part"], self.logs(hidden, targets), batch["places"][scored])
         if split not in ("validation", "test"):
             return
@@ -270,7 +270,7 @@ class LanguageModel(Task):
         logs = log_of_mean(
             [task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in self.ensemble]
         )
-        if self.mixture_metric is not None and "places" in batch:
+        if self.mixture_metric is not None and split in ("validation", "test"):
             self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
         chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
         if split in ("validation", "test"):
