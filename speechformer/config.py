@@ -28,6 +28,7 @@ REFUSED = {  # Lightning's arguments that a run sets itself, and the key that de
     "val_check_interval": "eval_interval",
     "check_val_every_n_epoch": "eval_interval",
 }
+DEBUG = {"fast_dev_run", "overfit_batches", "limit_val_batches", "limit_test_batches", "callbacks"}
 Limit = Annotated[int, Field(ge=-1, lt=2**32)]
 Instances = list[dict[str, Any]]  # that Hydra makes, each from a `_target_`
 
@@ -152,6 +153,11 @@ def check_config(config: dict[str, Any]) -> None:
     chosen = ((config[group], CONF / group / f"{config[group]['name']}.yaml") for group in ("model", "pattern"))
     if any(options != load_plain(file) for options, file in chosen):
         check_attention(config)
+
+
+def debug_arguments(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of `trainer` that are set and make a run one for debugging, not for a report."""
+    return sorted(DEBUG & config["trainer"].keys())
 
 
 def count_devices(devices: int | list[int]) -> int:

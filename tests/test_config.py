@@ -21,7 +21,7 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from speechformer.config import CONF, as_plain, check_config, check_sweep, compose
+from speechformer.config import CONF, as_plain, check_config, check_sweep, compose, debug_arguments
 from speechformer.errors import UserError
 from speechformer.options import Options, Size, build, check
 from speechformer.training.run import execute
@@ -175,6 +175,13 @@ def test_what_a_trainer_accepts(setting: str, is_valid: bool) -> None:
     """Oracle: Lightning's documentation of the arguments."""
     with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match=setting.strip("+").split("=")[0]):
         as_plain(composed(setting))
+
+
+def test_what_makes_a_run_one_for_debugging() -> None:
+    cosmetic = composed("trainer.limit_train_batches=2", "+trainer.enable_progress_bar=true")
+    assert debug_arguments(as_plain(cosmetic)) == []
+    limited = composed("+trainer.limit_val_batches=1", "+trainer.fast_dev_run=true", "+trainer.detect_anomaly=true")
+    assert debug_arguments(as_plain(limited)) == ["fast_dev_run", "limit_val_batches"]
 
 
 class Counter(Callback):

@@ -1,10 +1,9 @@
 """The data of `task=lm` on documents: text of any size as token ids in files that are mapped into memory.
 
 A text is <eos>, then for each document its tokens and <eos>; so <eos> begins and ends a document. The ids of each
-part are in a file of int32. The files of a corpus are in a
-folder of the user's cache, named by a hash of the text, the tokenizer and the protocol. They are whole if
-`counts.json`, which is written last, is there. So the first run tokenizes the text; later ones start at once, and
-share its pages.
+part are in a file of int32. The files of a corpus are in a folder of the user's cache, named by a hash of the text,
+the tokenizer and the protocol. They are whole if `counts.json`, which is written last, is there; then each must have
+as many ids as it says. So the first run tokenizes the text; later ones start at once, and share its pages.
 
 Evaluation during training reads a fixed sample, so the text may have any size. Shapes: see `batches`.
 """
