@@ -43,7 +43,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("kernels/sparse.py", "torch.stack(log_sums).softmax(dim=0)", "torch.stack(log_sums).softmax(dim=2)", "sparse"),
     ("kernels/sparse.py", ".clamp(min=HIDDEN)", "", "sparse"),
     ("kernels/loss.py", "/ max(len(targets_R), 1)", "/ (len(targets_R) + 1)", "dispatch tasks"),
-    ("corpora/splits.py", "for row in allowed if held_out", "for row in train if held_out", "splits data_speeches"),
+    ("corpora/splits.py", "for row in allowed:", "for row in train:", "splits data_speeches"),
     ("corpora/splits.py", "list(corpus.classify_test)}", "list(corpus.classify_train)}", "splits data_speeches"),
     (
         "corpora/splits.py",

@@ -50,8 +50,9 @@ def split(rows: list[Row], share: float, seed: int) -> tuple[list[Row], list[Row
     Raises:
         UserError: an author has too few sentences.
     """
-    test = [row for row in rows if held_out(f"{seed} {plain(row[1])}", share)]
-    rest = [row for row in rows if not held_out(f"{seed} {plain(row[1])}", share)]
+    test, rest = list[Row](), list[Row]()
+    for row in rows:
+        (test if held_out(f"{seed} {plain(row[1])}", share) else rest).append(row)
     kinds = kinds_in([text for _, text in rest], [text for _, text in test])
     train = [row for row, kind in zip(rest, kinds) if not kind]
     for author in dict(rows):

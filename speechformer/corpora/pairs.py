@@ -88,15 +88,13 @@ def parse(files: Mapping[str, bytes], name: str, where: str, config: Mapping[str
         raise UserError(f"corpus.source and corpus.target are both {source}; name two languages.")
     parts: dict[str, list[Pair]] = {}
     for part in PARTS:
-        sides = {}
-        for file in (f"{part}.{language}" for language in languages):
-            if file not in files:
-                raise UserError(f"corpus={name} has no {file}; it has {', '.join(sorted(files))}.")
-            lines = parse_lines(files[file], f"{where}/{file}", f"remove it from {part}.{source} and {part}.{target}")
-            sides[file] = [line.strip() for line in lines]
-        shorter, longer = sorted(sides, key=lambda file: len(sides[file]))
-        least, most = len(sides[shorter]), len(sides[longer])
-        if least < most:
+        names = [f"{part}.{language}" for language in languages]
+        if missing := [file for file in names if file not in files]:
+            raise UserError(f"corpus={name} has no {missing[0]}; it has {', '.join(sorted(files))}.")
+        fix = f"remove it from {' and '.join(names)}"
+        sides = {file: list(map(str.strip, parse_lines(files[file], f"{where}/{file}", fix))) for file in names}
+        shorter, longer = sorted(names, key=lambda file: len(sides[file]))
+        if (least := len(sides[shorter])) < (most := len(sides[longer])):
             raise UserError(
                 f"{where}/{longer}:{least + 1}: {shorter} ends before this line ({least} lines against {most}); line "
                 "n of one file must translate line n of the other."

@@ -134,8 +134,9 @@ def split(
     tested = {text for rows in test.values() for _, text in rows} if remove_test_sentences else set()
     allowed = [row for row in train if row[1] not in tested]
     removed = len(train) - len(allowed)
-    held = [row for row in allowed if held_out(row[1], validation, fold)]
-    remaining = [row for row in allowed if not held_out(row[1], validation, fold)]
+    held, remaining = list[Row](), list[Row]()
+    for row in allowed:
+        (held if held_out(row[1], validation, fold) else remaining).append(row)
     if not remaining or (validation and not held):
         raise UserError(
             f"Of the {len(train)} training lines in {corpus.where}, {removed} also appear in test and {len(held)} "
