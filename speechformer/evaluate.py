@@ -15,8 +15,8 @@ def test_again(arguments: argparse.Namespace) -> None:
     for folder in arguments.run:
         find_checkpoint(folder, arguments.checkpoint)
 
-    from speechformer.analysis.evaluation import default_folder, evaluate, prepare, results_of, write
     from speechformer.analysis.load import load
+    from speechformer.training.evaluation import default_folder, evaluate, prepare, results_of, write
 
     runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
     results_of(runs)  # which checks them, before a folder is made
