@@ -137,6 +137,7 @@ def compare(run: TrainedRun, exported: Callable[..., Tensor]) -> float:
 
 def export(run: TrainedRun, format: str, path: Path) -> float:
     """Export a run to a file, load the export again and compare; return the largest difference of a logit."""
+    run.task.cpu()
     content = as_program(run) if format == "torch.export" else as_safetensors(run)
     with atomic_write(path) as file:
         file.write(content)
@@ -156,7 +157,6 @@ def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
     """Export a run in a format, None for each that its model has, and print what was written."""
     output, formats = OutputFolder(folder), []
     paths = {name: output.file(name) for name in NAMES}  # before any is written
-    run.task.cpu()
     for name in [format] if format else FILES:
         path = paths[FILES[name]]
         try:
