@@ -88,8 +88,8 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             i, j = torch.arange(T)[:, None], torch.arange(S)[None, :]
             masks = [attention_mask(pattern, i, j, stack.causal)[0, 0] for pattern in set(stack.patterns)]
             mask = torch.stack(masks).any(dim=0)
-            own = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
-            queries = keys = ([CLS] if stack.first_token is not None else []) + list(own)
+            read = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
+            queries = keys = [*([CLS] if stack.first_token is not None else []), *read]
         maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))
     return maps
 
@@ -131,8 +131,8 @@ def check_maps(
     checks.append(Check("no weight on masked keys", largest(masked), 0.0))
     if not any(part.name in ("encoder", "cross") for part in maps):
         return checks
-    max_length: int | None = model.max_length  # type: ignore[assignment]
-    padding = padding if max_length is None else min(padding, max_length - len(ids[0]))
+    if (max_length := model.max_length) is not None:
+        padding = min(padding, max_length - len(ids[0]))  # type: ignore[operator]
     padded = weights_of(model, [F.pad(ids[0], (0, padding), value=PAD), *ids[1:]])
     on_padding, changes = [], []
     for part in maps if padding else []:
@@ -162,7 +162,7 @@ def shorten(token: str) -> str:
 
 
 def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Figure:
-    """Draw a map: one row of panels for each layer, one column for each head, masked pairs in grey; see `draw`."""
+    """Draw a map; see `draw`."""
     weights = np.ma.masked_array(part.weights.detach().numpy(), (~part.mask).expand_as(part.weights).numpy())
     L, N, T, S = weights.shape
     cell = max(0.05, min(0.24, 4 / max(T, S)))  # inches
