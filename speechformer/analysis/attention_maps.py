@@ -131,8 +131,8 @@ def check_maps(
     checks.append(Check("no weight on masked keys", largest(masked), 0.0))
     if not any(part.name in ("encoder", "cross") for part in maps):
         return checks
-    if (max_length := model.max_length) is not None:
-        padding = min(padding, max_length - len(ids[0]))  # type: ignore[operator]
+    max_length: int | None = model.max_length  # type: ignore[assignment]
+    padding = padding if max_length is None else min(padding, max_length - len(ids[0]))
     padded = weights_of(model, [F.pad(ids[0], (0, padding), value=PAD), *ids[1:]])
     on_padding, changes = [], []
     for part in maps if padding else []:

@@ -41,7 +41,7 @@ class EnsembleLauncher(BasicLauncher):
         self.members = members
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        assert self.hydra_context is not None
+        assert self.hydra_context is not None and self.config is not None
         jobs = []
         for words in job_overrides:
             cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
