@@ -6,19 +6,15 @@ import argparse
 from pathlib import Path
 
 from speechformer import console
-from speechformer.analysis.command_line import run_parser
-from speechformer.analysis.find import find_checkpoint
+from speechformer.analysis.command_line import load_runs, run_parser
 
 
 def test_again(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
-    for folder in arguments.run:
-        find_checkpoint(folder, arguments.checkpoint)
+    runs = load_runs(arguments.run, arguments.checkpoint)
 
-    from speechformer.analysis.evaluation import default_folder, evaluate, prepare, results_of, write
-    from speechformer.analysis.load import load
+    from speechformer.training.evaluation import default_folder, evaluate, prepare, results_of, write
 
-    runs = [load(folder, arguments.checkpoint) for folder in arguments.run]
     results_of(runs)  # which checks them, before a folder is made
     output = prepare(arguments.output or default_folder(runs))
     result = evaluate(runs, arguments.root)

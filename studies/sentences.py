@@ -12,8 +12,8 @@ import numpy as np
 from speechformer.errors import UserError
 from speechformer.report.load import Run
 from speechformer.report.statistics import Effect
-from speechformer.runs.folder import PREDICTIONS
-from speechformer.runs.predictions import read_predictions
+from speechformer.runs.folder import PREDICTIONS, DamagedError
+from speechformer.runs.predictions import HEADER
 
 
 def predictions(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -27,7 +27,17 @@ def predictions(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     path, accuracy = run.folder / PREDICTIONS, run.metrics.get("test_accuracy")
     if not run.corpus or accuracy is None or not os.path.lexists(path):
         return None
-    return read_predictions(path, run.counts["test"], accuracy)
+    sentences = run.counts["test"]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    if len(rows) == sentences + 1 and {len(row) for row in rows} == {3}:
+        labels, predicted, in_train = np.array(rows[1:]).T
+        right = labels == predicted
+        if abs(right.mean() - accuracy) < 1e-6:
+            return right, in_train == "1"
+    raise DamagedError(
+        f"{path} is not of this run: expected the columns {HEADER.split()}, {sentences} lines and an accuracy of "
+        f"{accuracy:.6f}. Restore or remove it."
+    )
 
 
 def right_answers(runs: Sequence[Run]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,13 +14,13 @@ from commands import call
 from conftest import run_in
 from torch.nn.functional import nll_loss
 
-from speechformer.analysis.evaluation import data_of, default_folder, evaluate, prepare, with_defaults, write
 from speechformer.analysis.load import TrainedRun, load
 from speechformer.corpora.special_tokens import IGNORE, PAD, UNKNOWN
 from speechformer.errors import UserError
 from speechformer.evaluate import main
 from speechformer.metrics.bleu import bleu
 from speechformer.report.load import build_studies, read_runs
+from speechformer.training.evaluation import data_of, default_folder, evaluate, prepare, write
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_a_run_that_is_tested_again_has_its_metrics(name: str, request: pytest.F
 
 def test_the_mean_probability_of_a_class_decides(a_classifier: Path, tmp_path: Path) -> None:
     runs = [load(a_classifier), noisy(a_classifier, tmp_path / "noisy")]
-    tested = data_of(runs[0], runs[0].result["config"]).tested["test", ""]
+    tested = data_of(runs[0]).tested["test", ""]
     texts = [ids[ids != PAD].long() for ids in tested["ids"]]
     each = [torch.stack([run.logits(ids).softmax(dim=-1) for ids in texts]) for run in runs]
     right = ((each[0] + each[1]).argmax(dim=1) == tested["labels"]).double().mean().item()
@@ -95,8 +94,8 @@ def test_the_mean_probability_of_a_class_decides(a_classifier: Path, tmp_path: P
 def test_perplexity_is_that_of_the_mean_probability(a_mixture: Path, tmp_path: Path) -> None:
     """Over all words and over known ones; the weights of the mixture with counts are fitted to the ensemble."""
     runs = [load(a_mixture), noisy(a_mixture, tmp_path / "noisy")]
-    tested = data_of(runs[0], runs[0].result["config"]).tested["test", "vance"]
-    rows = tested.windows.rows(tested.stream)
+    tested = data_of(runs[0]).tested["test", "vance"]
+    rows = tested.rows(torch.arange(len(tested.start)))
     ids, targets = rows["ids"], rows["targets"]
     mean = (runs[0].model(ids).softmax(dim=-1) + runs[1].model(ids).softmax(dim=-1)) / 2
     known_targets = targets.masked_fill(targets == UNKNOWN, IGNORE)
@@ -112,7 +111,7 @@ def test_perplexity_is_that_of_the_mean_probability(a_mixture: Path, tmp_path: P
 def test_an_ensemble_translates_as_the_command_does(a_translator: Path, tmp_path: Path) -> None:
     """Oracle: `TrainedRun.translate` with `others`, which has tests of its own."""
     runs = [load(a_translator), noisy(a_translator, tmp_path / "noisy")]
-    pairs = data_of(runs[0], runs[0].result["config"]).texts["test"]
+    pairs = data_of(runs[0]).texts["test"]
     written = runs[0].translate([source for source, _ in pairs], others=runs[1:])
     metrics = evaluate(runs)["metrics"]
     assert metrics["test_bleu"] == pytest.approx(bleu(written, [reference for _, reference in pairs]))
@@ -202,11 +201,3 @@ def test_a_corpus_that_has_changed(tmp_path: Path, little: Path) -> None:
         evaluate([run])
     accuracy = evaluate([run], str(little))["metrics"]["test_accuracy"]
     assert accuracy == pytest.approx(run.result["metrics"]["test_accuracy"])
-
-
-def test_a_config_of_an_older_version_gets_the_keys_that_it_lacks(a_language_model: Path) -> None:
-    """Oracle: the config of a run of today by default, before keys were taken from it."""
-    config = load(a_language_model).result["config"]
-    older = copy.deepcopy(config)
-    del older["task"]["tokens"], older["embedding_dropout"], older["recipe"]["matrix_lr"]
-    assert {**with_defaults(older), "model": None} == {**config, "model": None}

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from test_models import decoder
 from tokenizers import Tokenizer as RustTokenizer
 
-from speechformer.analysis.exports import describe, example_inputs, export, load_safetensors
+from speechformer.analysis.exports import compare, example_inputs, export, export_all, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora import sample
 from speechformer.corpora.portable import portable_subwords, portable_words
@@ -36,10 +36,9 @@ TASKS = pytest.mark.parametrize("task", ["classifier", "language_model", "transl
 @TASKS
 def test_safetensors_gives_equal_logits(task: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = load(request.getfixturevalue(f"a_{task}"))
-    path, worst = export(run, "safetensors", tmp_path)
-    describe(run, ["safetensors"], tmp_path)
-    again = load_safetensors(path)
-    assert worst == 0 and again.hparams == run.task.hparams and not again.training
+    export_all(run, "safetensors", tmp_path)
+    again = load_safetensors(path := tmp_path / "model.safetensors")
+    assert compare(run, again) == 0 and again.hparams == run.task.hparams and not again.training
     for name, value in run.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value)
     assert (tmp_path / "tokenizer.json").read_bytes() == (run.directory / "tokenizer.json").read_bytes()
@@ -91,14 +90,14 @@ def test_the_computation_and_the_example_need_only_torch_and_tokenizers(
 def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: Path) -> None:
     own = [f"model={model}", "trainer.max_steps=1", "architecture.pool=cls", "pattern=bigbird"]
     run = load(run_in(tmp_path / "run", *own))
-    assert export(run, "torch.export", tmp_path)[1] < 1e-5
+    assert export(run, "torch.export", tmp_path / "model.pt2") < 1e-5
 
 
 def test_errors(a_classifier: Path, tmp_path: Path) -> None:
     run = load(a_classifier)
     run.task.model = decoder(model=group("model", "rnn"))
     with pytest.raises(UserError, match=r"torch.export cannot export model=.* \(an RNN\)"):
-        export(run, "torch.export", tmp_path)
+        export(run, "torch.export", tmp_path / "model.pt2")
     save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="other.safetensors is not an export of speechformer"):
         load_safetensors(tmp_path / "other.safetensors")
@@ -146,5 +145,5 @@ def test_the_command_writes_a_card_with_figures_and_their_intervals(a_classifier
     assert "- test: 60\n" in text and "`last.ckpt`" in text and "model.pt2" not in text
     unfinished = load(a_classifier)
     unfinished.result = None
-    describe(unfinished, ["safetensors"], tmp_path / "out")
+    export_all(unfinished, "safetensors", tmp_path / "out")
     assert "None: the run has not come to its end." in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from conftest import TINY, compose
 from test_kneser_ney import stream
 
 from speechformer.analysis.continuation import continue_text
-from speechformer.analysis.exports import FILES, describe, export, load_safetensors
+from speechformer.analysis.exports import FILES, export_all, load_safetensors
 from speechformer.analysis.load import load
 from speechformer.corpora.load import load as load_corpus
 from speechformer.errors import UserError
@@ -97,12 +97,12 @@ def test_a_run_measures_its_mixture_and_generates_with_it(tmp_path: Path) -> Non
     ids = ids[None, :25]
     after = torch.stack([mixed(run.model(ids)[0, k], ids[0, : k + 1].tolist()) for k in range(25)])
     torch.testing.assert_close(run.logits(ids[0]), after, atol=1e-4, rtol=1e-4)
-    for format in FILES:
-        path = export(run, format, tmp_path / format)[0]
+    export_all(run, None, tmp_path / "exported")
+    for format, name in FILES.items():
+        path = tmp_path / "exported" / name
         exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)
         torch.testing.assert_close(exported(ids)[0], after, atol=1e-4, rtol=1e-4)
-    describe(run, [*FILES], tmp_path / "torch.export")
-    assert "hold the training text itself" in (tmp_path / "torch.export" / "README.md").read_text(encoding="utf-8")
+    assert "hold the training text itself" in (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
     words = list(continue_text(run, "we will", tokens=30))
     mixed.weights.fill_(1 - 1e-6)  # the model alone
     assert words != list(continue_text(run, "we will", tokens=30))

@@ -87,8 +87,8 @@ def test_a_run_adds_it_to_its_model(tmp_path: Path) -> None:
     assert result["identity"] != alone["identity"]
     predictions = [(tmp_path / name / PREDICTIONS).read_bytes() for name in runs]
     assert predictions[0] != predictions[1]
-    for format in FILES:
-        path = export(runs["both"], format, tmp_path / format)[0]
+    for format, file in FILES.items():
+        export(runs["both"], format, path := tmp_path / file)
         exported = torch.export.load(path).module() if format == "torch.export" else load_safetensors(path)
         assert exported(test["ids"]).softmax(dim=1).detach().numpy() == pytest.approx(expected, abs=1e-5)
     notes = [

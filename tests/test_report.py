@@ -163,13 +163,6 @@ def test_baselines_stand_beside_their_own_corpus_protocol_and_task_alone(tmp_pat
     assert beside == {("lm", first): [counting["metrics"]], ("lm", "b"): [], ("classify", first): []}
 
 
-def test_an_old_result_is_read_as_a_new_one(tmp_path: Path) -> None:
-    """Oracle: the same settings with the names of before version 0.2."""
-    old = json.dumps(result("architecture.norm=post", "seed=1"))
-    old = old.replace("architecture.", "core.").replace('"architecture":', '"core":')
-    assert states_of(put(tmp_path, result("architecture.norm=post"), json.loads(old))) == ["2"]
-
-
 def test_results_are_one_row_for_each_run(tmp_path: Path) -> None:
     runs = [result("model=rope", "pattern=window", "pattern.window=3", value=0.5)]
     runs += [result("model=nope", "seed=1", "architecture.norm=post"), result("task=lm", status="failed")]

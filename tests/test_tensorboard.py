@@ -12,14 +12,14 @@ from conftest import TINY, compose, run_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from speechformer.analysis.attention_maps import maps_of
+from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.load import load
 from speechformer.config import as_plain
 from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.registry import build_data
-from speechformer.training.pictures import Pictures
+from speechformer.training.pictures import BLUE, GAP, MASKED, Pictures, thumbnail
 from speechformer.training.run import execute
 
 OWN = ["corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=2", "trainer.log_every_n_steps=2"]
@@ -141,3 +141,20 @@ def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(words: list[str],
     moved = (weights_of(tmp_path / "two") - weights_of(tmp_path / "one")).norm().item() / 0.5
     assert norms["two"][1] == pytest.approx(moved, rel=1e-4)
     assert norms["clipped"][0] == pytest.approx(norms["two"][0]) and norms["two"][0] > 1e-2
+
+
+def test_the_picture_tiles_the_heads() -> None:
+    """Oracle: the pixel in the middle of each pair, for weights and a mask written by hand."""
+    weights, mask = (
+        torch.tensor([[[[1.0, 0], [0, 0.5]], [[0, 1], [1, 0]]]]),
+        torch.tensor([[True, True], [False, True]]),
+    )
+    picture = thumbnail(AttentionMap("decoder", ["a", "b"], ["a", "b"], weights, mask))
+    assert picture.size == (2 * (110 + GAP), 110 + GAP)
+    white, blue, grey = (255, 255, 255), tuple(BLUE), tuple(MASKED)
+    half = tuple(int((255 + channel) / 2) for channel in BLUE)
+    for column, expected in enumerate(((blue, white, grey, half), (white, blue, grey, white))):
+        left = column * (110 + GAP)
+        seen = [picture.getpixel((left + x, y)) for y in (27, 82) for x in (27, 82)]
+        assert seen == list(expected)
+        assert picture.getpixel((left + 111, 50)) == white

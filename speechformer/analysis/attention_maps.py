@@ -88,8 +88,8 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             i, j = torch.arange(T)[:, None], torch.arange(S)[None, :]
             masks = [attention_mask(pattern, i, j, stack.causal)[0, 0] for pattern in set(stack.patterns)]
             mask = torch.stack(masks).any(dim=0)
-            own = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
-            queries = keys = ([CLS] if stack.first_token is not None else []) + list(own)
+            read = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
+            queries = keys = [*([CLS] if stack.first_token is not None else []), *read]
         maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))
     return maps
 
@@ -162,7 +162,7 @@ def shorten(token: str) -> str:
 
 
 def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Figure:
-    """Draw a map: one row of panels for each layer, one column for each head, masked pairs in grey; see `draw`."""
+    """Draw a map; see `draw`."""
     weights = np.ma.masked_array(part.weights.detach().numpy(), (~part.mask).expand_as(part.weights).numpy())
     L, N, T, S = weights.shape
     cell = max(0.05, min(0.24, 4 / max(T, S)))  # inches

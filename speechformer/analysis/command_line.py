@@ -52,11 +52,8 @@ def load_runs(folders: Sequence[Path], checkpoint: str | None = None, ability: s
 def short_name(text: str) -> str:
     """Return a name for a file: the first words of a text, and if they are not all six digits of its sha256."""
     words = "-".join(re.findall(r"[A-Za-z0-9_.]+", text))
-    return (
-        words
-        if words == text and len(text) <= 200
-        else f"{words[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    )
+    is_whole = words == text and len(text) <= 200
+    return words if is_whole else f"{words[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def read_texts(arguments: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,47 +135,32 @@ def compare(run: TrainedRun, exported: Callable[..., Tensor]) -> float:
     return float(torch.stack([(exported(*ids) - run.task(*ids)).abs().max() for ids in batches]).max())
 
 
-def export(run: TrainedRun, format: str, folder: Path) -> tuple[Path, float]:
-    """Export a run, load the export again and compare; return the file and the largest difference of a logit."""
-    path, is_program = OutputFolder(folder).file(FILES[format]), format == "torch.export"
+def export(run: TrainedRun, format: str, path: Path) -> float:
+    """Export a run to a file, load the export again and compare; return the largest difference of a logit."""
     run.task.cpu()
-    content = as_program(run) if is_program else as_safetensors(run)
+    content = as_program(run) if format == "torch.export" else as_safetensors(run)
     with atomic_write(path) as file:
         file.write(content)
         file.flush()
-        written = Path(file.name)
         exported: Callable[..., Tensor] = (
-            torch.export.load(io.BytesIO(written.read_bytes())).module() if is_program else load_safetensors(written)
+            torch.export.load(io.BytesIO(content)).module()
+            if format == "torch.export"
+            else load_safetensors(Path(file.name))
         )
         difference = compare(run, exported)
         if not difference <= 1e-4:
             raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    return path, difference
-
-
-def describe(run: TrainedRun, formats: Sequence[str], folder: Path) -> None:
-    """Write the tokenizers, export.json and README.md beside an export in some formats."""
-    output = OutputFolder(folder)
-    if isinstance(run.tokenizer, Subwords):
-        tokenizer = portable_subwords(run.tokenizer)
-    else:  # a classifier reads no more words than in training
-        limit = run.block_size if "predict" in run.task.abilities else None
-        tokenizer = portable_words(run.tokenizer.vocabulary, limit)
-    shutil.copy(run.directory / "tokenizer.json", output.file("tokenizer.json"))
-    texts = {"export.json": json.dumps(description(run), indent=2) + "\n", "README.md": card(run, formats)}
-    texts["tokenizers.json"] = tokenizer.to_str(pretty=False) + "\n"
-    for name, text in texts.items():
-        output.file(name).write_text(text, encoding="utf-8")
+    return difference
 
 
 def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
     """Export a run in a format, None for each that its model has, and print what was written."""
-    for name in NAMES:  # before any is written
-        OutputFolder(folder).file(name)
-    formats = []
+    output, formats = OutputFolder(folder), []
+    paths = {name: output.file(name) for name in NAMES}  # before any is written
     for name in [format] if format else FILES:
+        path = paths[FILES[name]]
         try:
-            path, difference = export(run, name, folder)
+            difference = export(run, name, path)
         except UserError as error:
             if format or name == "safetensors":
                 raise
@@ -186,5 +171,13 @@ def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
         console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
     if run.task.counts is not None:
         console.say("The export has the counts of words, too, and so the training text that was counted.")
-    describe(run, formats, folder)
-    console.write(f"{folder / 'README.md'} has an example that needs no speechformer.")
+    if isinstance(run.tokenizer, Subwords):
+        tokenizer = portable_subwords(run.tokenizer)
+    else:  # a classifier reads no more words than in training
+        limit = run.block_size if "predict" in run.task.abilities else None
+        tokenizer = portable_words(run.tokenizer.vocabulary, limit)
+    shutil.copy(run.directory / "tokenizer.json", paths["tokenizer.json"])
+    texts = {"export.json": json.dumps(description(run), indent=2), "tokenizers.json": tokenizer.to_str(pretty=False)}
+    for name, text in {**texts, "README.md": card(run, formats)}.items():
+        paths[name].write_text(f"{text.rstrip()}\n", encoding="utf-8")
+    console.write(f"{paths['README.md']} has an example that needs no speechformer.")

@@ -57,40 +57,26 @@ def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
     """Return each encoding with its options and the prefix of its weights, and which of them each layer has."""
     is_mixed = isinstance(positions, ByLayer)
     members: list[Any] = list(positions.members) if isinstance(positions, ByLayer) else [positions]
+    names = {encoding: name for name, encoding in POSITIONS.items()}
     described = []
     for k, member in enumerate(members):
-        name = next((name for name, kind in POSITIONS.items() if type(member) is kind), type(member).__name__)
+        name = names.get(type(member), type(member).__name__.lower())
         if name not in KNOWN_POSITIONS:
-            raise UserError(f"model={name.lower()} is not supported")
+            raise UserError(f"model={name} is not supported")
+        options: dict[str, Any] = {}  # what the weights do not say
+        if isinstance(member, ALiBi):
+            learned = member.log_slopes is not None
+            options = {"scale": member.scale, "learned": learned, "slopes": member.fixed_slopes.tolist()}
+        if isinstance(member, RoPE):
+            options = {name: getattr(member, name) for name in ("base", "scaling", "factor", "length")}
+            options["R"] = member.table_PR.shape[1]
+        if isinstance(member, XPos):
+            options["log_decay"] = member.log_decay_H.tolist()
+        if isinstance(member, Relative):
+            options = {"max_distance": member.max_distance, "buckets": member.buckets.tolist()}
         prefix = f"positions.members.{k}." if is_mixed else "positions."
-        described.append({"name": name, "prefix": prefix, **position_options(member)})
+        described.append({"name": name, "prefix": prefix, **options})
     return {"members": described, "layers": [members.index(positions.at_layer(k)) for k in range(layers)]}
-
-
-def position_options(positions: Positions) -> dict[str, Any]:
-    """Return what the weights do not say about an encoding."""
-    options: dict[str, Any] = {}
-    if isinstance(positions, ALiBi):
-        learned = positions.log_slopes is not None
-        options |= {"scale": positions.scale, "learned": learned, "slopes": positions.fixed_slopes.tolist()}
-    if isinstance(positions, RoPE):
-        options |= {"base": positions.base, "R": positions.table_PR.shape[1], "scaling": positions.scaling}
-        options |= {"factor": positions.factor, "length": positions.length}
-    if isinstance(positions, XPos):
-        options["log_decay"] = positions.log_decay_H.tolist()
-    if isinstance(positions, Relative):
-        options |= {"max_distance": positions.max_distance, "buckets": positions.buckets.tolist()}
-    return options
-
-
-def describe_patterns(spec: dict[str, Any], layers: int) -> list[dict[str, Any]]:
-    """Return the pattern of each layer, with all its options."""
-    described = []
-    for own in per_layer_configs(spec, "pattern", layers):
-        if own["name"] not in KNOWN_PATTERNS:
-            raise UserError(f"pattern={own['name']} is not supported")
-        described.append({**pattern_options(own["name"]), **own})
-    return described
 
 
 def pattern_options(name: str) -> dict[str, Any]:
@@ -98,29 +84,34 @@ def pattern_options(name: str) -> dict[str, Any]:
     return {key: option.default for key, option in inspect.signature(PATTERNS[name]).parameters.items()}
 
 
-def describe_stack(stack: Stack) -> dict[str, Any]:
-    """Return the sizes and positions of a stack. Encoder and decoder may differ: in the buckets of model=relative."""
-    heads, layers = stack.blocks[0].attention.heads, len(stack.patterns)
-    sizes = {"width": stack.embedding.embedding_dim, "heads": heads, "layers": layers}
-    positions = describe_positions(stack.positions, layers)
-    return {**sizes, "causal": stack.causal, "hasCls": stack.first_token is not None, "positions": positions}
-
-
 def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, Any]:
     """Return what the engine needs to know of a model beside its weights; a `UserError` if it cannot compute it."""
-    task = MODELS.get(type(model), "")
-    stacks = {name: part for name, part in model.named_children() if name in ("encoder", "decoder")}
-    if not task or not all(isinstance(part, Stack) for part in stacks.values()):
+    stacks = {name: stack for name, stack in model.named_children() if name in ("encoder", "decoder")}
+    if type(model) not in MODELS or not all(isinstance(stack, Stack) for stack in stacks.values()):
         raise UserError(f"model={architecture['model']['name']} is not supported")
-    first: Any = next(iter(stacks.values()))
+    parts = {}
+    for name, stack in stacks.items():
+        assert isinstance(stack, Stack)
+        layers = len(stack.patterns)
+        parts[name] = {
+            "width": stack.embedding.embedding_dim,
+            "heads": stack.blocks[0].attention.heads,
+            "layers": layers,
+            "causal": stack.causal,
+            "hasCls": stack.first_token is not None,
+            "positions": describe_positions(stack.positions, layers),  # of encoder and decoder their buckets differ
+        }
+    patterns = per_layer_configs(architecture["pattern"], "pattern", layers)
+    if unknown := [pattern["name"] for pattern in patterns if pattern["name"] not in KNOWN_PATTERNS]:
+        raise UserError(f"pattern={unknown[0]} is not supported")
     return {
-        "task": task,
-        "parts": {name: describe_stack(part) for name, part in stacks.items()},  # type: ignore[arg-type]
-        "patterns": describe_patterns(architecture["pattern"], len(first.patterns)),
+        "task": MODELS[type(model)],
+        "parts": parts,
+        "patterns": [{**pattern_options(pattern["name"]), **pattern} for pattern in patterns],
         "norm": architecture["norm"],
         "activation": architecture["activation"],
         "finalNorm": architecture["final_norm"],
-        "scale": first.scale,
+        "scale": stack.scale,
     }
 
 
@@ -151,15 +142,15 @@ def checkpoints_of(run: TrainedRun, alone: bool) -> list[Checkpoint]:
     """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
     paths = [run.directory / run.checkpoint]
     if not alone:
-        paths += [run.directory / name for name in CHECKPOINTS if (run.directory / name).exists()]
         kept = [path for folder in (HISTORY, WEIGHTS) for path in (run.directory / folder).glob("*.ckpt")]
+        paths += filter(Path.exists, (run.directory / name for name in CHECKPOINTS))
         paths += [path for path in kept if re.fullmatch(STEP, path.name)]
     names: dict[int | None, str] = {}
     for path in paths:  # an average is of several steps
         step = None if path.name == "average.ckpt" else read_checkpoint(path).get("global_step")
         if not names or step is not None:
             names.setdefault(step, path.relative_to(run.directory).as_posix())
-    return sorted(names.items(), key=lambda checkpoint: (checkpoint[0] is None, checkpoint[0] or 0))
+    return sorted(names.items(), key=lambda checkpoint: (checkpoint[0] is None, checkpoint[0]))
 
 
 def evenly_spaced(checkpoints: Sequence[Checkpoint], chosen: str, most: int) -> list[Checkpoint]:
@@ -193,11 +184,6 @@ def fit_into_page(
 def count_weights(model: nn.Module) -> int:
     """Count the numbers in the weights of a model, those of a shared table once."""
     return sum({value.data_ptr(): value.numel() for value in model.state_dict().values()}.values())
-
-
-def choose_text(tokenizer: Tokenizer | Subwords) -> str:
-    """Return the example with the fewest unknown words."""
-    return min(EXAMPLES, key=lambda text: tokenizer.encode(text).count(UNKNOWN))
 
 
 def encode_checkpoint(run: TrainedRun, name: str, dtype: torch.dtype) -> str:
@@ -259,14 +245,15 @@ def write_page(
     """Write the page of some runs, and return lines on what it holds.
 
     Args:
-        text: the sentence that it opens with; None: an example.
+        text: the sentence that it opens with; None: the example with the fewest unknown words.
         alone: only the loaded checkpoint of each run, without those beside it.
 
     Raises:
         UserError: the page cannot compute a model, or would be too large.
     """
     content, lines = export_runs(runs, alone)
-    Path(path).write_text(render_page(content, text or choose_text(runs[0].tokenizer)), encoding="utf-8")
+    example = min(EXAMPLES, key=lambda text: runs[0].tokenizer.encode(text).count(UNKNOWN))
+    Path(path).write_text(render_page(content, text or example), encoding="utf-8")
     return lines
 
 

@@ -74,9 +74,9 @@ def is_better(study: Study) -> str:
 def panels(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels side by side, four at most; inches are those of one."""
     columns = min(count, PANELS)
-    size = (min(WIDEST, width * columns + 2.2), height * -(-count // columns))
     rows = -(-count // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    options["figsize"] = (min(WIDEST, width * columns + 2.2), height * rows)
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
@@ -129,9 +129,9 @@ def dots(study: Study) -> Figures:
     figure, axes = row_panels(labels, len(metrics), 2.3)
     for axis, metric in zip(axes, metrics):
         axis.set_title(wrapped(heading(metric), 24))
-        rows = [(y, v, own) for y, v in enumerate(variants) if (own := study.summary(v.label, metric))]
-        for y, variant, summary in rows:
-            color = looks(study)[variant.label]["color"]
+        rows = [(y, v.label, own) for y, v in enumerate(variants) if (own := study.summary(v.label, metric))]
+        for y, label, summary in rows:
+            color = looks(study)[label]["color"]
             axis.plot(scale(metric) * summary.values, spread_out(y, summary.n), ".", color=color, alpha=0.7)
             axis.plot(scale(metric) * summary.mean, y, "o", color=color, mec=INK, zorder=4)
         axis.set_xlim(axis.get_xlim())  # of the dots
@@ -178,10 +178,8 @@ def forest(study: Study) -> Figures:
             axis.plot([], [], marker, color=color, label=text)
         axis.set_xlabel(wrapped(f"{heading(metric)}, minus that of {study.reference} ({is_better(study)})", 80))
         add_legend(figure, axis, loc="outside lower center", ncols=3)
-        caption = (
-            f"Each row minus {study.reference}, with the 95 % confidence interval of the difference, which is cut "
-        )
-        yield figure, caption + "at the axis. Dots: seeds. Colours and p-values: after Holm's correction."
+        caption = f"Each row minus {study.reference}, with the 95 % confidence interval of the difference, which is "
+        yield figure, caption + "cut at the axis. Dots: seeds. Colours and p-values: after Holm's correction."
 
 
 def draw_lines(
@@ -235,12 +233,11 @@ def curves(study: Study) -> Figures:
 def context_lengths(study: Study) -> Figures:
     """Draw test perplexity over the length of the context, that of training as a filled marker."""
     lengths = study.lengths()
-    values = {v.label: {length: at_length(study, v, length) for length in lengths} for v in study.variants}
-    lines = {
-        label: {float(x): value for x, value in line.items() if isinstance(value, Summary)}
-        for label, line in values.items()
-    }
-    lines = {label: line for label, line in lines.items() if line}
+    lines = {}
+    for variant in study.variants:
+        values = {float(length): at_length(study, variant, length) for length in lengths}
+        if line := {x: value for x, value in values.items() if isinstance(value, Summary)}:
+            lines[variant.label] = line
     if not any(len(line) > 1 for line in lines.values()):
         return
     name = heading(study.metric)
@@ -306,7 +303,8 @@ def factor_grid(study: Study) -> Figures:
             if not is_numeric[first]:  # side by side, without a line
                 line, look = line.assign(x=line["x"] + 0.6 * (place / len(lines) - 0.5)), {**look, "ls": ""}
             axis.errorbar(line["x"], line["mean"], line["half"], label=str(name), lw=1.9, **look)
-        axis.set(xlabel=factor_name(first), ylabel=wrapped(heading(metric), 28))
+        factor = one_line(in_words(f"{first.removesuffix('.name')}=", {}), 40)
+        axis.set(xlabel=factor, ylabel=wrapped(heading(metric), 28))
         if is_numeric[first]:
             ticks = sorted(set(frame["x"]))
             if ticks[0] > 0 and ticks[-1] > 8 * ticks[0]:
@@ -318,11 +316,6 @@ def factor_grid(study: Study) -> Figures:
             axis.set_xticks(range(len(names)), [wrapped(name, 16) for name in names], rotation=40)
     add_legend(figure, axes[0])
     yield figure, "Mean over seeds, 95 % confidence interval."
-
-
-def factor_name(key: str) -> str:
-    """Return the name of a factor for an axis."""
-    return one_line(in_words(f"{key.removesuffix('.name')}=", {}), 40)
 
 
 FIGURES: list[Callable[[Study], Figures]] = [dots, forest, factor_grid, source_lengths, curves, context_lengths]

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -64,8 +65,7 @@ class Run:
         main, self.status = self.report["metric"], str(result.get("status"))
         if self.status == "finished" and main and self.metrics.get(main) is None:
             self.status = "diverged"
-        protocol = {key: value for key, value in self.config.items() if key.startswith("protocol.")}
-        self.protocol = json.dumps({key.partition(".")[2]: protocol[key] for key in protocol}, sort_keys=True)
+        self.protocol = json.dumps(result["config"]["protocol"], sort_keys=True)
         self.corpus = result.get("corpus") or {}
         self.counts: dict[str, Any] = self.corpus.get("counts", {})
         left_out = [*self.counts.get("cleaned", {}).values(), self.counts.get("removed_from_validation")]
@@ -188,9 +188,9 @@ class Study:
         self.compare, self.x_axis = described["compare"], described["x_axis"]
         self.note, self.unit = described["note"], described["unit"]
 
-        groups: dict[str, list[Run]] = {}
+        groups = defaultdict[str, list[Run]](list)
         for run in self.results:
-            groups.setdefault(run.variant_key, []).append(run)
+            groups[run.variant_key].append(run)
         self.variants = [Variant(group[0].settings) for group in groups.values()]
         self.usual = name_variants(self.variants, {})
         seeds = {run.seed for run in self.results if run.seed is not None and not run.members}
@@ -253,8 +253,8 @@ class Study:
 
     def find(self, name: str) -> Variant | None:
         """Return the variant with this label, these overrides, or this setting alone; None without one."""
-        variants = [v for v in self.variants if name in (v.label, v.name)]
-        variants = variants or [v for v in self.variants if name in v.overrides.values()]
+        variants = [variant for variant in self.variants if name in (variant.label, variant.name)]
+        variants = variants or [variant for variant in self.variants if name in variant.overrides.values()]
         return variants[0] if len(variants) == 1 else None
 
     def finished(self, label: str) -> pd.DataFrame:

@@ -136,8 +136,12 @@ def write_report(
 
     with style():
         for study in studies:
-            section = Section(study.name, study.heading, [*about(study)], failures=[*failures(study)])
+            section = Section(study.name, study.heading, [*about(study)])
             section.tables = [table for function in tables for table in function(study)]
+            section.failures = [
+                f"{run.status.capitalize()}: {run.variant}, seed {run.seed}: {run.error or 'no reason given'}"
+                for run in study.runs[study.runs["status"].isin(FAILED)].itertuples()
+            ]
             for function in figures:
                 add(section, function.__name__, function(study))
             sections.append(section)
@@ -146,16 +150,14 @@ def write_report(
             add(sections[-1], "search", search_figures(search) if figures else iter(()))
         for place, table in enumerate(tuned(searched)):
             sections.append(Section(f"tuning{place or ''}", table.heading, tables=[table]))
+    write_data(studies, folder)
     for section in sections:
         for table in section.tables:
             table.name = f"{section.name}_{table.name}"
-    write_data(studies, folder)
-    for table in (table for section in sections for table in section.tables):
-        text = formatted(table, lambda cell: cell, "{}", " ").to_csv(index=False)
-        folder.file(f"tables/{table.name}.csv").write_text(text, encoding="utf-8")
-        folder.file(f"tables/{table.name}.tex").write_text(as_latex(table), encoding="utf-8")
-    for stale in (*(f"figures/*.{form}" for form in FORMATS), "tables/*.csv", "tables/*.tex"):
-        folder.remove_stale(stale)
+            table.frame.replace("\n", " ", regex=True).to_csv(folder.file(f"tables/{table.name}.csv"), index=False)
+            folder.file(f"tables/{table.name}.tex").write_text(as_latex(table), encoding="utf-8")
+    folder.remove_stale("figures/*")
+    folder.remove_stale("tables/*")
     runs = {id(run): run for study in studies for run in (*study.results, *study.counted)}.values()
     title = title or (studies[0].heading if len(studies) == 1 else f"Results of {len(runs)} runs")
     found = [(study, sentence) for study in studies if (sentence := headline(study))]
@@ -195,12 +197,6 @@ def about(study: Study) -> Iterator[str]:
     yield " ".join(filter(None, [*parts, study.note, usual]))
     for name, signature in study.example.result.get("scoring", {}).items():
         yield f"{name}: {signature}"
-
-
-def failures(study: Study) -> Iterator[str]:
-    """Yield a sentence on each run that failed."""
-    for run in study.runs[study.runs["status"].isin(FAILED)].itertuples():
-        yield f"{run.status.capitalize()}: {run.variant}, seed {run.seed}: {run.error or 'no reason given'}"
 
 
 # Files

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from speechformer.console import is_fraction
@@ -226,41 +227,37 @@ def state(study: Study, variant: Variant) -> str:
 def results(study: Study) -> Iterator[Table]:
     """Yield the table of mean ± standard deviation of each variant and metric, with the interval of the mean."""
     finished = {variant.label: study.finished(variant.label) for variant in study.variants}
-    columns: dict[str, list[str]] = {"": [*finished], "runs": [state(study, variant) for variant in study.variants]}
+    rows = [*finished.values(), *(frame for _, frame in study.baselines.groupby(level=0))]
+    columns = {"": [*finished, *study.baselines["variant"]]}
+    columns["runs"] = [*(state(study, variant) for variant in study.variants), *["exact"] * len(study.baselines)]
     bold, marks = set[tuple[int, str]](), ""
     for metric in study.columns:
-        cells, means = [], []
-        for label, runs in finished.items():
-            if (summary := study.summary(label, metric)) is None:
-                cells.append(NONE)
-                means.append(math.nan)
-                continue
-            marks += (found := cautions(study, label, metric))
-            incomplete = f" (of {summary.n})" if summary.n < len(runs) else ""
-            lines = [f"{mean_and_sd(metric, summary)}{incomplete} {found}".rstrip()]
-            if summary.n > 1:
-                lines.append(format_interval(metric, summary.confidence_interval, like=summary.mean))
-            cells.append("\n".join(lines))
-            means.append(summary.mean)
-        means += [float(value) for value in study.baselines.get(metric, [math.nan] * len(study.baselines))]
-        cells += [number(metric, mean) for mean in means[len(cells) :]]
+        means = [runs[metric].mean() if metric in runs else math.nan for runs in rows]
+        cells = [number(metric, mean) for mean in means]
         columns[head := with_arrow(study, metric)] = cells
-        sign, known = direction(study, metric), [mean for mean in means if not math.isnan(mean)]
-        if sign and len(known) > 1:
-            best = number(metric, max(known, key=lambda mean: sign * mean))
-            bold |= {(row, head) for row, mean in enumerate(means) if number(metric, mean) == best}
-    rows = [*finished.values(), *(frame for _, frame in study.baselines.groupby(level=0))]
+        if (sign := direction(study, metric)) and sum(map(math.isfinite, means)) > 1:
+            best = number(metric, sign * np.nanmax(sign * np.array(means)))
+            bold |= {(row, head) for row, cell in enumerate(cells) if cell == best}
+        for row, (label, runs) in enumerate(finished.items()):
+            if summary := study.summary(label, metric):
+                marks += (found := cautions(study, label, metric))
+                incomplete = f" (of {summary.n})" if summary.n < len(runs) else ""
+                cells[row] = f"{mean_and_sd(metric, summary)}{incomplete} {found}".rstrip()
+                if summary.n > 1:
+                    interval = format_interval(metric, summary.confidence_interval, like=summary.mean)
+                    cells[row] += f"\n{interval}"
     for name, functions in {"parameters": ["min", "max"], "seconds": ["mean"]}.items():
-        values = (pd.to_numeric(runs[name]).agg(functions) for runs in rows)
-        columns[name] = [
-            " to ".join(dict.fromkeys(map("{:,.0f}".format, own))).replace("nan", NONE) for own in values
-        ]
-    columns[""] += study.baselines["variant"].tolist()
-    columns["runs"] += ["exact"] * len(study.baselines)
+        values = (pd.to_numeric(runs[name]).agg(functions).map("{:,.0f}".format).unique() for runs in rows)
+        columns[name] = [" to ".join(texts).replace("nan", NONE) for texts in values]
     note = f"Mean ± standard deviation over the runs, and the {INTERVAL} of the mean. ↑ higher is better, ↓ lower."
     shown = [name for name in dict.fromkeys([study.metric, *study.compare, *study.columns]) if name in study.columns]
     latex = ["", "runs", *(with_arrow(study, name) for name in shown[:LATEX_METRICS])]
     yield Table("results", "", pd.DataFrame(columns), note + legend(marks), bold, latex)
+
+
+def compare(study: Study, metric: str, first: str, second: str) -> Effect | None:
+    """Return the difference of the means of two variants; None without a run of one of them."""
+    return contrast([(1, study.values(first, metric)), (-1, study.values(second, metric))])
 
 
 @dataclass(frozen=True)
@@ -285,11 +282,6 @@ def differences(study: Study) -> list[Difference]:
     ]
     corrected = holm([effect.p for *_, effect in effects])
     return [Difference(*measured, p) for measured, p in zip(effects, corrected)]
-
-
-def compare(study: Study, metric: str, first: str, second: str) -> Effect | None:
-    """Return the difference of the means of two variants; None without a run of one of them."""
-    return contrast([(1, study.values(first, metric)), (-1, study.values(second, metric))])
 
 
 def differences_table(study: Study) -> Iterator[Table]:
@@ -357,7 +349,7 @@ def commands(study: Study) -> Iterator[Table]:
     """Yield how to repeat each variant: commands, seeds, commits."""
     rows = []
     labels = [*(variant.label for variant in study.variants), *study.baselines["variant"]]
-    runs = study.with_baselines.set_index("variant").loc[list(dict.fromkeys(labels))]
+    runs = study.with_baselines.sort_values("variant", key=lambda names: names.map(labels.index), kind="stable")
     for (label, command), group in runs.groupby(["variant", "command"], sort=False):
         commits = group["commit"].fillna("unknown").str.replace("(?<=^.{10}).{30}", "", regex=True)
         rows.append([label, command, ranges(group["seed"]) or NONE, ", ".join(sorted(set(commits)))])
@@ -378,7 +370,7 @@ def headline(study: Study) -> str:
     them is the reference, the p-value is that of the table of differences.
     """
     metric, sign, chosen_by = study.metric, (1 if study.higher_is_better else -1), study.held_out or study.metric
-    means = {v.label: own.mean for v in study.variants if (own := study.summary(v.label, chosen_by))}
+    means = {v.label: summary.mean for v in study.variants if (summary := study.summary(v.label, chosen_by))}
     ranked = [v.label for v in study.variants if study.values(v.label, metric)]
     ranked.sort(key=lambda label: -sign * means.get(label, -sign * math.inf))
     if not ranked:
@@ -397,19 +389,15 @@ def headline(study: Study) -> str:
         verdict = f"p = {p_value(p)}, {'significant' if p < 0.05 else 'not significant'}".replace("= <", "<")
         if math.isnan(p):
             verdict = "too few seeds to compare" if min(effect.n) < 2 else "the values do not vary"
-        parts.append(f"next is {ranked[1]}, difference {without_none(estimate(metric, effect))}: {verdict}")
+        difference = estimate(metric, effect).removesuffix(f" {NONE}")
+        parts.append(f"next is {ranked[1]}, difference {difference}: {verdict}")
     if metric in study.baselines and not (known := study.baselines.dropna(subset=[metric])).empty:
         counted = known.sort_values(metric).iloc[-1 if sign > 0 else 0]
         less = contrast([(1, study.values(label, metric))], constant=-counted[metric])
         assert less is not None
-        text = without_none(estimate(metric, less)) + " over seeds alone" * (summary.n > 1)
+        text = estimate(metric, less).removesuffix(f" {NONE}") + " over seeds alone" * (summary.n > 1)
         parts.append(f"less {counted['variant']} ({number(metric, counted[metric])}): {text}")
     return "; ".join(parts) + "."
-
-
-def without_none(text: str) -> str:
-    """Return an estimate without the dash of an interval that is not known."""
-    return text.removesuffix(f" {NONE}")
 
 
 # Searches and tuned sweeps

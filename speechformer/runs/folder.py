@@ -121,6 +121,11 @@ def read_or_none(path: Path, definition: str) -> dict[str, Any] | None:
     return None
 
 
+def owner_of(directory: Path) -> dict[str, Any]:
+    """Return the content of `run.json`; {} if it is missing or damaged."""
+    return read_or_none(directory / OWNER, "owner") or {}
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -175,7 +180,7 @@ def lock(directory: Path, wait: bool) -> Iterator[None]:
     try:
         file_lock.acquire(timeout=0.5, poll_interval=0.05)  # `is_locked` holds it for a moment
     except Timeout:
-        owner = read_or_none(directory / OWNER, "owner") or {}
+        owner = owner_of(directory)
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')} works in {directory}"
         if not wait:
             raise OccupiedError(f"{who}.") from None
@@ -268,7 +273,7 @@ class RunFolder:
         self.discard_replaced()
         if self.writes:
             write_result(self.path, result)
-            self.clean_up()
+        self.clean_up()
 
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
@@ -399,7 +404,7 @@ def own(
 
 def worked_here(directory: Path, since: float) -> bool:
     """Return whether this process worked in the folder at or after a time, in seconds since the epoch."""
-    owner = read_or_none(directory / OWNER, "owner") or {}
+    owner = owner_of(directory)
     return owner.get("pid") == os.getpid() and owner.get("since", 0.0) >= since
 
 
@@ -418,7 +423,7 @@ class State:
 
 def state(directory: Path) -> State:
     """Return the state of the run in a folder."""
-    owner = read_or_none(directory / OWNER, "owner") or {}
+    owner = owner_of(directory)
     try:
         result = result_or_none(directory)
         if (result is None or result["status"] not in TERMINAL_STATES) and is_locked(directory):

@@ -60,7 +60,7 @@ def record(error: Exception, cfg: DictConfig, directory: Path, overrides: Sequen
     pruned = isinstance(error, search.PrunedError)
     with contextlib.suppress(Exception):  # such as a full disk; the sweep names the first error
         if not isinstance(error, runs.ForeignError) and runs.state(directory).status not in runs.TERMINAL_STATES:
-            identity = (runs.read_or_none(directory / runs.OWNER, "owner") or {}).get("identity")
+            identity = runs.owner_of(directory).get("identity")
             result = runs.failure_result(plain(cfg), overrides, identity, error)
             directory.mkdir(exist_ok=True)
             runs.write_result(directory, result | ({"status": "pruned"} if pruned else {}))

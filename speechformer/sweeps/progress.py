@@ -72,8 +72,7 @@ def shown(sweep: Path, folders: Set[Path], started: float) -> Iterator[None]:
     stopped = threading.Event()
 
     def look() -> None:
-        ended, said = dict[Path, runs.State](), started
-        last = False
+        ended, said, last = dict[Path, runs.State](), started, False
         while not last:
             last = stopped.wait(POLL_SECONDS)
             with contextlib.suppress(UserError, OSError):  # the sweep will say so

@@ -215,11 +215,10 @@ class HeldOutSweeper(GridSweeper):
         """Return the direction of the metric of jobs, "max" or "min"; raise a `UserError` if their tasks differ."""
         from speechformer.tasks.registry import TASKS
 
-        tasks = set()
-        for job in jobs:
-            config = plain(self.compose(job))
+        configs = [plain(self.compose(job)) for job in jobs]
+        for config in configs:
             self.check(config)
-            tasks.add(config["task"]["name"])
+        tasks = {config["task"]["name"] for config in configs}
         if len(tasks) > 1:
             raise UserError(f"hydra/sweeper={self.choices['hydra/sweeper']} compares scores of one task at a time.")
         return TASKS[tasks.pop()].mode

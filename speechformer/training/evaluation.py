@@ -6,6 +6,7 @@ Hansen and Salamon 1990, "Neural network ensembles". Weights are not averaged, s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.corpora.files import OutputFolder
-from speechformer.corpora.load import CORPORA
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.splits import number_of_folds
 from speechformer.data.base import TaskData
@@ -50,7 +50,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
     """
     start, results = time.perf_counter(), results_of(runs)
     task, config = runs[0].task, results[0]["config"]
-    metrics = measure(runs, data_of(runs[0], config, root))
+    metrics = measure(runs, data_of(runs[0], root))
     settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
     if len(runs) > 1:
         settings["ensemble"] = name_of(results)
@@ -65,7 +65,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
             | {name: result.get(name) for name in ("seed", "identity", "commit")}
             for run, result in zip(runs, results)
         ],
-        "parameters": {"total": sum(own["parameters"]["total"] for own in results)},
+        "parameters": {"total": sum(result["parameters"]["total"] for result in results)},
         "curve": [],
         "evaluation_seconds": time.perf_counter() - start,
         "commit": identity.commit(),
@@ -76,14 +76,16 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
 
 def name_of(results: Sequence[dict[str, Any]]) -> int | str:
     """Return the number of runs of an ensemble and, if their settings differ, those of each."""
-    configs = [{**own["config"], "seed": None, "study": None} for own in results]
-    each = [dict(identity.flatten(identity.identity_settings(config))) for config in configs]
-    for settings, own in zip(each, results):
-        if settings.get("pattern.seed") == own["seed"]:  # it follows the run's seed
-            del settings["pattern.seed"]
-    keys = dict.fromkeys(key for settings in each for key in settings)
-    differ = [key for key in keys if len({repr(settings.get(key)) for settings in each}) > 1]
-    members = [" ".join(f"{key.removesuffix('.name')}={own[key]}" for key in differ if key in own) for own in each]
+    settings = []
+    for result in results:
+        flat = dict(identity.flatten(identity.identity_settings(result["config"])))
+        follows = ["pattern.seed"] if flat.get("pattern.seed") == result["seed"] else []  # the run's seed
+        settings.append({key: value for key, value in flat.items() if key not in ("seed", "study", *follows)})
+    keys = dict.fromkeys(itertools.chain(*settings))
+    differ = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+    members = [
+        " ".join(f"{key.removesuffix('.name')}={each[key]}" for key in differ if key in each) for each in settings
+    ]
     return f"{len(results)} ({'; '.join(members)})" if differ else len(results)
 
 
@@ -110,13 +112,6 @@ def measure(runs: Sequence[TrainedRun], data: TaskData) -> dict[str, float | Non
     return data.reference_metrics() | task.metrics
 
 
-def result_of(run: TrainedRun) -> dict[str, Any]:
-    """Return the result of a run that has one."""
-    if run.result is None or not run.finished:
-        raise UserError(f"{run.directory} has not finished; repeat its command to finish it.")
-    return run.result
-
-
 def results_of(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
     """Return the results of different runs that can be an ensemble.
 
@@ -124,9 +119,12 @@ def results_of(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
         UserError: a run has no result, is there twice, has another task, corpus, protocol or vocabulary than the
             first, or reads less than a block of it.
     """
-    results = [result_of(run) for run in runs]
-    folders = [run.directory.resolve() for run in runs]
-    if twice := [run.directory for run, own in zip(runs, folders) if folders.count(own) > 1]:
+    folders, results = [run.directory.resolve() for run in runs], []
+    for run in runs:
+        if run.result is None or not run.finished:
+            raise UserError(f"{run.directory} has not finished; repeat its command to finish it.")
+        results.append(run.result)
+    if twice := [run.directory for run, folder in zip(runs, folders) if folders.count(folder) > 1]:
         raise UserError(f"{twice[0]} is there twice; an ensemble needs different runs.")
     about = [learned_from(run, result) for run, result in zip(runs, results)]
     for run, described in zip(runs, about):
@@ -150,7 +148,7 @@ def learned_from(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
         protocol["fold"] = config["seed"] % number_of_folds(protocol["validation"])
     return {
         "task": result["task"],
-        "corpus": [corpus["sha256"], (config.get("corpus") or {}).get("separator")],
+        "corpus": [corpus["sha256"], config["corpus"].get("separator")],
         "direction": corpus.get("languages"),
         "list of classes": corpus.get("classes"),
         "protocol": {name: value for name, value in protocol.items() if name != "fold"},
@@ -160,28 +158,25 @@ def learned_from(run: TrainedRun, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def data_of(run: TrainedRun, config: dict[str, Any], root: str | None = None) -> Any:
-    """Return the data of a run.
-
-    Args:
-        run: the run; config: its config.
-        root: the folder of its corpus; None: where it was.
+def data_of(run: TrainedRun, root: str | None = None) -> Any:
+    """Return the data of a finished run; its corpus is in `root`, or where it was.
 
     Raises:
         UserError: the corpus is another one now, or was not found.
     """
-    trained, place = result_of(run)["corpus"], dict(config.get("corpus") or {})
-    if place.get("name") == "auto" and trained["name"] in CORPORA[config["task"]["data"]]:
-        place = {**dict(place.get(trained["name"]) or place), "name": trained["name"]}  # its own settings
-    if root is not None:
-        place["root"] = root
-    corpus = load_corpus(config | {"corpus": place})
+    assert run.result is not None
+    config, trained = run.result["config"], run.result["corpus"]
+    place = config["corpus"]
+    if place["name"] == "auto":  # the corpus that it was, with its settings
+        place = place.get(trained["name"], place) | {"name": trained["name"]}
+    config = config | {"corpus": place if root is None else place | {"root": root}}
+    corpus = load_corpus(config)
     if corpus.sha256 != trained["sha256"]:
         raise UserError(
             f"{run.directory} trained on a corpus {trained['name']} that is not the one in {corpus.where}: their "
             "sha256 differ. Restore it, name its folder with --root, or train again."
         )
-    return build_data(config | {"corpus": place}, corpus)
+    return build_data(config, corpus)
 
 
 def default_folder(runs: Sequence[TrainedRun]) -> Path:
@@ -211,9 +206,6 @@ def write(result: dict[str, Any], run: TrainedRun, output: OutputFolder) -> Path
     for name in ARTIFACTS:
         (output.path / name).unlink(missing_ok=True)
     result = result | run.task.write_artifacts(output.path)
-    output.written -= {name for name in ARTIFACTS if not (output.path / name).exists()}
-    for name in ARTIFACTS:
-        output.remove_stale(name)
     path = output.file(runs_folder.RESULT)
     runs_folder.write_json(path, result)
     return path
