@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra.core.utils import JobReturn
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.utils import JobReturn, run_job
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
 from speechformer.config import as_plain, check_sweep, count_devices
@@ -30,30 +31,40 @@ COUNTING = ("unknown_rate", "ngram_targets", "ngram_mixture", "naive_bayes")  # 
 Member = tuple[DictConfig, Path, Sequence[str]]  # a run's config, folder and overrides
 
 
-class EnsembleLauncher(BasicLauncher):
+class EnsembleLauncher(Launcher):
     """Hydra's plugin; an ensemble has at most `members` runs."""
 
     def __init__(self, members: int = 32) -> None:
-        super().__init__()
         require(
             type(members) is int and members >= 1, "hydra.launcher.members", "a whole number of at least 1", members
         )
         self.members = members
 
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.context, self.task_function, self.config = hydra_context, task_function, config
+
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        assert self.hydra_context is not None and self.config is not None
-        jobs = []
-        for words in job_overrides:
-            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
-            folder = Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir
-            jobs.append((OmegaConf.create(plain(cfg)), folder, list(cfg.hydra.overrides.task)))
+        configs = [self.context.config_loader.load_sweep_config(self.config, list(job)) for job in job_overrides]
+        jobs = [
+            (
+                OmegaConf.create(plain(cfg)),
+                Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir,
+                list(cfg.hydra.overrides.task),
+            )
+            for cfg in configs
+        ]
         groups, alone = group_jobs(filter(may_join, jobs))
         for group in groups:
             for first in range(0, len(group), self.members):
                 train(group[first : first + self.members])
         for reason, count in alone.items():
-            console.say(f"Not in an ensemble: {count} of {len(jobs)} runs, because {reason}.")
-        return super().launch(job_overrides, initial_job_idx)
+            console.say(f"Not in an ensemble: {count} of {len(configs)} runs, because {reason}.")
+        returned = []
+        for number, cfg in enumerate(configs, start=initial_job_idx):
+            with open_dict(cfg):
+                cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+            returned.append(run_job(self.task_function, cfg, "hydra.sweep.dir", "hydra.sweep.subdir", self.context))
+        return returned
 
 
 def may_join(job: Member) -> bool:

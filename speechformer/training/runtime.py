@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -51,7 +52,7 @@ def tune_memory() -> None:
     """
     was_collecting = gc.isenabled()
     gc.disable()
-    import speechformer.training.fit  # noqa: F401
+    importlib.import_module("speechformer.training.fit")
 
     gc.freeze()
     if was_collecting:
