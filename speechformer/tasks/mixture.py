@@ -24,7 +24,7 @@ class MixturePerplexities:
 
     def __init__(self, mixture: CountsMixture, streams: Mapping[Part, Tensor]) -> None:
         self.mixture = mixture
-        self.counted: dict[Part, Counted] = {part: mixture.count(ids.tolist()) for part, ids in streams.items()}
+        self.counted: dict[Part, Counted] = {part: mixture.count(ids) for part, ids in streams.items()}
         self.is_known = {part: ids[1:] != UNKNOWN for part, ids in streams.items()}
         self.reset()
 
