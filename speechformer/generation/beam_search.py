@@ -27,13 +27,6 @@ from speechformer.models.stack import select
 BATCH_TOKENS = 32768
 STEP_LOGITS = 2**23
 
-Models = Translator | Sequence[Translator]
-
-
-def members(models: Models) -> list[Translator]:
-    """Return one model or several as a list."""
-    return [models] if isinstance(models, Translator) else list(models)
-
 
 def length_penalty(length: Any, alpha: float) -> Any:
     """Return lp of hypotheses of `length` tokens, <eos> included; `length` is a number or a tensor."""
@@ -54,10 +47,10 @@ class BeamSearch:
     """
 
     def __init__(
-        self, models: Models, source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int], cache: bool
+        self, models: Sequence[Translator], source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int]
     ) -> None:
         B, device = len(source_BS), source_BS.device
-        self.models, self.K, self.alpha, self.cache = members(models), beam, alpha, cache
+        self.models, self.K, self.alpha = models, beam, alpha
         self.memories = [model.encode(source_BS) for model in self.models]
         rows = torch.arange(B, device=device).repeat_interleave(beam)
         self.pasts = [select(model.past(memory), rows) for model, memory in zip(self.models, self.memories)]
@@ -72,12 +65,11 @@ class BeamSearch:
 
     def log_probabilities(self, length: int) -> Tensor:
         """Return the log-probabilities of the next token, [B, K, V]: at its limit a hypothesis can only end."""
-        rows = self.ids_BKT.flatten(0, 1)
-        each = []
-        for model, memory, past in zip(self.models, self.memories, self.pasts):
-            arguments = (rows[:, -1:], past) if self.cache else (rows,)
-            each.append(model.output(model.decode(memory, *arguments)[:, -1]).float().log_softmax(dim=-1))
-        log_RV = each[0] if len(each) == 1 else torch.stack(each).logsumexp(dim=0) - math.log(len(each))
+        last = self.ids_BKT.flatten(0, 1)[:, -1:]
+        states = zip(self.models, self.memories, self.pasts)
+        each = [model.output(model.decode(memory, last, past)[:, -1]) for model, memory, past in states]
+        logs = torch.stack([logits.float().log_softmax(dim=-1) for logits in each])
+        log_RV = logs.logsumexp(dim=0) - math.log(len(each))
         log_BKV = log_RV.unflatten(0, (len(self.open_B), self.K))
         log_BKV[..., [PAD, BEGIN]] = -math.inf
         at_limit = self.limit_B <= length
@@ -127,7 +119,7 @@ class BeamSearch:
         self.ids_BKT = torch.cat((ids_BKT, token[..., None]), dim=2)
         self.score_BK = self.score_BK[sources]
         if len(sources) < len(self.open_B):
-            self.memories = [memory.select(sources) for memory in self.memories]
+            self.memories = [select(memory, sources) for memory in self.memories]
             self.open_B = self.open_B[sources]
             self.limit_B, self.finished_B = self.limit_B[sources], self.finished_B[sources]
             self.best_B = self.best_B[sources]
@@ -135,7 +127,7 @@ class BeamSearch:
 
 @torch.no_grad()
 def beam_search(
-    models: Models, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
+    models: Sequence[Translator], source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int]
 ) -> list[tuple[list[int], float]]:
     """Return the best translation found of each source, as ids without <bos> and <eos>, and its score.
 
@@ -144,14 +136,12 @@ def beam_search(
     translations, or when no unfinished one can score higher than the best.
 
     Args:
-        models: one, or several with the same vocabulary.
+        models: one or more with the same vocabulary.
         source_BS: ids, padded with 0.
         alpha: of the length penalty, at least 0.
         limits: the most tokens of each translation, <eos> included.
-        cache: whether the decoder caches keys and values; without, it reads all tokens at each step. The results are
-            the same.
     """
-    search = BeamSearch(models, source_BS, beam, alpha, limits, cache)
+    search = BeamSearch(models, source_BS, beam, alpha, limits)
     for length in range(1, max(limits) + 1):
         if not search.step(length):
             break
@@ -177,13 +167,12 @@ def batch_sources(
 
 
 def translate_ids(
-    models: Models,
+    models: Sequence[Translator],
     sources: Sequence[Sequence[int]],
     *,
     beam: int,
     alpha: float,
     max_length: int | None = None,
-    cache: bool = True,
     tokens: int = BATCH_TOKENS,
 ) -> list[list[int]]:
     """Translate sources (ids that end with <eos>) by `beam_search`; return the translations in the same order.
@@ -192,12 +181,12 @@ def translate_ids(
     """
     sources = [list(source[:max_length]) for source in sources]
     translations: list[list[int]] = [[] for _ in sources]
-    output = members(models)[0].output
-    rows, device = STEP_LOGITS // (output.out_features * len(members(models))), output.weight.device
+    output = models[0].output
+    rows, device = STEP_LOGITS // (output.out_features * len(models)), output.weight.device
     for chosen in batch_sources([len(source) for source in sources], beam, max_length, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
         limits = [max_target_length(len(sources[k]), max_length) for k in chosen]
-        best = beam_search(models, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
+        best = beam_search(models, ids.to(device), beam=beam, alpha=alpha, limits=limits)
         for k, (translation, _) in zip(chosen, best):
             translations[k] = translation
     return translations
