@@ -26,13 +26,11 @@ def sampling_probabilities(logits_V: Tensor, temperature: float, top_k: int | No
         return torch.nn.functional.one_hot(logits_V.argmax(), len(logits_V)).to(logits_V.dtype)
     wide_V = (logits_V - logits_V.max()).double()  # double, or extreme temperatures overflow
     probabilities, order = (wide_V / temperature).softmax(dim=-1).sort(descending=True, stable=True)
-    chosen = torch.ones_like(probabilities, dtype=torch.bool)
     if top_k is not None:
-        chosen[top_k:] = False
-        probabilities = probabilities * chosen / probabilities[chosen].sum()
-    if top_p < 1:
-        chosen &= probabilities.cumsum(dim=0) - probabilities < top_p  # the sum of those before it is less than p
-    probabilities = probabilities * chosen
+        probabilities[top_k:] = 0
+        probabilities /= probabilities.sum()
+    if top_p < 1:  # keep a word if the sum of those before it is less than p
+        probabilities[probabilities.cumsum(dim=0) - probabilities >= top_p] = 0
     return torch.zeros_like(wide_V).scatter(0, order, probabilities / probabilities.sum()).to(logits_V.dtype)
 
 

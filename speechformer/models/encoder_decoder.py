@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.kernels.dispatch import SDPA
-from speechformer.layers.attention import attention_reference
+from speechformer.layers.attention import Attention, attention_reference
 from speechformer.layers.block import Memory as BlockMemory
 from speechformer.models.stack import Cache, RecurrentStack, Stack, Weights, select
 
@@ -43,9 +43,9 @@ def padding_bias(source_BS: Tensor) -> Tensor:
     return torch.where(source_BS == PAD, -math.inf, 0.0)[:, None, None, :]
 
 
-def for_blocks(memory: Memory) -> list[BlockMemory]:
+def for_blocks(memory: Memory, kernel: type[Attention] = SDPA) -> list[BlockMemory]:
     """Return the arguments of `CrossAttention` in each block."""
-    return [(layer["k"], layer["v"], SDPA(layer["bias"])) for layer in memory]
+    return [(layer["k"], layer["v"], kernel(layer["bias"])) for layer in memory]
 
 
 class Translator(nn.Module):
@@ -126,7 +126,7 @@ class EncoderDecoder(Translator):
 
     def attention(self, source_BS: Tensor, target_BT: Tensor) -> Weights:
         states_BSD, encoder, _ = self.encoder(source_BS, source_BS != PAD, with_weights=True)
-        memory = for_blocks(self.memory(states_BSD, source_BS))
+        memory = for_blocks(self.memory(states_BSD, source_BS), Attention)
         _, decoder, cross = self.decoder(target_BT, with_weights=True, memory=memory)
         return {"encoder": encoder, "decoder": decoder, "cross": cross}
 

@@ -43,10 +43,10 @@ class MixturePerplexities:
         if held_out in measured:
             self.mixture.fit(measured[held_out], self.counted[held_out])
         metrics: dict[str, float] = {}
-        for part, logs in measured.items():
-            mixed, (split, name) = self.mixture.mix(logs, self.counted[part]), part
-            end = f"_{name}" if name else ""
-            metrics[f"{split}_mixture_perplexity{end}"] = (-mixed.mean()).exp().item()
-            if self.is_known[part].any():
-                metrics[f"{split}_mixture_known_perplexity{end}"] = (-mixed[self.is_known[part]].mean()).exp().item()
+        for (split, name), logs in measured.items():
+            mixed = self.mixture.mix(logs, self.counted[split, name])
+            for known, logs_R in (("", mixed), ("known_", mixed[self.is_known[split, name]])):
+                if len(logs_R):
+                    metric = f"{split}_mixture_{known}perplexity{name and f'_{name}'}"
+                    metrics[metric] = (-logs_R.mean()).exp().item()
         return metrics
