@@ -187,9 +187,6 @@ def test_initialisation_has_its_standard_deviation(name: str, std: float) -> Non
     ("build", "changes", "sentence"),
     [
         (decoder, {"heads": 3}, "width must be a multiple of heads"),
-        (decoder, {"norm": "prey"}, r"architecture\.norm has no choice 'prey'.*pre, post"),
-        (decoder, {"activation": "tanh"}, r"architecture\.activation"),
-        (classifier, {"pool": "max"}, r"architecture\.pool"),
         (classifier, {"model": group("model", "rnn_attention")}, "it needs task=translate"),
         (classifier, {"model": group("model", "rnn"), "pool": "cls"}, "architecture.pool=cls needs attention"),
         (decoder, {**groups("rnn", "window")}, "so pattern must be full"),
