@@ -22,7 +22,7 @@ from speechformer.data.base import TaskData
 from speechformer.data.batches import LONG_STREAM, Batch, Example, Stream
 from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import StreamData, TextSize
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
