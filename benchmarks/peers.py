@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
 from speechformer.errors import UserError
-from speechformer.layers.positions import sinusoid
+from speechformer.layers.positions import sines_and_cosines, wavelengths
 
 Sizes = dict[str, int]  # vocab_size, width, heads, layers, ff, block_size, classes
 Loss = Callable[[Tensor, Tensor], Tensor]  # of ids [B, T] and targets, [B, T] (lm) or [B] (classify)
@@ -43,7 +43,8 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        self.register_buffer("table", sinusoid(length, width), persistent=False)
+        table = sines_and_cosines(length, width, wavelengths(width, 10000.0))
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, ids_BT: Tensor, **unused: Any) -> Tensor:
         """Return the first T rows of the table."""

@@ -18,7 +18,6 @@ Baselines use the tokens, splits and vocabulary of the runs, with sentences cut 
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -37,8 +36,6 @@ from speechformer.runs import identity
 from speechformer.runs.predictions import write_predictions
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from speechformer.data.pairs import PairData
     from speechformer.data.speeches import SentenceData, StreamData
 
@@ -49,47 +46,37 @@ Baselines = dict[str, tuple[Any, ...]]
 UNKNOWN_RATES = (0.1, 0.2, 0.3, 0.5, 0.7)
 
 
-def with_unknown(stream: Tensor, vocab_size: int, rate: float) -> list[int]:
-    """Return the ids of a text in which words that occur once are <unk> at this rate, as with task.unknown_rate."""
-    import torch
-
-    from speechformer.tasks.unknown_words import UnknownWords
-
-    generator = torch.Generator().manual_seed(0)
-    return UnknownWords(stream, vocab_size, rate).replace(stream, generator).tolist()
-
-
 def language_models(data: StreamData) -> Baselines:
     """Measure the n-gram models."""
-    from speechformer.models.kneser_ney import KneserNey, Unigram  # torch takes seconds to import
+    import torch  # which takes seconds
 
-    ids = data.encode_stream(data.splits.train)
-    train = ids.tolist()
-    texts = {f"test_perplexity_{name}": rows for name, rows in data.splits.test.items()}
-    if data.splits.validation:
-        texts["validation_perplexity"] = data.splits.validation
-    streams = {name: data.encode_stream(rows).tolist() for name, rows in texts.items()}
-    vocabulary = len(data.tokenizer) - 1  # without padding
-    models: dict[str, KneserNey] = {"unigram": Unigram(train, vocabulary)}
-    models |= {f"kneser_ney_{order}": KneserNey(train, order, vocabulary) for order in (3, 5)}
-    more: dict[str, dict[str, Any]] = {name: {} for name in models}
-    if "validation_perplexity" in streams and data.task["tokens"] == "words":
-        name, held_out = "kneser_ney_5_unknown", streams["validation_perplexity"]
-        fitted = {rate: KneserNey(with_unknown(ids, data.vocab_size, rate), 5, vocabulary) for rate in UNKNOWN_RATES}
+    from speechformer.models.kneser_ney import KneserNey, Unigram
+    from speechformer.tasks.language_model import means_over_tests
+    from speechformer.tasks.unknown_words import UnknownWords
+
+    train, words = torch.as_tensor(data.stream), len(data.tokenizer) - 1  # without padding
+    models: dict[str, KneserNey] = {"unigram": Unigram(train, words)}
+    models |= {f"kneser_ney_{order}": KneserNey(train, order, words) for order in (3, 5)}
+    unknown: dict[str, Any] = {}
+    if ("validation", "") in data.streams and data.task["tokens"] == "words":
+        held_out, fitted = torch.as_tensor(data.streams["validation", ""]), {}
+        for rate in UNKNOWN_RATES:
+            replaced = UnknownWords(train, data.vocab_size, rate).replace(train, torch.Generator().manual_seed(0))
+            fitted[rate] = KneserNey(replaced, 5, words)
         rate = min(fitted, key=lambda rate: fitted[rate].perplexities(held_out)[0])
-        models[name], more[name] = fitted[rate], {"unknown_rate": rate, "unknown_rates": list(UNKNOWN_RATES)}
+        models["kneser_ney_5_unknown"] = fitted[rate]
+        unknown = {"unknown_rate": rate, "unknown_rates": list(UNKNOWN_RATES)}
     baselines: Baselines = {}
     for name, model in models.items():
         metrics: dict[str, Any] = {"train_perplexity": model.perplexities(train)[0]} | data.reference_metrics()
-        for metric, stream in streams.items():
-            metrics[metric], known = model.perplexities(stream)
+        for (split, text), stream in data.streams.items():
+            end = f"perplexity{text and f'_{text}'}"
+            metrics[f"{split}_{end}"], known = model.perplexities(torch.as_tensor(stream))
             if known is not None:
-                metrics[metric.replace("_perplexity", "_known_perplexity", 1)] = known
-        for kind in ("test_perplexity", "test_known_perplexity"):
-            if tests := [value for metric, value in metrics.items() if metric.startswith(f"{kind}_")]:
-                metrics[f"{kind}_mean"] = sum(tests) / len(tests)
-        settings = {"order": model.order, "discounts": model.discounts, **more[name]}
-        baselines[name] = (metrics, settings, sum(map(len, model.counts)))
+                metrics[f"{split}_known_{end}"] = known
+        settings = {"order": model.order, "discounts": model.discounts}
+        settings |= unknown if name == "kneser_ney_5_unknown" else {}
+        baselines[name] = (metrics | means_over_tests(metrics), settings, model.parameters)
     return baselines
 
 
@@ -103,15 +90,14 @@ def classifiers(data: SentenceData) -> Baselines:
     from sklearn.pipeline import make_pipeline
     from threadpoolctl import threadpool_limits
 
-    parts = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()} | {"train": data.train}
+    rows_of = {split: rows for (split, _), rows in {**data.monitored, **data.tested}.items()} | {"train": data.train}
     decode = data.tokenizer.tokens
-    words = {split: [decode(ids[ids != PAD].tolist()) for ids in rows["ids"]] for split, rows in parts.items()}
-    labels = {split: rows["labels"].numpy() for split, rows in parts.items()}
-    counts = Counter(labels["train"].tolist())
-    if len(counts) < 2 or min(counts.values()) < 2:
+    words = {split: [decode(ids[ids != PAD].tolist()) for ids in rows["ids"]] for split, rows in rows_of.items()}
+    labels = {split: rows["labels"].numpy() for split, rows in rows_of.items()}
+    smallest = min(counts := Counter(labels["train"].tolist()).values())
+    if len(counts) < 2 or smallest < 2:
         where = data.corpus.where
         raise UserError(f"{where}: logistic regression needs at least two classes with two training lines each.")
-    folds = min(5, min(counts.values()))
     of_words: dict[str, Any] = {"analyzer": lambda text: [*text, *map(" ".join, pairwise(text))]}  # and neighbours
     regression = make_pipeline(TfidfVectorizer(**of_words), LogisticRegression(max_iter=2000))
     bayes = make_pipeline(CountVectorizer(binary=True, **of_words), MultinomialNB(fit_prior=False))
@@ -121,32 +107,27 @@ def classifiers(data: SentenceData) -> Baselines:
     }
     majority = DummyClassifier(strategy="most_frequent").fit(words["train"], labels["train"])
     models: dict[str, tuple[Any, dict[str, Any], int]] = {"majority": (majority, {}, 0)}
-    classes, in_train, baselines = data.corpus.classes, parts["test"]["in_train"].numpy(), Baselines()
+    folds, baselines = min(5, smallest), Baselines()
     with threadpool_limits(1):  # more threads are slower on so little data
         for name, (pipeline, setting, key, values, score) in searches.items():
             search = GridSearchCV(pipeline, {key: values}, cv=folds, scoring=score)
             model = search.fit(words["train"], labels["train"]).best_estimator_
             settings = {"ngrams": [1, 2], f"{setting}s": values, "folds": folds, setting: search.best_params_[key]}
-            models[name] = (model, settings, (len(model[0].vocabulary_) + 1) * len(classes))
-        for name, (model, settings, parameters) in models.items():
-            predicted = {split: model.predict(words[split]) for split in words}
-            metrics = accuracies(predicted, labels, in_train, classes)
-            baselines[name] = (metrics, settings, parameters, predicted["test"])
+            models[name] = (model, settings, (len(model[0].vocabulary_) + 1) * len(data.corpus.classes))
+        for name, (model, *about) in models.items():
+            metrics: dict[str, float | None] = {}
+            for split, texts in words.items():
+                predicted = model.predict(texts)
+                is_right, masks = predicted == labels[split], {"": labels[split] >= 0}
+                if split != "train":
+                    masks |= {f"_of_{name}": labels[split] == k for k, name in enumerate(data.corpus.classes)}
+                if split == "test":
+                    in_train, of_test = rows_of["test"]["in_train"].numpy(), predicted
+                    masks |= {"_in_train": in_train, "_not_in_train": ~in_train}
+                for end, mask in masks.items():
+                    metrics[f"{split}_accuracy{end}"] = float(is_right[mask].mean()) if mask.any() else None
+            baselines[name] = (metrics, *about, of_test)
     return baselines
-
-
-def accuracies(
-    predicted: dict[str, Any], labels: dict[str, Any], in_train: Any, classes: Sequence[str]
-) -> dict[str, float | None]:
-    """Return the accuracies of a classifier by part and class, and on leaked and other test sentences."""
-    right = {split: predicted[split] == labels[split] for split in labels}
-    metrics: dict[str, float | None] = {f"{split}_accuracy": float(own.mean()) for split, own in right.items()}
-    for name, chosen in (("in_train", in_train), ("not_in_train", ~in_train)):
-        metrics[f"test_accuracy_{name}"] = float(right["test"][chosen].mean()) if chosen.any() else None
-    for split, (label, name) in itertools.product(sorted({*right} - {"train"}), enumerate(classes)):
-        chosen = labels[split] == label
-        metrics[f"{split}_accuracy_of_{name}"] = float(right[split][chosen].mean()) if chosen.any() else None
-    return metrics
 
 
 def untranslated(data: PairData) -> Baselines:
@@ -209,12 +190,12 @@ def measure(overrides: Sequence[str], directory: Path) -> list[dict[str, Any]]:
 
 def means(folds: Sequence[Baselines]) -> Baselines:
     """Return baselines with the mean of each metric over the folds of a cross-validation, without predictions."""
-    own: Baselines = {}
+    baselines: Baselines = {}
     for name, (metrics, _, parameters, *_) in folds[0].items():
         columns = {metric: [fold[name][0].get(metric) for fold in folds] for metric in metrics}
         mean = {metric: None if None in values else sum(values) / len(values) for metric, values in columns.items()}
-        own[name] = (mean, {"folds": len(folds)}, parameters)
-    return own
+        baselines[name] = (mean, {"folds": len(folds)}, parameters)
+    return baselines
 
 
 def metrics_table(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:

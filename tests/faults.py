@@ -71,7 +71,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
     ("tasks/optim.py", "0.5 * (1 + math.cos", "0.5 * (1 - math.cos", "tasks"),
     ("tasks/language_model.py", "loss / math.log(2) / size.bytes", "loss / size.bytes", "documents"),
     ("generation/beam_search.py", "((5 + length) / 6)", "((6 + length) / 6)", "beam_search"),
-    ("generation/sampling.py", "chosen[top_k:] = False", "chosen[top_k + 1:] = False", "sampling"),
+    ("generation/sampling.py", "probabilities[top_k:] = 0", "probabilities[top_k + 1:] = 0", "sampling"),
     ("analysis/load.py", "if task.diverged():", "if False:", "load"),
     ("analysis/play_page.py", 'for character in "<>&', 'for character in ">&', "play"),
     (

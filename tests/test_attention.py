@@ -62,7 +62,7 @@ def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
     attention = Attention(bias, pairs_of("nope", "full"))
     arguments = (*ours.keys_and_values(memory), attention) if cross else (attention,)
     expected = theirs(x, memory, memory, key_padding_mask=padding, average_attn_weights=False)
-    torch.testing.assert_close(ours(x, *arguments, with_weights=True), expected)
+    torch.testing.assert_close(ours(x, *arguments), expected)
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,9 @@ def test_what_flex_attention_cannot_or_need_not_compute(monkeypatch: pytest.Monk
     assert kernel_of(last, CPU) == "SDPA"
 
 
-@pytest.mark.parametrize("with_weights", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize(("model", "pattern"), [*KINDS, ("nope", "full")])
-def test_torchs_attention_is_the_reference(model: str, pattern: str, rate: float, with_weights: bool) -> None:
+def test_torchs_attention_is_the_reference(model: str, pattern: str, rate: float) -> None:
     """Outputs and gradients, under the same dropout, with gates if the encoding has any."""
     pairs, dropout = pairs_of(model, pattern, padded=True), FastDropout(rate)
     bias, results = reference_bias(pairs), []
@@ -145,10 +144,10 @@ def test_torchs_attention_is_the_reference(model: str, pattern: str, rate: float
     for kernel in (Attention(bias, pairs), SDPA(bias, pairs)):
         torch.manual_seed(1)
         qkv = torch.randn(3, 2, 2, 12, 16, requires_grad=True)
-        output, weights = kernel(*qkv, dropout, gates, with_weights)
+        output, weights = kernel(*qkv, dropout, gates)
         results.append([output, torch.autograd.grad(output.square().sum(), qkv)[0]])
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
-    assert (weights is not None) == (with_weights or rate > 0)
+    assert (weights is not None) == (rate > 0)
 
 
 def test_without_a_bias_torchs_attention_is_causal() -> None:

@@ -138,8 +138,8 @@ def test_cross_attention_takes_neither_position_nor_pattern(model: str) -> None:
     model.encoder.patterns = model.decoder.patterns = [lambda i, j: i == j] * 2
     memory, order = model.encode(source), torch.randperm(S, generator=torch.Generator().manual_seed(3))
     states = model.decode(memory, target)
-    for layer in memory.layers:
-        layer |= {name: tensor[:, :, order] for name, tensor in layer.items()}
+    for layer in memory:
+        layer |= {name: layer[name][:, :, order] for name in ("k", "v")}
     torch.testing.assert_close(model.decode(memory, target), states, atol=1e-5, rtol=1e-5)
 
 

@@ -81,7 +81,7 @@ def test_causality_and_padding_join_the_pattern() -> None:
         build_pattern({"name": "window", "window": 2}), index[:, None], index[None, :], True, token_mask
     )
     for b, i, j in itertools.product(range(2), range(6), range(6)):
-        assert mask[b, 0, i, j].item() == ((i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j))
+        assert mask[b, i, j].item() == ((i - 2 < j <= i) and (bool(token_mask[b, j]) or i == j))
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from conftest import compose
 from test_models import decoder, sentences
+from test_sampling import draws, draws_without_cache
 
 from speechformer.config import as_plain
 from speechformer.errors import UserError
-from speechformer.generation.sampling import sample
 from speechformer.layers.positions import POSITIONS, build_positions
 
 SIZES: dict[str, Any] = {"width": 16, "heads": 2, "length": 12, "causal": True}
@@ -79,11 +78,7 @@ def test_a_cache_changes_nothing(encoding: Any) -> None:
         entry = {"name": "randomised", "encoding": encoding, "max_positions": 60}
         models.append(decoder(model={"name": "by_layer", "layers": [entry, "nope"]}))
     for model in models:
-        texts = [
-            list(itertools.islice(sample(model, [3, 7], cache=cache, generator=torch.Generator().manual_seed(1)), 25))
-            for cache in (True, False)
-        ]
-        assert texts[0] == texts[1] and len(texts[0]) == 25
+        assert draws(model, [3, 7], 25) == draws_without_cache(model, [3, 7], 25)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_sparse_blocks_are_the_reference(model: str, pattern: str, causal: bool,
     outputs = [kernel(*trained[:3], dropout, gates)[0] for dropout in (Dropout(0.0), recorded)]  # type: ignore[arg-type]
     blocks = [block for part in kernel.layout for block in zip([part] * len(part.keys), part.queries, part.keys)]
     for (part, i, j), of_block in zip(blocks, recorded.masks, strict=True):
-        shown = attention_mask(part.pattern, i[:, None], j[None], causal)[0, 0]
+        shown = attention_mask(part.pattern, i[:, None], j[None], causal)
         mask[:, :, i[:, None], j[None]] += of_block * shown
     for output, dropout in zip(outputs, (Dropout(0.0), FixedDropout(mask)), strict=True):
         reference = Attention(bias, pairs)(*trained[:3], dropout, gates)[0]  # type: ignore[arg-type]
@@ -93,8 +93,8 @@ def test_blocks_hold_every_pair_of_a_pattern_once(name: str, length: int, first_
     count, index = torch.zeros(length, length, dtype=torch.long), torch.arange(length)
     for part in layout_of(pattern, length, causal, CPU, math.inf) or []:
         for i, j in zip(part.queries, part.keys):
-            count[i[:, None], j[None]] += attention_mask(part.pattern, i[:, None], j[None], causal)[0, 0].long()
-    expected = attention_mask(pattern, index[:, None], index[None], causal)[0, 0].long()
+            count[i[:, None], j[None]] += attention_mask(part.pattern, i[:, None], j[None], causal).long()
+    expected = attention_mask(pattern, index[:, None], index[None], causal).long()
     assert torch.equal(count, expected) or name == "full"
 
 

@@ -86,7 +86,7 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
         else:
             stack: Any = getattr(model, name)
             i, j = torch.arange(T)[:, None], torch.arange(S)[None, :]
-            masks = [attention_mask(pattern, i, j, stack.causal)[0, 0] for pattern in set(stack.patterns)]
+            masks = [attention_mask(pattern, i, j, stack.causal) for pattern in set(stack.patterns)]
             mask = torch.stack(masks).any(dim=0)
             read = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
             queries = keys = [*([CLS] if stack.first_token is not None else []), *read]

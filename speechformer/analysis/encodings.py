@@ -90,7 +90,7 @@ def draw_patterns(T: int = 32) -> Figure:
     index = torch.arange(T)
     for row, causal in zip(axes, (False, True)):
         for axis, name in zip(row, PATTERNS):
-            mask = attention_mask(build_pattern({"name": name}), index[:, None], index[None, :], causal)[0, 0]
+            mask = attention_mask(build_pattern({"name": name}), index[:, None], index[None, :], causal)
             axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest")
             axis.set_title(name, fontsize=9)
             pairs = T * (T + 1) // 2 if causal else T * T

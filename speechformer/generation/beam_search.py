@@ -20,19 +20,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from speechformer.corpora.special_tokens import BEGIN, END, PAD
-from speechformer.models.encoder_decoder import Translator
-from speechformer.models.stack import select
+from speechformer.models.encoder_decoder import Memory, Translator
+from speechformer.models.stack import Cache, select
 
 # These bound the memory of a batch: the tokens that its hypotheses can reach, and the logits of one step.
 BATCH_TOKENS = 32768
 STEP_LOGITS = 2**23
-
-Models = Translator | Sequence[Translator]
-
-
-def members(models: Models) -> list[Translator]:
-    """Return one model or several as a list."""
-    return [models] if isinstance(models, Translator) else list(models)
 
 
 def length_penalty(length: Any, alpha: float) -> Any:
@@ -45,97 +38,9 @@ def max_target_length(tokens: int, max_length: int | None) -> int:
     return min(2 * tokens + 10, max_length or 2 * tokens + 10)
 
 
-class BeamSearch:
-    """The state of a search; `beam_search` documents the arguments.
-
-    Attributes:
-        best: the best finished translation of each source, and its score.
-        open_B: the sources that are not done; the other tensors have a row for each of them.
-    """
-
-    def __init__(
-        self, models: Models, source_BS: Tensor, beam: int, alpha: float, limits: Sequence[int], cache: bool
-    ) -> None:
-        B, device = len(source_BS), source_BS.device
-        self.models, self.K, self.alpha, self.cache = members(models), beam, alpha, cache
-        self.memories = [model.encode(source_BS) for model in self.models]
-        rows = torch.arange(B, device=device).repeat_interleave(beam)
-        self.pasts = [select(model.past(memory), rows) for model, memory in zip(self.models, self.memories)]
-        self.best: list[tuple[list[int], float]] = [([], -math.inf)] * B
-        self.open_B = torch.arange(B, device=device)
-        self.limit_B = torch.tensor(limits, device=device)
-        self.finished_B = torch.zeros(B, dtype=torch.long, device=device)
-        self.best_B = torch.full((B,), -math.inf, device=device)
-        self.score_BK = torch.full((B, beam), -math.inf, device=device)
-        self.score_BK[:, 0] = 0  # at first all hypotheses are equal, so only the first one counts
-        self.ids_BKT = torch.full((B, beam, 1), BEGIN, device=device)
-
-    def log_probabilities(self, length: int) -> Tensor:
-        """Return the log-probabilities of the next token, [B, K, V]: at its limit a hypothesis can only end."""
-        rows = self.ids_BKT.flatten(0, 1)
-        each = []
-        for model, memory, past in zip(self.models, self.memories, self.pasts):
-            arguments = (rows[:, -1:], past) if self.cache else (rows,)
-            each.append(model.output(model.decode(memory, *arguments)[:, -1]).float().log_softmax(dim=-1))
-        log_RV = each[0] if len(each) == 1 else torch.stack(each).logsumexp(dim=0) - math.log(len(each))
-        log_BKV = log_RV.unflatten(0, (len(self.open_B), self.K))
-        log_BKV[..., [PAD, BEGIN]] = -math.inf
-        at_limit = self.limit_B <= length
-        if at_limit.any():
-            ends = log_BKV[..., END].clone()
-            log_BKV[at_limit] = -math.inf
-            log_BKV[..., END] = ends
-        return log_BKV
-
-    def step(self, length: int) -> bool:
-        """Extend the hypotheses to `length` tokens; return whether any source is still open."""
-        K, log_BKV = self.K, self.log_probabilities(length)
-        V = log_BKV.shape[-1]
-        total = (self.score_BK[:, :, None] + log_BKV).flatten(1)
-        value, place = total.topk(min(2 * K, K * V), dim=1)
-        hypothesis, token = place // V, place % V
-        self.finish(value, hypothesis, token, length)
-        # The K best that do not end, in their order; if there are fewer, hypotheses of score -inf fill the row.
-        value = value.masked_fill(token == END, -math.inf)
-        self.score_BK, unfinished = value.topk(K, dim=1)
-        possible = self.score_BK[:, 0] / length_penalty(self.limit_B, self.alpha)
-        done = (self.finished_B >= K) | (self.best_B >= possible) | (self.limit_B <= length)
-        still_open = (~done).nonzero().flatten()
-        if len(still_open):
-            self.keep(
-                still_open, hypothesis.gather(1, unfinished)[still_open], token.gather(1, unfinished)[still_open]
-            )
-        return len(still_open) > 0
-
-    def finish(self, value: Tensor, hypothesis: Tensor, token: Tensor, length: int) -> None:
-        """Record the hypotheses among the K best that end at `length` tokens."""
-        ended = (token == END) & value.isfinite()
-        ended[:, self.K :] = False
-        score = (value / length_penalty(length, self.alpha)).masked_fill(~ended, -math.inf)
-        self.finished_B += ended.sum(dim=1)
-        top, where = score.max(dim=1)
-        for b in (top > self.best_B).nonzero().flatten().tolist():
-            ids = self.ids_BKT[b, hypothesis[b, where[b]], 1:].tolist()
-            self.best[int(self.open_B[b])] = (ids, float(top[b]))
-        self.best_B = torch.maximum(self.best_B, top)
-
-    def keep(self, sources: Tensor, hypothesis: Tensor, token: Tensor) -> None:
-        """Continue with these sources, and in each with these hypotheses, extended by these tokens."""
-        rows = (sources[:, None] * self.K + hypothesis).flatten()
-        self.pasts = [select(past, rows) for past in self.pasts]
-        ids_BKT = self.ids_BKT.flatten(0, 1)[rows].unflatten(0, (len(sources), self.K))
-        self.ids_BKT = torch.cat((ids_BKT, token[..., None]), dim=2)
-        self.score_BK = self.score_BK[sources]
-        if len(sources) < len(self.open_B):
-            self.memories = [memory.select(sources) for memory in self.memories]
-            self.open_B = self.open_B[sources]
-            self.limit_B, self.finished_B = self.limit_B[sources], self.finished_B[sources]
-            self.best_B = self.best_B[sources]
-
-
 @torch.no_grad()
 def beam_search(
-    models: Models, source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int], cache: bool = True
+    models: Sequence[Translator], source_BS: Tensor, *, beam: int, alpha: float, limits: Sequence[int]
 ) -> list[tuple[list[int], float]]:
     """Return the best translation found of each source, as ids without <bos> and <eos>, and its score.
 
@@ -144,18 +49,65 @@ def beam_search(
     translations, or when no unfinished one can score higher than the best.
 
     Args:
-        models: one, or several with the same vocabulary.
+        models: one or more with the same vocabulary.
         source_BS: ids, padded with 0.
         alpha: of the length penalty, at least 0.
         limits: the most tokens of each translation, <eos> included.
-        cache: whether the decoder caches keys and values; without, it reads all tokens at each step. The results are
-            the same.
     """
-    search = BeamSearch(models, source_BS, beam, alpha, limits, cache)
+    (B, _), K, device = source_BS.shape, beam, source_BS.device
+    memories = [model.encode(source_BS) for model in models]
+    rows = torch.arange(B, device=device).repeat_interleave(K)
+    pasts = [select(model.past(memory), rows) for model, memory in zip(models, memories)]
+    best: list[tuple[list[int], float]] = [([], -math.inf)] * B
+    # the sources that are not done; each of the other tensors has a row for each of them
+    open_B, limit_B = torch.arange(B, device=device), torch.tensor(limits, device=device)
+    finished_B, best_B = torch.zeros_like(open_B), torch.full((B,), -math.inf, device=device)
+    score_BK = torch.full((B, K), -math.inf, device=device)
+    score_BK[:, 0] = 0  # at first all hypotheses are equal, so only the first one counts
+    ids_BKT = torch.full((B, K, 1), BEGIN, device=device)
     for length in range(1, max(limits) + 1):
-        if not search.step(length):
+        log_BKV = next_logs(models, memories, pasts, ids_BKT)
+        V, at_limit_B = log_BKV.shape[-1], limit_B <= length
+        can_only_end = at_limit_B[:, None] & (torch.arange(V, device=device) != END)
+        total = (score_BK[:, :, None] + log_BKV.masked_fill(can_only_end[:, None], -math.inf)).flatten(1)
+        value, place = total.topk(min(2 * K, K * V), dim=1)
+        hypothesis, token = place // V, place % V
+        # those among the K best that end
+        ended = (token == END) & value.isfinite()
+        ended[:, K:] = False
+        finished_B += ended.sum(dim=1)
+        top, where = (value / length_penalty(length, alpha)).masked_fill(~ended, -math.inf).max(dim=1)
+        for b in (top > best_B).nonzero().flatten().tolist():
+            best[int(open_B[b])] = (ids_BKT[b, hypothesis[b, where[b]], 1:].tolist(), float(top[b]))
+        best_B = torch.maximum(best_B, top)
+        # the K best that do not end, in their order; if there are fewer, hypotheses of score -inf fill the row
+        score_BK, unfinished = value.masked_fill(token == END, -math.inf).topk(K, dim=1)
+        possible_B = score_BK[:, 0] / length_penalty(limit_B, alpha)
+        kept = (~((finished_B >= K) | (best_B >= possible_B) | at_limit_B)).nonzero().flatten()
+        if not len(kept):
             break
-    return search.best
+        hypothesis, token = (x.gather(1, unfinished)[kept] for x in (hypothesis, token))
+        rows = (kept[:, None] * K + hypothesis).flatten()
+        pasts = [select(past, rows) for past in pasts]
+        ids_BKT = torch.cat((ids_BKT.flatten(0, 1)[rows].unflatten(0, (-1, K)), token[..., None]), dim=2)
+        if len(kept) < len(open_B):
+            memories = [select(memory, kept) for memory in memories]
+        state = (open_B, limit_B, finished_B, best_B, score_BK)
+        open_B, limit_B, finished_B, best_B, score_BK = (x[kept] for x in state)
+    return best
+
+
+def next_logs(
+    models: Sequence[Translator], memories: Sequence[Memory], pasts: Sequence[Cache], ids_BKT: Tensor
+) -> Tensor:
+    """Return the log-probabilities of the next token, [B, K, V]."""
+    B, K, _ = ids_BKT.shape
+    last, states = ids_BKT.flatten(0, 1)[:, -1:], zip(models, memories, pasts)
+    each = [model.output(model.decode(memory, last, past)[:, -1]) for model, memory, past in states]
+    logs = torch.stack([logits.float().log_softmax(dim=-1) for logits in each])
+    log_BKV = (logs.logsumexp(dim=0) - math.log(len(each))).unflatten(0, (B, K))
+    log_BKV[..., [PAD, BEGIN]] = -math.inf
+    return log_BKV
 
 
 def batch_sources(
@@ -177,13 +129,12 @@ def batch_sources(
 
 
 def translate_ids(
-    models: Models,
+    models: Sequence[Translator],
     sources: Sequence[Sequence[int]],
     *,
     beam: int,
     alpha: float,
     max_length: int | None = None,
-    cache: bool = True,
     tokens: int = BATCH_TOKENS,
 ) -> list[list[int]]:
     """Translate sources (ids that end with <eos>) by `beam_search`; return the translations in the same order.
@@ -192,12 +143,12 @@ def translate_ids(
     """
     sources = [list(source[:max_length]) for source in sources]
     translations: list[list[int]] = [[] for _ in sources]
-    output = members(models)[0].output
-    rows, device = STEP_LOGITS // (output.out_features * len(members(models))), output.weight.device
+    output = models[0].output
+    rows, device = STEP_LOGITS // (output.out_features * len(models)), output.weight.device
     for chosen in batch_sources([len(source) for source in sources], beam, max_length, tokens, rows):
         ids = pad_sequence([torch.tensor(sources[k]) for k in chosen], batch_first=True, padding_value=PAD)
         limits = [max_target_length(len(sources[k]), max_length) for k in chosen]
-        best = beam_search(models, ids.to(device), beam=beam, alpha=alpha, limits=limits, cache=cache)
+        best = beam_search(models, ids.to(device), beam=beam, alpha=alpha, limits=limits)
         for k, (translation, _) in zip(chosen, best):
             translations[k] = translation
     return translations

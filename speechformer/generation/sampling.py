@@ -26,13 +26,11 @@ def sampling_probabilities(logits_V: Tensor, temperature: float, top_k: int | No
         return torch.nn.functional.one_hot(logits_V.argmax(), len(logits_V)).to(logits_V.dtype)
     wide_V = (logits_V - logits_V.max()).double()  # double, or extreme temperatures overflow
     probabilities, order = (wide_V / temperature).softmax(dim=-1).sort(descending=True, stable=True)
-    chosen = torch.ones_like(probabilities, dtype=torch.bool)
     if top_k is not None:
-        chosen[top_k:] = False
-        probabilities = probabilities * chosen / probabilities[chosen].sum()
-    if top_p < 1:
-        chosen &= probabilities.cumsum(dim=0) - probabilities < top_p  # the sum of those before it is less than p
-    probabilities = probabilities * chosen
+        probabilities[top_k:] = 0
+        probabilities /= probabilities.sum()
+    if top_p < 1:  # keep a word if the sum of those before it is less than p
+        probabilities[probabilities.cumsum(dim=0) - probabilities >= top_p] = 0
     return torch.zeros_like(wide_V).scatter(0, order, probabilities / probabilities.sum()).to(logits_V.dtype)
 
 
@@ -46,7 +44,6 @@ def sample(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     words: int | None = None,
-    cache: bool = True,
     mixture: CountsMixture | None = None,
 ) -> Iterator[int]:
     """Yield the ids that follow a prompt, without end.
@@ -57,17 +54,14 @@ def sample(
         prompt: at least one id.
         generator: of the CPU; None for torch's default.
         words: the size of the vocabulary, if the embedding table has more rows. Those and padding are never drawn.
-        cache: whether to cache keys and values; without, the model reads all words at each step. The results are the
-            same.
         mixture: counts to average the probabilities with.
 
     Raises:
         UserError: the model has diverged.
     """
-    device = model.output.weight.device
-    past, text = model.decoder.new_cache() if cache else None, list(prompt)
-    ids = torch.tensor([list(prompt)], device=device)
+    past, text, unread = model.decoder.new_cache(), list(prompt), list(prompt)
     while True:
+        ids = torch.tensor([unread], device=model.output.weight.device)
         logits_V = model.output(model.hidden(ids, past)[0, -1]).float().cpu()
         if not logits_V.isfinite().all():
             raise UserError("The model has diverged: logits are NaN or infinite; train it with a lower recipe.lr.")
@@ -76,8 +70,6 @@ def sample(
         logits_V[PAD] = float("-inf")
         logits_V[len(logits_V) if words is None else words :] = float("-inf")
         probabilities_V = sampling_probabilities(logits_V, temperature, top_k, top_p)
-        index = int(torch.multinomial(probabilities_V, 1, generator=generator))
-        yield index
-        text.append(index)
-        following = torch.tensor([[index]], device=device)
-        ids = following if cache else torch.cat((ids, following), dim=1)
+        unread = [int(torch.multinomial(probabilities_V, 1, generator=generator))]
+        yield unread[0]
+        text += unread

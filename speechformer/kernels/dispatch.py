@@ -38,10 +38,9 @@ class SDPA(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
-        with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         rate = dropout.active_rate
-        if with_weights or (rate and not q_BNTH.is_cuda):
+        if rate and not q_BNTH.is_cuda:
             return super().__call__(q_BNTH, k_BNSH, v_BNSH, dropout, gates_BNS)
         if self.bias is None:
             is_causal = self.pairs is not None and self.pairs.causal
@@ -63,13 +62,13 @@ def choose_kernel(
         places: of the tokens between layers.
     """
     T, device = pairs.i_T.shape[0], pairs.token_positions.device  # torch.export would take len() for a constant
-    if pairs.j_S.shape[0] == T and not with_weights:
+    if with_weights:
+        return Attention(pairs.bias(*pairs.all), pairs, places)
+    if pairs.j_S.shape[0] == T:
         if device.type == "cuda" and HAS_TRITON and not dropout and suits_flex(pairs, B, head_width):
             return FlexAttention(pairs)
         is_long = not compiled and (SPARSE_MIN_LENGTH if device.type == "cpu" else SPARSE_MIN_ON_GPU) <= T
-        if is_long and (
-            layout := layout_of(pairs.pattern, T, pairs.causal, pairs.token_positions.device, SPARSE_COST)
-        ):
+        if is_long and (layout := layout_of(pairs.pattern, T, pairs.causal, device, SPARSE_COST)):
             return SparseBlocks(pairs, layout, places)
         if pairs.is_plain and not (dropout and device.type != "cuda"):
             return SDPA(None, pairs, places)

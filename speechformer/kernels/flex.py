@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from speechformer.layers.attention import Attention, Pairs
+from speechformer.layers.attention import Attention, Pairs, attention_mask
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
 
@@ -38,13 +38,12 @@ class FlexAttention(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
-        with_weights: bool = False,
     ) -> tuple[Tensor, None]:
         assert self.pairs is not None
-        options: dict[str, Any] = {"score_mod": self.pairs.positions.score_mod(), "block_mask": self.block_mask}
+        attend, score_mod = flex.flex_attention, self.pairs.positions.score_mod()
         if q_BNTH.is_cuda and not torch.compiler.is_compiling():  # a compiled block contains it
-            return compiled_function(flex.flex_attention)(q_BNTH, k_BNSH, v_BNSH, **options), None
-        return flex.flex_attention(q_BNTH, k_BNSH, v_BNSH, **options), None
+            attend = compiled_function(attend)
+        return attend(q_BNTH, k_BNSH, v_BNSH, score_mod=score_mod, block_mask=self.block_mask), None
 
 
 def block_mask(
@@ -53,14 +52,7 @@ def block_mask(
     """Build `layers.attention.attention_mask` in tiles; on a GPU compiled, so that it needs no T x T tensor."""
 
     def mask_mod(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        mask = pattern(i, j)
-        if causal:
-            mask = mask & (j <= i)
-        if token_mask_BT is None:
-            return mask
-        if token_mask_BT.dtype == torch.bool:
-            return mask & (token_mask_BT[b, j] | (i == j))
-        return mask & (token_mask_BT[b, i] == token_mask_BT[b, j])
+        return attention_mask(pattern, i, j, causal, token_mask_BT, b)
 
     B = None if token_mask_BT is None else len(token_mask_BT)
     create = compiled_function(flex.create_block_mask) if device.type == "cuda" else flex.create_block_mask

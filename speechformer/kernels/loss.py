@@ -14,11 +14,6 @@ from torch import Tensor
 CPU_ROWS, CACHED_ROWS = 128, 64  # least rows of logits in a product; rows of these for a thread's cache
 
 
-def rows_at_once(width: int) -> int:
-    """Return the rows of logits in a product; with more, a wide gradient of the weights is added to less often."""
-    return max(CPU_ROWS, width)
-
-
 class ChunkedLoss(torch.autograd.Function):
     """Mean cross-entropy on the CPU, which computes the gradient of each chunk of logits at once and keeps no logits.
 
@@ -33,7 +28,8 @@ class ChunkedLoss(torch.autograd.Function):
         grad_hidden = weight_VD.index_select(0, targets_R).mul_(share_R[:, None])
         grad_weight = torch.zeros_like(weight_VD)
         grad_bias = None if bias_V is None else torch.zeros_like(bias_V)
-        rows, cached_rows = rows_at_once(D), CACHED_ROWS * torch.get_num_threads()
+        # with more rows, a wide gradient of the weights is added to less often
+        rows, cached_rows = max(CPU_ROWS, D), CACHED_ROWS * torch.get_num_threads()
         buffer = hidden_RD.new_empty(min(R, rows), V)
         chunks = (tensor.split(rows) for tensor in (hidden_RD, grad_hidden, targets_R, share_R))
         for hidden, grad, targets, share in zip(*chunks):

@@ -88,7 +88,6 @@ class SparseBlocks(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
-        with_weights: bool = False,
     ) -> tuple[Tensor, None]:
         """Compute attention in single precision at least: a softmax over parts needs more than half."""
         dtype = torch.promote_types(q_BNTH.dtype, torch.float32)

@@ -52,9 +52,16 @@ def attention_reference(
 
 
 def attention_mask(
-    pattern: Pattern, i: Tensor, j: Tensor, causal: bool, token_mask_BS: Tensor | None = None
+    pattern: Pattern,
+    i: Tensor,
+    j: Tensor,
+    causal: bool,
+    token_mask_BS: Tensor | None = None,
+    b: Tensor | slice = slice(None),
 ) -> Tensor:
-    """Return which query i may attend to which key j, [1 or B, 1, ...]: pattern, causality and padding combined.
+    """Return which query i may attend to which key j of sequences b, [...] or with a token mask [B, ...].
+
+    That is pattern, causality and padding combined.
 
     Args:
         token_mask_BS: False on padding; or the document of each token, counted from 1, and 0 on padding. Padding
@@ -64,10 +71,10 @@ def attention_mask(
     if causal:
         mask = mask & (j <= i)
     if token_mask_BS is None:
-        return mask[None, None]
+        return mask
     if token_mask_BS.dtype == torch.bool:
-        return (mask & (token_mask_BS[:, j] | (i == j)))[:, None]
-    return (mask & (token_mask_BS[:, i] == token_mask_BS[:, j]))[:, None]
+        return mask & (token_mask_BS[b, j] | (i == j))
+    return mask & (token_mask_BS[b, i] == token_mask_BS[b, j])
 
 
 def gate_bias(gates_BNS: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -116,14 +123,13 @@ class Pairs:
         That is the positional bias of each pair that a pattern, by default the layers', allows; -inf for the others.
         """
         mask = attention_mask(pattern or self.pattern, i, j, self.causal, self.token_mask_BS)
+        mask = mask[None, None] if self.token_mask_BS is None else mask[:, None]
         i, j = self.token_positions[i], self.token_positions[j]
         bias = self.positions.bias(i, j)
         if bias is None:
-            bias = torch.zeros((), device=mask.device)
-        else:
-            shape = (self.positions.heads, *(i - j).shape)
-            checked(self.positions, "bias", bias, shape)
-        return torch.where(mask, bias, -math.inf)
+            return torch.where(mask, 0.0, -math.inf)
+        shape = (self.positions.heads, *(i - j).shape)
+        return torch.where(mask, checked(self.positions, "bias", bias, shape), -math.inf)
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys of the T queries' tokens with their positions, [B, N, T, H] each."""
@@ -190,9 +196,8 @@ class Attention:
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
-        with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, [B, N, T, H], and the weights, [B, N, T, S]; a kernel has them only `with_weights`."""
+        """Return the output, [B, N, T, H], and the weights, [B, N, T, S], which a kernel may leave out."""
         return attention_reference(q_BNTH, k_BNSH, v_BNSH, self.bias_with(gates_BNS), dropout)
 
 
@@ -238,14 +243,12 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width, bias=bias)
         self.gate = nn.Linear(width, heads) if gated else None
 
-    def forward(
-        self, x_BTD: Tensor, attention: Attention, with_weights: bool = False, cache: KVCache = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_BTD: Tensor, attention: Attention, cache: KVCache = None) -> tuple[Tensor, Tensor | None]:
         """Attend from each token of x to those that the bias allows; return the output, [B, T, D], and the weights.
 
+        The weights are [B, N, T, S], where S counts the keys that the cache still has; kernels skip them.
+
         Args:
-            with_weights: whether you need the weights, [B, N, T, S]; the kernels skip them otherwise. S counts the
-                keys that the cache still has.
             cache: keys and values of earlier tokens, [B, N, S - T, H], and their gates, [B, S - T, N], extended in
                 place. Start with {}. See `forget_hidden_keys`.
         """
@@ -259,7 +262,7 @@ class SelfAttention(nn.Module):
             z_BTN = z_BTN.to(torch.promote_types(z_BTN.dtype, torch.float32))  # sums of half precision are too coarse
             gates_BTN = checked(pairs.positions, "gate", pairs.positions.gate(z_BTN), z_BTN.shape)
             gates_BNS = extend(cache, "gates", gates_BTN, 1).cumsum(dim=1).transpose(1, 2)
-        output_BNTH, weights = attention(q, k, v, self.dropout, gates_BNS, with_weights)
+        output_BNTH, weights = attention(q, k, v, self.dropout, gates_BNS)
         return self.output(places.join(output_BNTH)), weights
 
 
@@ -283,7 +286,7 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(
-        self, x_RTD: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, attention: Attention, with_weights: bool = False
+        self, x_RTD: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, attention: Attention
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each target token to its source; return the output, [R, T, D], and weights, [R, N, T, S].
 
@@ -293,7 +296,7 @@ class CrossAttention(nn.Module):
         R, T, _ = x_RTD.shape
         B = k_BNSH.shape[0]  # torch.export would take len() for a constant
         q = self.q(x_RTD).view(B, R // B * T, self.heads, -1).transpose(1, 2)
-        output, weights = attention(q, k_BNSH, v_BNSH, self.dropout, with_weights=with_weights)
+        output, weights = attention(q, k_BNSH, v_BNSH, self.dropout)
         if weights is not None:
             weights = weights.unflatten(2, (R // B, T)).transpose(1, 2).flatten(0, 1)
         return self.output(output.transpose(1, 2).reshape(R, T, -1)), weights

@@ -13,12 +13,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from speechformer.errors import pick
 from speechformer.layers.attention import Attention, CrossAttention, KVCache, SelfAttention
 from speechformer.layers.dropout import Dropout
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": functools.partial(nn.ReLU, inplace=True), "gelu": nn.GELU}
-NORMS = {"pre": True, "post": False}
 Memory = tuple[Tensor, Tensor, Attention]  # of an encoder: keys, values, and the attention to them
 
 
@@ -50,11 +48,11 @@ class Block(nn.Module):
         dropout_class: type[Dropout] = Dropout,
     ) -> None:
         super().__init__()
-        self.pre_norm = pick(NORMS, norm, "architecture.norm")
+        self.pre_norm = norm == "pre"
         self.attention = SelfAttention(width, heads, dropout_class(dropout), qkv_bias, bias, gated)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, ff, bias=bias),
-            pick(ACTIVATIONS, activation, "architecture.activation")(),
+            ACTIVATIONS[activation](),
             nn.Linear(ff, width, bias=bias),
         )
         self.attention_norm = nn.LayerNorm(width)
@@ -76,18 +74,15 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         attention: Attention,
-        with_weights: bool = False,
         memory: Memory | None = None,
         cache: KVCache = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return x, [B, T, D], and the weights of self-attention and cross-attention; see `SelfAttention.forward`."""
-        x_BTD, weights = self.residual(
-            x_BTD, self.attention_norm, lambda x: self.attention(x, attention, with_weights, cache)
-        )
+        x_BTD, weights = self.residual(x_BTD, self.attention_norm, lambda x: self.attention(x, attention, cache))
         cross_weights = None
         if memory is not None:
             x_BTD, cross_weights = self.residual(
-                x_BTD, self.cross_attention_norm, lambda x: self.cross_attention(x, *memory, with_weights)
+                x_BTD, self.cross_attention_norm, lambda x: self.cross_attention(x, *memory)
             )
         x_BTD, _ = self.residual(x_BTD, self.feed_forward_norm, lambda x: (self.feed_forward(x), None))
         return x_BTD, weights, cross_weights

@@ -31,7 +31,7 @@ from speechformer.layers.by_layer import is_choice, per_layer_configs
 from speechformer.options import Amount, Positive, Share, Size, build
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-Slopes = str | Sequence[float]
+Slopes = Literal["geometric", "learned"] | list[float]
 
 
 class Sizes(NamedTuple):
@@ -112,20 +112,19 @@ class Sinusoidal(Positions):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
-        self.register_buffer("table_PD", sinusoid(sizes.length, sizes.width), persistent=False)
+        self.register_buffer("table_PD", self.table(sizes.length, sizes.width), persistent=False)
+
+    def table(self, length: int, width: int) -> Tensor:
+        """Return what is added at each position, [length, width]."""
+        return sines_and_cosines(length, width, wavelengths(width, 10000.0))
 
     def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
         if len(self.table_PD) < S:  # twice that, so not with each token that is generated
-            self.table_PD = sinusoid(2 * S, self.table_PD.shape[1]).to(self.table_PD)
+            self.table_PD = self.table(2 * S, self.table_PD.shape[1]).to(self.table_PD)
         return super().prepare(S, device)
 
     def embed(self, x_BTD: Tensor, i_T: Tensor) -> Tensor:
         return x_BTD + self.table_PD[i_T]
-
-
-def sinusoid(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """Return sine and cosine of i * base^(-2d/width), interleaved as in `Sinusoidal`, [length, width]."""
-    return sines_and_cosines(length, width, wavelengths(width, base))
 
 
 def wavelengths(width: int, base: float) -> Tensor:
@@ -134,13 +133,10 @@ def wavelengths(width: int, base: float) -> Tensor:
 
 
 def sines_and_cosines(length: int, width: int, wavelengths: Tensor) -> Tensor:
-    """Return sine and cosine of i / wavelength for each pair and position, [length, width]."""
+    """Return sine and cosine of i / wavelength for each pair and position, interleaved, [length, width]."""
     # float32 angles would be off by 1e-4 after a few hundred positions
     angle = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths
-    table = torch.empty(length, width, dtype=torch.float64)
-    table[:, 0::2] = angle.sin()
-    table[:, 1::2] = angle.cos()[:, : width // 2]
-    return table.float()
+    return torch.stack((angle.sin(), angle.cos()), dim=2).flatten(1)[:, :width].float()
 
 
 class Learned(Positions):
@@ -198,23 +194,17 @@ class ALiBi(Positions):
 
     def __init__(self, sizes: Sizes, slopes: Slopes = "geometric", scale: Amount = 1.0) -> None:
         super().__init__(sizes)
-        numbers = isinstance(slopes, list | tuple) and all(type(slope) in (int, float) for slope in slopes)
-        if slopes not in ("geometric", "learned") and not (numbers and len(slopes) == sizes.heads):
-            raise UserError(
-                f"model.slopes must be geometric, learned or a list of {sizes.heads} numbers, one for each head, "
-                f"not {slopes!r}."
-            )
-        values = geometric_slopes(sizes.heads) if isinstance(slopes, str) else list(slopes)
+        values = geometric_slopes(sizes.heads) if isinstance(slopes, str) else slopes
+        rule = f"geometric, learned or a list of {sizes.heads} numbers, one for each head"
+        require(len(values) == sizes.heads, "model.slopes", rule, slopes)
         self.scale = scale
-        self.log_slopes: nn.Parameter | None = None
-        if slopes == "learned":
-            self.log_slopes = nn.Parameter(torch.tensor(values).log())
-        self.register_buffer("fixed_slopes", torch.tensor(values, dtype=torch.float32), persistent=False)
+        fixed_slopes = torch.tensor(values, dtype=torch.float32)
+        self.log_slopes = nn.Parameter(fixed_slopes.log()) if slopes == "learned" else None
+        self.register_buffer("fixed_slopes", fixed_slopes, persistent=False)
 
     def slopes(self) -> Tensor:
         """Return the slope of each head, including the scale, [N]."""
-        slopes = self.fixed_slopes if self.log_slopes is None else self.log_slopes.exp()
-        return self.scale * slopes
+        return self.scale * (self.fixed_slopes if self.log_slopes is None else self.log_slopes.exp())
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
         distance = (i - j).abs()
@@ -270,37 +260,37 @@ class RoPE(Positions):
         require(factor > 1, "model.factor", "above 1", factor)
         share = fraction * sizes.width / sizes.heads
         rotated = round(share)
-        if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2 or fraction > 1:
-            names, numbers = ("", "") if fraction == 1 else ("model.fraction * ", f"{fraction:g} * ")
+        if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2:
             raise UserError(
-                f"RoPE rotates pairs, so {names}width / heads must be even and at least 2, and a fraction at most 1, "
-                f"not {numbers}{sizes.width} / {sizes.heads} = {share:g}."
+                "RoPE rotates pairs, so model.fraction * width / heads must be even and at least 2, "
+                f"not {fraction:g} * {sizes.width} / {sizes.heads} = {share:g}."
             )
         if scaling == "ntk" and rotated == 2:
             raise UserError("model.scaling=ntk changes all pairs but the fastest, so it needs at least two of them.")
         self.base, self.scaling, self.factor, self.length = base, scaling, factor, sizes.length
         self.can_cache, self.is_scaled = scaling == "none", False
-        self.register_buffer("table_PR", sinusoid(sizes.length, rotated, base), persistent=False)
+        self.register_buffer("table_PR", self.table(sizes.length, rotated, "none"), persistent=False)
 
-    def scaled_table(self, length: int) -> Tensor:
-        """Return the table of longer texts, [length, R]; see `scaling`."""
-        R = self.table_PR.shape[1]
-        unscaled = wavelengths(R, self.base)
-        if self.scaling == "linear":
-            return sines_and_cosines(length, R, unscaled * self.factor)
-        if self.scaling == "ntk":
-            return sinusoid(length, R, self.base * self.factor ** (R / (R - 2)))
-        turns = self.length / (2 * math.pi * unscaled)
-        kept = ((turns - 1) / (32 - 1)).clamp(0, 1)
-        mixed = 1 / ((1 - kept) / (unscaled * self.factor) + kept / unscaled)
-        return sines_and_cosines(length, R, mixed) * (0.1 * math.log(self.factor) + 1)
+    def table(self, length: int, R: int, scaling: str) -> Tensor:
+        """Return the sines and cosines of each position, [length, R]."""
+        lengths, growth = wavelengths(R, self.base), 1.0
+        if scaling == "linear":
+            lengths *= self.factor
+        elif scaling == "ntk":
+            lengths = wavelengths(R, self.base * self.factor ** (R / (R - 2)))
+        elif scaling == "yarn":
+            turns = self.length / (2 * math.pi * lengths)
+            kept = ((turns - 1) / (32 - 1)).clamp(0, 1)
+            lengths = 1 / ((1 - kept) / (lengths * self.factor) + kept / lengths)
+            growth = 0.1 * math.log(self.factor) + 1
+        return sines_and_cosines(length, R, lengths) * growth
 
     @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode
     def prepare(self, S: int, device: torch.device | None = None) -> Tensor:
         is_scaled = self.scaling != "none" and not self.training and self.length < S
         if is_scaled != self.is_scaled or len(self.table_PR) < S:
-            R, length = self.table_PR.shape[1], max(2 * S, self.length)  # as in `Sinusoidal`
-            table = self.scaled_table(length) if is_scaled else sinusoid(length, R, self.base)
+            length = max(2 * S, self.length)  # as in `Sinusoidal`
+            table = self.table(length, self.table_PR.shape[1], self.scaling if is_scaled else "none")
             self.table_PR, self.is_scaled = table.to(self.table_PR), is_scaled
         return super().prepare(S, device)
 

@@ -43,7 +43,7 @@ class Recurrent(nn.Module):
             token_mask_BT: False on padding, which must stand at the end; None for no padding.
         """
         lengths = None if token_mask_BT is None else token_mask_BT.sum(dim=1).cpu()
-        final: dict[str, list[Tensor]] = {"h": [], "c": []}
+        finals = []
         for k, layer in enumerate(self.layers):
             initial = None
             if state is not None:
@@ -56,6 +56,5 @@ class Recurrent(nn.Module):
                 packed = pack_padded_sequence(x_BTD, lengths, batch_first=True, enforce_sorted=False)
                 packed, last = layer(packed, initial)
                 x_BTD = pad_packed_sequence(packed, batch_first=True, total_length=x_BTD.shape[1])[0]
-            for name, part in zip(final, last if isinstance(last, tuple) else (last,)):
-                final[name].append(part[0])
-        return x_BTD, {name: torch.stack(parts, dim=1) for name, parts in final.items() if parts}
+            finals.append(last if isinstance(last, tuple) else (last,))
+        return x_BTD, {name: torch.cat(parts).transpose(0, 1) for name, parts in zip("hc", zip(*finals))}

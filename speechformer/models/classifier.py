@@ -10,10 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.errors import pick
 from speechformer.models.stack import Weights, build_stack
-
-POOLS = {"mean": False, "cls": True}
 
 
 class EncoderClassifier(nn.Module):
@@ -37,7 +34,7 @@ class EncoderClassifier(nn.Module):
         **stack: Any,
     ) -> None:
         super().__init__()
-        self.first_token = pick(POOLS, pool, "architecture.pool")
+        self.first_token = pool == "cls"
         self.encoder = build_stack(length=block_size, causal=False, first_token=self.first_token, **stack)
         most = self.encoder.max_length
         self.max_length = None if most is None else most - self.first_token

@@ -185,7 +185,9 @@ class EnsembleStack(Stack):
             biases = [member.bias(*member.all) for member in pairs]
             N = max(bias.shape[1] for bias in biases)
             bias = biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, T) for bias in biases])
-            return SDPA(bias, Pairs.of_text(self.positions, patterns[0], self.causal, T, None, device))
+            return (Attention if with_weights else SDPA)(
+                bias, Pairs.of_text(self.positions, patterns[0], self.causal, T, None, device)
+            )
 
         built = {k: of_layer(self.member_patterns[k]) for k in set(self.bias_groups)}
         return [built[k] for k in self.bias_groups]

@@ -8,145 +8,149 @@ n-grams occur once and twice.
 
 Kneser and Ney 1995; Chen and Goodman 1999, section 2.7 and equation 27.
 
-Shapes: R contexts, V words.
+Shapes: R contexts, V words with the padding, C = n - 1 words of a context; H histories of one length, which G
+different n-grams continue.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.corpora.special_tokens import PAD, UNKNOWN
+
+
+class Histories(NamedTuple):
+    """The histories of one length that train has, and the words after them.
+
+    A history's number is its place in `keys`; its key is V times the number of the history without its first word,
+    plus that word; that of no words is 0. An n-gram's key is V times the number of its history plus the last word.
+    """
+
+    keys_H: Tensor
+    backoff_H: Tensor  # D N(h) / c(h)
+    grams_G: Tensor  # their keys, ascending
+    values_G: Tensor  # max(c - D, 0) / c(h)
+
+
+def find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of keys among ascending ones, and which were found."""
+    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+    return places, keys[places] == wanted
+
+
+def contexts_of(ids: Tensor, order: int) -> Tensor:
+    """Return the last `order` - 1 ids up to each one, [..., T, C], with `PAD` before the first."""
+    return F.pad(ids.long(), (order - 2, 0), value=PAD).unfold(-1, order - 1, 1)
+
+
+def estimate_discount(counts_G: Tensor) -> float:
+    """Estimate the discount of one order; never 0, so that every word is possible. Ney, Essen and Kneser 1994."""
+    once, twice = (int((counts_G == count).sum()) for count in (1, 2))
+    return once / (once + 2 * twice) if once else 0.5
 
 
 class KneserNey:
-    """The interpolated n-gram model.
+    """The interpolated n-gram model, on the CPU in double precision.
 
     Args:
-        stream: the ids of the training text.
-        order: n of the longest n-gram.
+        stream: the ids of the training text, from 1 on.
+        order: n of the longest n-gram, at least 2.
         vocabulary: the number of words that can occur.
-        discounts: D for each order from 1 to n, in [0, 1]; None estimates them.
     """
 
-    def __init__(
-        self, stream: Sequence[int], order: int, vocabulary: int, discounts: Sequence[float] | None = None
-    ) -> None:
-        self.order, self.vocabulary = order, vocabulary
-        self.counts: list[Counter[tuple[int, ...]]] = [Counter(zip(*(stream[k:] for k in range(order))))]
-        for _ in range(order - 1):  # of each shorter n-gram, the longer ones that it ends
-            self.counts.insert(0, Counter(gram[1:] for gram in self.counts[0]))
-        self.totals: list[Counter[tuple[int, ...]]] = [Counter() for _ in self.counts]
-        self.followers = [Counter(gram[:-1] for gram in counts) for counts in self.counts]
-        for totals, counts in zip(self.totals, self.counts):
-            for gram, count in counts.items():
-                totals[gram[:-1]] += count
-        self.discounts = list(discounts) if discounts is not None else [self.estimate(c) for c in self.counts]
+    def __init__(self, stream: Tensor, order: int, vocabulary: int) -> None:
+        self.order, self.vocabulary, self.words = order, vocabulary, torch.arange(vocabulary + 1)
+        V, grams = vocabulary + 1, stream.long().unfold(0, order, 1)
+        number = torch.zeros(len(grams), dtype=torch.long)
+        levels = []
+        for k in range(order):
+            keys, number = (number * V + (grams[:, -1 - k] if k else 0)).unique(return_inverse=True)
+            levels.append((keys, number * V + grams[:, -1]))
+        self.tables: list[Histories] = []
+        self.discounts: list[float] = []
+        rows = torch.arange(len(grams))
+        for keys, gram_keys in reversed(levels):  # each shorter n-gram counts the longer ones that it ends
+            grams_G, index, counts_G = gram_keys[rows].unique(return_inverse=True, return_counts=True)
+            rows = torch.empty_like(grams_G).scatter_(0, index, rows)
+            history_G, discount = grams_G // V, estimate_discount(counts_G)
+            totals_H = history_G.bincount(counts_G.double())
+            backoff_H = discount * history_G.bincount().double() / totals_H
+            values_G = (counts_G.double() - discount).clamp(min=0) / totals_H[history_G]
+            self.tables.insert(0, Histories(keys, backoff_H, grams_G, values_G))
+            self.discounts.insert(0, discount)
+        self.parameters = sum(len(table.grams_G) for table in self.tables)
 
-    @staticmethod
-    def estimate(counts: Counter[tuple[int, ...]]) -> float:
-        """Estimate the discount of one order; never 0, so that every word is possible. Ney, Essen and Kneser 1994."""
-        times = Counter(counts.values())
-        return times[1] / (times[1] + 2 * times[2]) if times[1] else 0.5
+    def histories(self, contexts: Tensor) -> Iterator[tuple[Histories, Tensor, Tensor]]:
+        """Yield for the last 0, 1, ... words of contexts, [..., C], the table, their numbers, and which are known."""
+        number = torch.zeros(contexts.shape[:-1], dtype=torch.long)
+        is_known = torch.ones_like(number, dtype=torch.bool)
+        for k, table in enumerate(self.tables):
+            key = number * len(self.words) + (contexts[..., -k] if k else 0)  # `PAD` is in no history
+            places, has_history = find(table.keys_H, key)
+            is_known = is_known & has_history
+            number = torch.where(is_known, places, 0)
+            yield table, number, is_known
 
-    def probability(self, word: int, context: tuple[int, ...]) -> float:
-        """Return p(word | context); only the last order - 1 ids of the context count."""
-        p = 1 / self.vocabulary
-        for k in range(min(len(context), self.order - 1) + 1):
-            history = context[len(context) - k :]
-            total = self.totals[k][history]
-            if total == 0:
-                break  # neither this history nor a longer one occurs in train
-            discount = self.discounts[k]
-            counted = max(self.counts[k][(*history, word)] - discount, 0) / total
-            p = counted + discount * self.followers[k][history] / total * p
+    def matched(self, contexts: Tensor) -> Tensor:
+        """Return the number of words at the end of contexts, [..., C], after which train has a word."""
+        return torch.stack([is_known for *_, is_known in self.histories(contexts)]).sum(dim=0) - 1
+
+    def probabilities(self, contexts: Tensor, words: Tensor) -> Tensor:
+        """Return p(word | context) of contexts, [..., C], and words, [..., W]; that of `PAD` is 0."""
+        p = (words != PAD).double() / self.vocabulary
+        for table, number, is_known in self.histories(contexts):
+            places, has_gram = find(table.grams_G, number[..., None] * len(self.words) + words)
+            longer = torch.where(has_gram, table.values_G[places], 0) + table.backoff_H[number][..., None] * p
+            p = torch.where(is_known[..., None], longer, p)
         return p
 
-    @cached_property
-    def tables(self) -> list[tuple[dict[tuple[int, ...], slice], Tensor, Tensor]]:
-        """For histories of each length from 1 on: where their followers lie; which they are; max(c - D, 0) / c(h)."""
-        tables = []
-        for k in range(1, self.order):
-            grams, totals = sorted(self.counts[k]), self.totals[k]
-            counts = torch.tensor([self.counts[k][gram] for gram in grams], dtype=torch.float64)
-            of_histories = torch.tensor([totals[gram[:-1]] for gram in grams], dtype=torch.float64)
-            values = (counts - self.discounts[k]).clamp(min=0) / of_histories
-            places, start = {}, 0
-            for history in dict.fromkeys(gram[:-1] for gram in grams):
-                places[history] = slice(start, start := start + self.followers[k][history])
-            tables.append((places, torch.tensor([gram[-1] for gram in grams]), values.float()))
-        return tables
+    def distributions(self, contexts_RC: Tensor) -> Tensor:
+        """Return `probabilities` of all words, [R, V], in single precision and less time: no word is looked up."""
+        V, rest_R = len(self.words), torch.ones(len(contexts_RC), dtype=torch.float64)
+        rows, words, values = [], [], []
+        for table, number_R, is_known_R in [*self.histories(contexts_RC)][:0:-1]:
+            known = is_known_R.nonzero()[:, 0]
+            start, end = torch.searchsorted(table.grams_G, V * (number_R[known] + torch.tensor([[0], [1]])))
+            sizes = end - start
+            rows.append(known.repeat_interleave(sizes))
+            places = torch.arange(len(rows[-1])) + (end - sizes.cumsum(0)).repeat_interleave(sizes)
+            words.append(table.grams_G[places] % V)
+            values.append(table.values_G[places].float() * rest_R.float()[rows[-1]])
+            rest_R = torch.where(is_known_R, rest_R * table.backoff_H[number_R], rest_R)
+        single_words = self.probabilities(torch.full((self.order - 1,), PAD), self.words)
+        p_RV = rest_R.float()[:, None] * single_words.float()
+        return p_RV.index_put_((torch.cat(rows), torch.cat(words)), torch.cat(values), accumulate=True)
 
-    @cached_property
-    def single_words(self) -> Tensor:
-        """p(w) of every word, [vocabulary + 1]; that of the padding, id 0, is 0."""
-        total, discount = self.totals[0][()], self.discounts[0]
-        counts = torch.zeros(self.vocabulary + 1, dtype=torch.float64)
-        for (word,), count in self.counts[0].items():
-            counts[word] = count
-        rest = discount * self.followers[0][()] / total / self.vocabulary
-        p_V = (counts - discount).clamp(min=0) / total + rest
-        p_V[0] = 0
-        return p_V.float()
-
-    def matched(self, context: Sequence[int]) -> int:
-        """Return the number of words at the end of a context after which train has a word, at most order - 1."""
-        for k in range(1, min(len(context), self.order - 1) + 1):
-            if tuple(context[len(context) - k :]) not in self.totals[k]:
-                return k - 1
-        return min(len(context), self.order - 1)
-
-    def distributions(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Return p(w | context) of every word after each context, [R, vocabulary + 1]; ids count from padding, 0."""
-        rests, rows, words, values = [], [], [], []
-        for row, context in enumerate(contexts):
-            rest = 1.0
-            for k in range(self.matched(context), 0, -1):
-                history = tuple(context[len(context) - k :])
-                places, followers, shares = self.tables[k - 1]
-                place = places[history]
-                rows.append(torch.full_like(followers[place], row))
-                words.append(followers[place])
-                values.append(shares[place] * rest)
-                rest *= self.discounts[k] * self.followers[k][history] / self.totals[k][history]
-            rests.append(rest)
-        p_RV = torch.tensor(rests)[:, None] * self.single_words
-        if rows:
-            p_RV.index_put_((torch.cat(rows), torch.cat(words)), torch.cat(values), accumulate=True)
-        return p_RV
-
-    def contexts(self, stream: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return what precedes every token of a stream but the first: order - 1 ids, fewer at its beginning."""
-        return [tuple(stream[max(0, k - self.order + 1) : k]) for k in range(1, len(stream))]
-
-    def log_probabilities(self, stream: Sequence[int]) -> list[float]:
+    def log_probabilities(self, stream: Tensor) -> Tensor:
         """Return log p of every token of a stream but the first, in nats.
 
         As for the transformers, `<unk>` is a word that has a probability.
         """
-        return [math.log(self.probability(*pair)) for pair in zip(stream[1:], self.contexts(stream))]
+        p = self.probabilities(contexts_of(stream[:-1], self.order), stream[1:, None])
+        return p[:, 0].apply_(math.log)  # torch's differs between processors
 
-    def perplexities(self, stream: Sequence[int]) -> tuple[float, float | None]:
+    def perplexities(self, stream: Tensor) -> tuple[float, float | None]:
         """Return exp of the mean negative log-probability, of every token but the first and of the known ones.
 
         The second is None without a known word.
         """
         logs = self.log_probabilities(stream)
-        known = [log for log, word in zip(logs, stream[1:]) if word != UNKNOWN]
-        return math.exp(-sum(logs) / len(logs)), math.exp(-sum(known) / len(known)) if known else None
+        known = logs[stream[1:] != UNKNOWN]
+        return (-logs.mean()).exp().item(), (-known.mean()).exp().item() if len(known) else None
 
 
 class Unigram(KneserNey):
     """p(w) = (c(w) + 1) / (tokens + vocabulary): Laplace's rule."""
 
-    def __init__(self, stream: Sequence[int], vocabulary: int) -> None:
-        super().__init__(stream, 1, vocabulary, [0.0])
-        self.tokens = len(stream)
+    def __init__(self, stream: Tensor, vocabulary: int) -> None:
+        self.order, self.discounts, self.parameters = 1, [0.0], len(stream.unique())
+        self.p_V = (stream.bincount(minlength=vocabulary + 1) + 1).double() / (len(stream) + vocabulary)
 
-    def probability(self, word: int, context: tuple[int, ...]) -> float:
-        return (self.counts[0][(word,)] + 1) / (self.tokens + self.vocabulary)
+    def log_probabilities(self, stream: Tensor) -> Tensor:
+        return self.p_V[stream[1:]].log()

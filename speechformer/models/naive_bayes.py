@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.models.mixture import find
+from speechformer.models.kneser_ney import find
 
 SMOOTHING = 0.1
 

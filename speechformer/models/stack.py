@@ -191,7 +191,7 @@ class Stack(nn.Module):
             block.dropout.unpadder = unpadder
             run = block if cache is None and not with_weights else block.forward  # `forward` is never compiled
             past = None if cache is None else cache[k]
-            x_BTD, *of_layer = run(x_BTD, attentions[k], with_weights, memory and memory[k], past)
+            x_BTD, *of_layer = run(x_BTD, attentions[k], memory and memory[k], past)
             if past is not None:
                 forget_hidden_keys(past, self.patterns[k])
             for layers, layer in zip((weights, cross_weights), of_layer):
@@ -316,19 +316,18 @@ def begin_pass(stack: Any, arguments: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()
 
 
-INITIALISATIONS: dict[str, Callable[[Tensor, float], Any] | None] = {
-    "torch": None,  # Kaiming uniform in linear layers, normal(0, 1) in embeddings
-    "normal": lambda weight, std: nn.init.normal_(weight, std=std),  # GPT-2 uses 0.02
-    "xavier": lambda weight, std: nn.init.xavier_uniform_(weight),  # Glorot and Bengio 2010, equation 16
-}
-
-
 def initialise(model: nn.Module, name: str, std: float) -> None:
-    """Initialise linear layers and embeddings in place, by `recipe.init` and `recipe.init_std`."""
-    draw = pick(INITIALISATIONS, name, "recipe.init")
-    for module in model.modules():
-        if draw is not None and isinstance(module, nn.Linear | nn.Embedding):
-            draw(module.weight, std)
+    """Initialise linear layers and embeddings in place, by `recipe.init` and `recipe.init_std`.
+
+    "torch" leaves them: Kaiming uniform in linear layers, normal(0, 1) in embeddings. "normal" is GPT-2's, with 0.02.
+    "xavier": Glorot and Bengio 2010, equation 16.
+    """
+    for module in model.modules() if name != "torch" else ():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            if name == "normal":
+                nn.init.normal_(module.weight, std=std)
+            else:
+                nn.init.xavier_uniform_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 BEGIN, ASK = "^", "|"  # the first symbol of each row, and the one before the answers
 
 
-@dataclass
-class Rows:
+class Rows(NamedTuple):
     """Rows of symbols.
 
     Attributes:
@@ -43,16 +42,12 @@ class Rows:
     groups: Ints
 
 
-CONTENT = ("symbols", "choices", "groups")
+def empty_rows(B: int, T: int) -> Ints:
+    """Return the three arrays of rows without a symbol, [3, B, T]."""
+    return np.stack([np.full((B, T), -1), *np.zeros((2, B, T), np.int64)])
 
 
-def empty_rows(B: int, T: int) -> Rows:
-    """Return rows without a symbol."""
-    return Rows(np.full((B, T), -1), np.zeros((B, T), np.int64), np.zeros((B, T), np.int64))
-
-
-@dataclass
-class Piece:
+class Piece(NamedTuple):
     """Consecutive symbols of each row, [B, W], of which row b has the first `length[b]`; None: all W.
 
     `choices` and `groups` are those of `Rows`, and may be anything that broadcasts to [B, W].
@@ -152,21 +147,18 @@ class Probe:
 
     def draw(self, draws: Draws, length: Ints) -> Rows:
         """Return a random row of each length, [B]: its pieces, one after another."""
-        B, ends = len(length), []
-        pieces = [
-            Piece(np.full((B, 1), self.vocabulary.index(piece))) if isinstance(piece, str) else piece
-            for piece in (BEGIN, *self.pieces(draws, length))
-        ]
-        for piece in pieces:
+        B, contents, ends = len(length), [], []
+        for piece in (BEGIN, *self.pieces(draws, length)):
+            if isinstance(piece, str):
+                piece = Piece(np.full((B, 1), self.vocabulary.index(piece)))
+            contents.append(np.stack(np.broadcast_arrays(piece.symbols, piece.choices, piece.groups)))
             ends.append(np.full(B, piece.symbols.shape[1]) if piece.length is None else piece.length)
         rows, start = empty_rows(B, int(np.sum(ends, axis=0).max())), np.zeros(B, np.int64)
-        for piece, end in zip(pieces, ends):
-            row, column = np.nonzero(np.arange(piece.symbols.shape[1]) < end[:, None])
-            for name in CONTENT:
-                values = np.broadcast_to(getattr(piece, name), piece.symbols.shape)
-                getattr(rows, name)[row, start[row] + column] = values[row, column]
+        for content, end in zip(contents, ends):
+            row, column = np.nonzero(np.arange(content.shape[2]) < end[:, None])
+            rows[:, row, start[row] + column] = content[:, row, column]
             start = start + end
-        return rows
+        return Rows(*rows)
 
     def rows(self, index: Ints, seed: object, split: str, epoch: int = 0, length: int | None = None) -> Rows:
         """Return the rows of a split of the data with these indices.
@@ -193,11 +185,10 @@ class Probe:
             is_ours = (share >= first) & (share < end)
             taken, width = is_ours.any(axis=1), rows.symbols.shape[1]
             source = (np.arange(len(share)) * at_once + is_ours.argmax(axis=1))[taken]
-            for name in CONTENT:
-                getattr(chosen, name)[open_rows[taken], :width] = getattr(rows, name)[source]
+            chosen[:, open_rows[taken], :width] = np.stack(rows)[:, source]
             open_rows = open_rows[~taken]
             if not len(open_rows):
-                return chosen
+                return Rows(*chosen)
         key = f"test_lengths={length}" if length is not None else f"max_length={self.max_length}"
         raise UserError(f"probe.{key}: too few different rows exist, and none is left for {split}; use longer ones.")
 

@@ -13,16 +13,14 @@ Shapes: R targets, V words.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speechformer.models.kneser_ney import KneserNey
+from speechformer.models.kneser_ney import KneserNey, contexts_of
 
 FOLDS = 20
-MAX_TOKENS = 200_000  # of a training text: 20 models of counts are in memory, 64 MB each at half of it
+MAX_TOKENS = 200_000  # of a training text, since all models of counts are in memory
 
 
 class CrossFittedTargets:
@@ -37,14 +35,11 @@ class CrossFittedTargets:
     """
 
     def __init__(self, stream: Tensor, order: int, vocabulary: int, vocab_size: int, share: float) -> None:
-        self.stream, self.order, self.vocab_size, self.share = stream.tolist(), order, vocab_size, share
-        n = len(self.stream)
-        self.ends = torch.tensor([n * (fold + 1) // FOLDS for fold in range(FOLDS)])
-        cuts = [0, *self.ends.tolist()]
-        parts = [self.stream[start:end] for start, end in itertools.pairwise(cuts)]
+        self.contexts, self.vocab_size, self.share = contexts_of(stream[:-1], order), vocab_size, share
+        self.ends = len(stream) * torch.arange(1, FOLDS + 1) // FOLDS
+        folds = stream.tensor_split(self.ends[:-1])
         self.teachers = [
-            KneserNey(list(itertools.chain(*parts[:fold], *parts[fold + 1 :])), order, vocabulary)
-            for fold in range(FOLDS)
+            KneserNey(torch.cat((*folds[:fold], *folds[fold + 1 :])), order, vocabulary) for fold in range(FOLDS)
         ]
 
     def distributions(self, places_R: Tensor, targets_R: Tensor) -> Tensor:
@@ -53,8 +48,7 @@ class CrossFittedTargets:
         folds_R = torch.bucketize(places_R, self.ends, right=True)
         for fold in folds_R.unique().tolist():
             rows = (folds_R == fold).nonzero().flatten()
-            contexts = [self.stream[max(0, place - self.order + 1) : place] for place in places_R[rows].tolist()]
-            counted = self.teachers[fold].distributions(contexts)
+            counted = self.teachers[fold].distributions(self.contexts[places_R[rows] - 1])
             q_RV[rows, : counted.shape[1]] = counted
         q_RV *= self.share
         q_RV[torch.arange(len(q_RV)), targets_R] += 1 - self.share

@@ -22,7 +22,7 @@ from speechformer.data.base import TaskData
 from speechformer.data.batches import LONG_STREAM, Batch, Example, Stream
 from speechformer.data.documents import DocumentData
 from speechformer.data.speeches import StreamData, TextSize
-from speechformer.errors import UserError, pick
+from speechformer.errors import UserError
 from speechformer.escape import escape_markdown
 from speechformer.generation.sampling import sample
 from speechformer.kernels.loss import next_token_loss
@@ -304,8 +304,7 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
     Raises:
         UserError: the settings that count words do not fit the corpus, or the protocol.
     """
-    task, kinds = data.task, {"none": False, "fixed": False, "context": True}
-    by_context = pick(kinds, task["ngram_mixture"], "task.ngram_mixture")
+    task = data.task
     used = [f"task.{key}" for key in ("unknown_rate", "ngram_targets") if task[key]]
     used += ["task.ngram_mixture"] * (task["ngram_mixture"] != "none")
     assert isinstance(data, StreamData)
@@ -319,8 +318,8 @@ def mixture_arguments(data: TaskData) -> dict[str, Any] | None:
         return None
     if not data.splits.validation:
         raise UserError("task.ngram_mixture fits its weights on a held-out part; set protocol=clean.")
-    tokens, vocabulary = len(data.stream), len(data.tokenizer) - 1
-    return {"tokens": tokens, "order": task["ngram"], "vocabulary": vocabulary, "by_context": by_context}
+    sizes = {"tokens": len(data.stream), "order": task["ngram"], "vocabulary": len(data.tokenizer) - 1}
+    return {**sizes, "by_context": task["ngram_mixture"] == "context"}
 
 
 def log_frequencies(stream: Stream, vocab_size: int) -> Tensor:

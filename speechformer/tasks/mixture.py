@@ -24,7 +24,7 @@ class MixturePerplexities:
 
     def __init__(self, mixture: CountsMixture, streams: Mapping[Part, Tensor]) -> None:
         self.mixture = mixture
-        self.counted: dict[Part, Counted] = {part: mixture.count(ids.tolist()) for part, ids in streams.items()}
+        self.counted: dict[Part, Counted] = {part: mixture.count(ids) for part, ids in streams.items()}
         self.is_known = {part: ids[1:] != UNKNOWN for part, ids in streams.items()}
         self.reset()
 
@@ -43,10 +43,10 @@ class MixturePerplexities:
         if held_out in measured:
             self.mixture.fit(measured[held_out], self.counted[held_out])
         metrics: dict[str, float] = {}
-        for part, logs in measured.items():
-            mixed, (split, name) = self.mixture.mix(logs, self.counted[part]), part
-            end = f"_{name}" if name else ""
-            metrics[f"{split}_mixture_perplexity{end}"] = (-mixed.mean()).exp().item()
-            if self.is_known[part].any():
-                metrics[f"{split}_mixture_known_perplexity{end}"] = (-mixed[self.is_known[part]].mean()).exp().item()
+        for (split, name), logs in measured.items():
+            mixed = self.mixture.mix(logs, self.counted[split, name])
+            for known, logs_R in (("", mixed), ("known_", mixed[self.is_known[split, name]])):
+                if len(logs_R):
+                    metric = f"{split}_mixture_{known}perplexity{name and f'_{name}'}"
+                    metrics[metric] = (-logs_R.mean()).exp().item()
         return metrics
