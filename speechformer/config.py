@@ -129,8 +129,8 @@ def check_config(config: dict[str, Any]) -> None:
         UserError: with the key, what is wrong and what is valid.
     """
     check(Config, config)
-    for group, declared in (("corpus", CORPUS_OPTIONS), ("task", TASK_OPTIONS)):
-        check(pick(declared, config[group]["name"], f"{group}.name"), config[group], group)
+    check(pick(CORPUS_OPTIONS, config["corpus"]["name"], "corpus.name"), config["corpus"], "corpus")
+    check(TASK_OPTIONS.get(config["task"]["name"], Choice), config["task"], "task")  # a new task may declare none
     protocol, trainer = config["protocol"], config["trainer"]
     if ("probe" in config) != (config["task"]["name"] == "probe"):
         raise UserError("task=probe and a choice of probe need each other; set both, or neither.")
@@ -143,6 +143,11 @@ def check_config(config: dict[str, Any]) -> None:
             "protocol=clean chooses on a held-out part, so protocol.validation must be above 0; to only remove test "
             "sentences from train: protocol=paper protocol.remove_test_sentences=true."
         )
+    if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
+        raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
+    lengths, trained = config["task"].get("lengths", []), config["block_size"]
+    if any(length <= trained for length in lengths):
+        raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")
     if refused := REFUSED.keys() & trainer.keys():
         name = min(refused)
         raise UserError(f"trainer.{name} cannot be set, because a run sets it; set {REFUSED[name]}.")

@@ -100,6 +100,8 @@ def as_program(run: TrainedRun) -> bytes:
     """Serialise the computation with torch.export; raise a UserError if torch cannot export the model."""
     if any(isinstance(module, torch.nn.RNNBase) for module in run.model.modules()):  # torch would fix its length
         raise UserError(f"torch.export cannot export model={run.label} (an RNN).")
+    if any(isinstance(module, Positions) and not module.can_cache for module in run.model.modules()):
+        raise UserError("torch.export cannot export positions that depend on the length of the text.")
     limit = run.max_length or MAX_TOKENS
     inputs = tuple(example_inputs(run, 2, 7))
     run.task(*inputs)  # which makes the tables of counts
