@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,11 @@ def run_and_explain() -> None:
         console.warn("Terminated; the same command resumes from the last checkpoint.")
         sys.exit(128 + signal.SIGTERM)
     except (HydraException, OmegaConfBaseException) as error:  # some are OSErrors, too
+        fail(explain(error, sys.argv[1:]))
+    except Exception as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals["__name__"].partition(".")[0] not in ("hydra", "omegaconf", "antlr4"):
+            raise
         fail(explain(error, sys.argv[1:]))
 
 
