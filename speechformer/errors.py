@@ -28,7 +28,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class UserError(ValueError):
-    """An error that the user can fix; the message is one sentence for the console."""
+    """An error that the user can fix; the message is one sentence for the console, on one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", r"\n").replace("\r", r"\r"))  # of names of files, for example
 
 
 def run_command(command: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ def generate(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     options = {name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "top_p")}
     check_options(**options, seed=arguments.seed)
-    require(arguments.n >= 1, "n", "at least 1", arguments.n)
+    require(arguments.n >= 1, "--n", "at least 1", arguments.n)
     prompts = arguments.prompt and read_sentences(arguments.prompt)
     (run,) = load_runs([arguments.run], arguments.checkpoint, "generate")
     for prompt, k in itertools.product(prompts or read_sentences([]), range(arguments.n)):

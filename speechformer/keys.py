@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from omegaconf import OmegaConf
 
 _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
+# With the package `hydra_plugins`, which Hydra searches when it composes its first config
+sys.path.append(str(Path(__file__).parent / "sweeps" / "plugins"))
 GROUPS = ("model", "pattern", "recipe", "protocol", "corpus", "logger", "probe", "task")  # whose keys have their name
 
 

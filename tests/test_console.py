@@ -110,14 +110,6 @@ def test_a_metric_has_the_decimals_of_its_kind() -> None:
     assert [console.format_metric(name, value) for name, value, _ in shown] == [text for *_, text in shown]
 
 
-@pytest.mark.parametrize(("error", "said"), [("KeyboardInterrupt", "Interrupted."), ("OSError(3)", "OSError: 3")])
-def test_ctrl_c_while_a_command_is_imported_is_one_word(error: str, said: str, tmp_path: Path) -> None:
-    """Oracle: `sys.argv` as Python sets it for `python -m` until the module is found."""
-    done = run(f"import sys; sys.argv = ['-m']; import speechformer; raise {error}", tmp_path)
-    lines = done.stderr.splitlines()
-    assert done.returncode != 0 and lines[-1] == said and (len(lines) == 1) == (said == "Interrupted.")
-
-
 # Runs commands in one process until each ends, and prints how, and whether torch was imported
 ENDS = """
 import importlib, sys

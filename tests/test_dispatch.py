@@ -54,6 +54,7 @@ def kernel_of(pairs: Pairs, device: torch.device, B: int = 1, H: int = 16, rate:
         patch.setattr(dispatch, "FlexAttention", lambda *_: "FlexAttention")
         patch.setattr(dispatch, "SparseBlocks", lambda *_: "sparse blocks")
         patch.setattr(dispatch, "SDPA", lambda bias, *_: "SDPA without mask" if bias is None else "SDPA")
+        patch.setattr(dispatch, "Attention", lambda *_: "the reference")
         patch.setattr(Pairs, "bias", lambda *_: True)
         layout = dispatch.layout_of
         patch.setattr(
@@ -67,8 +68,8 @@ ROWS = """
 CPU 12 alibi window padding dropout -> SDPA
 CPU 12 nope full dropout -> SDPA
 CPU 12 rope full padding dropout -> SDPA
-CPU 12 alibi full dropout weights -> SDPA
-CPU 12 rope full weights -> SDPA
+CPU 12 alibi full dropout weights -> the reference
+CPU 12 rope full weights -> the reference
 CPU 12 rope full -> SDPA without mask
 CPU 12 rope full padding -> SDPA
 CPU 12 sinusoidal bigbird -> SDPA
@@ -76,7 +77,7 @@ CPU 12 forgetting full -> SDPA
 CPU 520 alibi window padding -> sparse blocks
 CPU 520 forgetting window padding -> sparse blocks
 CPU 520 nope window dropout -> sparse blocks
-CPU 520 nope window weights -> SDPA
+CPU 520 nope window weights -> the reference
 CPU 520 nope window compiled -> SDPA
 CPU 520 nope window:300 -> SDPA
 CPU 2048 alibi full padding -> SDPA

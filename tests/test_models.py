@@ -198,8 +198,6 @@ def test_what_a_network_cannot_have_is_an_error(build: Any, changes: dict[str, A
 
 
 def test_other_errors() -> None:
-    with pytest.raises(UserError, match=r"recipe\.init"):
-        initialise(decoder(), "kaiming", 0.1)
     ids = torch.ones(1, 4, dtype=torch.int64)
     with pytest.raises(UserError, match=r"model=rnn reads one document after another; set task\.documents=joined"):
         decoder(model=group("model", "rnn")).hidden(ids, documents_BT=ids)

@@ -161,7 +161,7 @@ def test_options_of_the_models() -> None:
     """Oracle: torch. RoPE's scalings and texts of 60 tokens go beyond training."""
     positions = [("rope", {"base": 50.0}), ("rope", {"fraction": 0.5}), ("relative", {}), ("fire", {}), ("xpos", {})]
     positions += [("rope", {"scaling": name, "factor": 3.0}) for name in ("linear", "ntk", "yarn")]
-    positions += [("alibi", {"slopes": slopes, "scale": 1.7}) for slopes in ("learned", (0.3, 0.02))]
+    positions += [("alibi", {"slopes": slopes, "scale": 1.7}) for slopes in ("learned", [0.3, 0.02])]
     options = [{"model": {**choice("model", name), **changes}} for name, changes in positions]
     options += [{"activation": "gelu"}, {"scale_embedding": True}]
     options += [{key: False} for key in ("final_norm", "qkv_bias", "bias")]

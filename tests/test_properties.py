@@ -97,7 +97,7 @@ def check_text(content: bytes, world: Workshop) -> bool:
     lines = attempt(lambda: parse_lines(content, "folder/file"), "folder/file:")
     with contextlib.suppress(UnicodeDecodeError):
         text, kinds = content.decode("utf-8-sig"), {*re.findall(rb"\r\n|\r|\n", content)}
-        has_lines = "\0" not in text and (b"\r" not in kinds or len(kinds) == 1)
+        has_lines = "\0" not in text and b"\r" not in kinds
         if has_lines and (expected := lines_of(content)) and all(map(str.strip, expected)):
             assert lines == expected
             return True

@@ -104,6 +104,8 @@ def read_json(path: Path, definition: str = "object") -> dict[str, Any] | None:
         DamagedError: there is something else.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")  # reading a pipe would wait for its writer
         content = json.loads(path.read_bytes())
         validator(definition)(content)
     except FileNotFoundError:

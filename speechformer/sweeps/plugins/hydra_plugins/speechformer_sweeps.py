@@ -1,6 +1,6 @@
 """The sweepers and the launcher of speechformer, where Hydra looks for plugins.
 
-`hydra_plugins` is a namespace package: `speechformer.sweeps` puts the folder above on the path, so that Hydra finds
+`hydra_plugins` is a namespace package: `speechformer.keys` puts the folder above on the path, so that Hydra finds
 the module in a checkout, in an editable install and in a wheel. Hydra may load it twice, so it only names classes.
 """
 
