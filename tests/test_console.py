@@ -134,8 +134,6 @@ def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
     expected |= {
         "generate . --n 0": "Error: --n must be at least 1, not 0.",
         "translate . --beam 0": "Error: beam must be between 1 and 100, not 0.",
-        "translate . --with nowhere": expected["translate nowhere"],
-        "attention . a b": "Error: Give one sentence, not 2; put it in quotes.",
         "play . --output x.txt": "Error: --output x.txt: name a file that ends with .html.",
     }
     done = run(ENDS, tmp_path, words=[*expected])
