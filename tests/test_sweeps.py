@@ -309,7 +309,8 @@ def test_workers_end_with_their_sweep(moment: str, little: Path, tmp_path: Path)
 def start(cfg: Any, folder: Path, told: Any) -> None:
     """One of many starts of the same run; `fit` is replaced by a function that takes no time."""
 
-    def trained(config: Any, corpus: Any, run_folder: RunFolder, launcher: Any, begin: Any, told: Any) -> dict:
+    def trained(members: list[tuple[dict, RunFolder]], *others: Any) -> list[dict]:
+        run_folder = members[0][1]
         with open(run_folder.path / "trained", "a") as file:
             file.write(f"{os.getpid()}\n")
         best = {"metric": "test_accuracy", "value": None, "step": None, "chosen_on": "test"}
@@ -317,7 +318,7 @@ def start(cfg: Any, folder: Path, told: Any) -> None:
         about = {"identity": run_folder.identity, "pid": os.getpid(), "best": best, **empty}
         result = {"status": "finished", **about, **dict.fromkeys(("steps", "seconds", "tokens_per_second"), 0)}
         run_folder.finish(result)
-        return result
+        return [result]
 
     fit_module.fit = trained  # type: ignore[assignment]
     told.put(execute(cfg, folder)["pid"])
