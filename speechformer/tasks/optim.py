@@ -165,7 +165,7 @@ def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
     if not math.isfinite(steps):
         raise UserError("recipe.schedule ends with the run, so set trainer.max_steps or trainer.max_epochs.")
     steps = int(steps)
-    if not endless and warmup >= steps:
+    if not endless and warmup >= steps and not getattr(trainer, "fast_dev_run", False):
         raise UserError(
             f"recipe.warmup_steps={warmup} is not less than the {steps} steps of the run; set fewer, such as "
             f"recipe.warmup_steps={steps // 10}, or train longer."
@@ -175,6 +175,6 @@ def lr_factor(recipe: dict[str, Any], trainer: Any) -> Callable[[int], float]:
         if step < warmup:
             return (step + 1) / warmup
         # The endless schedules count steps from 1, at which the warm-up reaches 1.
-        return shape(step + endless - warmup, steps - warmup, warmup)
+        return shape(step + endless - warmup, max(1, steps - warmup), warmup)
 
     return factor
