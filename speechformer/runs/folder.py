@@ -52,7 +52,8 @@ WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they a
 HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` keeps
 STEP = r"\d+\.ckpt"  # a file in both
 IN_FOLDERS = rf"{STEP}|events\.out\.tfevents\..*|hparams\.yaml|.*\.partial"  # what runs write into these folders
-RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, CURVES, WEIGHTS, HISTORY)
+FOLDERS = (CURVES, WEIGHTS, HISTORY)
+RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, *FOLDERS)
 PARTIAL = "*.????????.partial"  # of a killed process
 # The folder of a run that is being replaced: whole, with files on the way there or back, and no longer needed
 REPLACED, MOVING, DISCARDED = ".replaced", ".replaced.moving", ".replaced.discarded"
@@ -314,7 +315,7 @@ def check_is_ours(directory: Path) -> None:
 def move_run(source: Path, target: Path) -> None:
     """Move the files of a run from one folder to another; those of a user in its folders stay."""
     for name in RUN_FILES:
-        if (source / name).is_dir():
+        if name in FOLDERS:
             for path in ours(source / name):
                 (target / name).mkdir(exist_ok=True)
                 os.replace(path, target / name / path.name)
@@ -326,7 +327,8 @@ def move_run(source: Path, target: Path) -> None:
 
 def ours(directory: Path) -> list[Path]:
     """Return the files of a folder inside a run's folder that runs write."""
-    return [path for path in directory.iterdir() if re.fullmatch(IN_FOLDERS, path.name)]
+    paths = directory.iterdir() if directory.is_dir() and not directory.is_symlink() else ()
+    return [path for path in paths if re.fullmatch(IN_FOLDERS, path.name)]
 
 
 def put_back(directory: Path) -> None:
@@ -343,13 +345,13 @@ def put_back(directory: Path) -> None:
 def remove(directory: Path, *names: str) -> None:
     """Remove files, and what runs write into folders, if they exist."""
     for path in (directory / name for name in names):
-        if path.is_dir() and not path.is_symlink():
+        if path.name not in FOLDERS:
+            path.unlink(missing_ok=True)
+        elif path.is_dir() and not path.is_symlink():
             for file in ours(path):
                 file.unlink()
             with contextlib.suppress(OSError):  # a user's file is there
                 path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

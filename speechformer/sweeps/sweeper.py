@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -175,7 +176,9 @@ class GridSweeper(Sweeper):
         unfinished = [job for job in jobs if job.state.status not in ("finished", "pruned")]
         console.say(f"Sweep of {len(jobs)} runs: {sweeps.count_states(jobs)}.")
         try:
-            for study in report([self.folder], page, baselines=Path("outputs/baselines")):
+            with FileLock(self.folder / sweeps.SWEEP_LOCK):  # another command may end in this folder, too
+                studies = report([self.folder], page, baselines=Path("outputs/baselines"))
+            for study in studies:
                 say(study)
             console.say(f"Report: {page / 'report.html'}\nCurves: tensorboard --logdir {self.folder / sweeps.CURVES}")
         except (UserError, OSError) as error:  # no run came to its end, or the disk is full

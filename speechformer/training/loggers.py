@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -46,6 +47,7 @@ class MetricsFile(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `config.yaml` has them."""
 
+    @rank_zero_only
     def save(self) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, sorted({name for row in self.rows for name in row}))
@@ -78,6 +80,10 @@ class TensorBoard(TensorBoardLogger):
             return f"training_{name}"
         group = "training" if name in TRAINING else "metrics" if self.main.fullmatch(name) else "metrics_more"
         return f"{group}/{name}"
+
+    def finalize(self, status: str) -> None:
+        """Keep the file open: Lightning calls this after training and after each evaluation."""
+        self.experiment.flush()
 
     def lay_out(self) -> None:
         """Define the page of custom scalars: the task's charts, and those of the training."""

@@ -142,7 +142,8 @@ def conclude(run: Run, result: dict[str, Any]) -> None:
         with warning_only("TensorBoard's table of hyperparameters"):
             shown = hyperparameters(run.config, run.folder.overrides or ())
             run.loggers.tensorboard.log_hyperparams(shown, final)
-            run.loggers.tensorboard.finalize("success")
+            run.loggers.tensorboard.save()
+            run.loggers.tensorboard.experiment.close()
     if run.loggers.tracker is not None:
         run.loggers.tracker.close(result["status"] == "finished", final)
     if run.folder.writes:
