@@ -321,7 +321,10 @@ def move_run(source: Path, target: Path) -> None:
                 os.replace(path, target / name / path.name)
             with contextlib.suppress(OSError):  # a user's file is there
                 (source / name).rmdir()
-        elif os.path.lexists(source / name) and not (source / name).is_dir():  # a folder is not ours
+        elif (source / name).is_dir():  # not ours
+            with contextlib.suppress(OSError):
+                (source / name).rmdir()
+        elif os.path.lexists(source / name):
             os.replace(source / name, target / name)
 
 
