@@ -69,6 +69,12 @@ class Unpadder(Places):
         return Gather.apply(output_BNTH.flatten(0, 2), self.head_rows[2]).view(len(self.index_R), -1)
 
 
+@functools.lru_cache(maxsize=8)
+def without_padding(B: int, T: int, heads: int) -> Unpadder:
+    """Return the places of sequences that have no padding."""
+    return Unpadder(B, T, torch.arange(B * T), heads)
+
+
 def unpadder_for(token_mask_BT: Tensor, heads: int) -> Unpadder | None:
     """Return the places of the tokens of a batch on the CPU; None without padding, or if nothing else is there."""
     index_R = token_mask_BT.flatten().nonzero().flatten()

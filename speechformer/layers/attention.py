@@ -189,6 +189,13 @@ class Attention:
         assert self.pairs is not None
         return self.bias + gate_bias(gates_BNS, *self.pairs.all)
 
+    def of_projections(self, qkv_BTE: Tensor, heads: int, dropout: Dropout) -> Tensor | None:
+        """Return the output, [B, T, D], of queries, keys and values as they are projected, or None.
+
+        A kernel that has it saves what splitting and joining cost.
+        """
+        return None
+
     def __call__(
         self,
         q_BNTH: Tensor,
@@ -254,7 +261,12 @@ class SelfAttention(nn.Module):
         """
         pairs, places, gates_BNS = attention.pairs, attention.places, None
         assert pairs is not None
-        q, k, v = places.split(self.qkv(x_BTD), self.heads)
+        qkv_BTE = self.qkv(x_BTD)
+        if cache is None and self.gate is None and not pairs.positions.overrides("rotate"):
+            output_BTD = attention.of_projections(qkv_BTE, self.heads, self.dropout)
+            if output_BTD is not None:
+                return self.output(output_BTD), None
+        q, k, v = places.split(qkv_BTE, self.heads)
         q, k = pairs.rotate(q, k)
         k, v = extend(cache, "k", k, 2), extend(cache, "v", v, 2)
         if self.gate is not None:
