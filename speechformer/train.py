@@ -28,8 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 import speechformer
 from speechformer import console
-from speechformer.config import CONF, explain
+from speechformer.config import explain
 from speechformer.errors import UserError, fail, run_command
+from speechformer.keys import CONF
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
 from speechformer.runs.rank import is_first, local_rank

@@ -32,7 +32,7 @@ def execute(
     directory: Path,
     overrides: Sequence[str] | None = None,
     launcher: str | None = None,
-    environment: Callable[[], AbstractContextManager] = runtime.quiet,
+    environment: Callable[[], AbstractContextManager[None]] = runtime.quiet,
     on_evaluation: OnEvaluation | None = None,
 ) -> dict[str, Any]:
     """Execute one run in a folder; a run that has ended is not run again, an interrupted one resumes.
