@@ -49,6 +49,7 @@ class TrainerOptions(Options):
     log_every_n_steps: Count
     deterministic: bool | Literal["warn"]
     limit_train_batches: Positive | None
+    limit_val_batches: Positive = 1.0
     callbacks: Instances = Field([])
     plugins: Instances = Field([])
 

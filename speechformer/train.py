@@ -115,7 +115,7 @@ def run_and_explain() -> None:
     except SystemExit as end:
         if type(end).__name__ != "SIGTERMException":  # Lightning's, without an exit code
             raise
-        console.warn("Terminated; the same command resumes from the last checkpoint.")
+        console.warn("Terminated; the same command resumes.")
         sys.exit(128 + signal.SIGTERM)
     except (HydraException, OmegaConfBaseException) as error:  # some are OSErrors, too
         fail(explain(error, sys.argv[1:]))

@@ -153,6 +153,7 @@ def test_the_parameters_with_a_default_are_options() -> None:
         ("trainer.gradient_clip_val=0.5", True),
         ("trainer.limit_train_batches=0", False),
         ("trainer.limit_train_batches=1.0", True),
+        ("+trainer.limit_val_batches=0", False),
         ("trainer.limit_train_batches=7", True),
         ("trainer.devices=[0,1]", True),
         ("trainer.devices=0", False),

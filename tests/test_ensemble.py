@@ -12,6 +12,7 @@ from conftest import TINY, compose
 
 from speechformer.analysis.load import load
 from speechformer.runs import folder as runs
+from speechformer.training import fit
 from speechformer.training.ensemble import Ensemble
 from speechformer.training.run import execute, execute_ensemble
 
@@ -163,8 +164,22 @@ def test_an_ensemble_that_was_interrupted_goes_on(
         ).read_text()
     cfg, directory, words = jobs("other")[0]
     assert execute(cfg, directory, words)["status"] == "finished"
-    assert "last.ckpt is not a checkpoint of this run" in capsys.readouterr().out
+    assert not (directory / "ensemble.ckpt").exists()
     assert execute_ensemble(jobs("other")) == [tmp_path / "other" / str(k) for k in (1, 2)]
+
+
+def test_an_ensemble_that_is_killed_after_its_last_step_takes_none_again(
+    little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = [*own(little), "task=lm", "protocol=clean", "trainer.max_steps=6", "eval_interval=4"]
+    jobs = [(compose(*base, f"seed={k}"), tmp_path / str(k), []) for k in range(2)]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(fit, "make_result", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt()))
+        execute_ensemble(jobs)
+    monkeypatch.setattr(Ensemble, "losses", lambda *arguments: pytest.fail("a step"))
+    assert execute_ensemble(jobs) == [tmp_path / str(k) for k in range(2)]
+    for _, folder, _ in jobs:
+        assert runs.read_result(folder)["steps"] == 6 and not (folder / "ensemble.ckpt").exists()
 
 
 def test_what_was_trained_as_one_is_used_like_any_run(little: Path, tmp_path: Path) -> None:

@@ -281,6 +281,41 @@ def test_a_run_killed_between_its_last_step_and_its_result(
     assert essence(tmp_path / "killed", run(tmp_path / "killed", *words)) == expected
 
 
+def test_a_best_checkpoint_that_is_of_another_evaluation_is_not_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(identity, "commit", lambda: (_ for _ in ()).throw(KilledError()))
+        run(tmp_path, *CLEAN)
+    best = torch.load(tmp_path / "best.ckpt", weights_only=True)
+    torch.save(best | {"global_step": best["global_step"] + 1}, tmp_path / "best.ckpt")
+    with pytest.raises(UserError, match=r"best.ckpt is of step \d+, but the best is \d+. Run again .* force=true"):
+        run(tmp_path, *CLEAN)
+
+
+def test_a_best_evaluation_is_kept_with_the_state_to_resume_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU may not find it again, since it adds up in another order."""
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        kill_in_step(patch, 6)
+        run(tmp_path, *LM, "checkpoint_every=100")
+    steps = [torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["global_step"] for name in ("best", "last")]
+    assert 0 < steps[0] == steps[1] < 6
+
+
+def test_overfitting_repeats_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, step = [], LanguageModel.training_loss
+
+    def noted(self: LanguageModel, batch: Any) -> torch.Tensor:
+        seen.append(batch["ids"].tolist())
+        return step(self, batch)
+
+    monkeypatch.setattr(LanguageModel, "training_loss", noted)
+    run(tmp_path, *LM, "+trainer.overfit_batches=2", "trainer.max_steps=6", "eval_interval=2")
+    assert seen == 3 * seen[:2] and seen[0] != seen[1]
+
+
 @pytest.mark.slow
 def test_a_process_that_is_really_killed_goes_on(tmp_path: Path) -> None:
     """`kill -9`, twice, wherever it strikes; oracle: the run that was not killed."""

@@ -224,7 +224,7 @@ def test_bad_input_is_answered_in_one_sentence(
     assert answer.startswith("Error: ") and "\n" not in answer and capsys.readouterr().err == ""
     for part in message.split(".*"):
         assert part in answer
-    assert not list(tmp_path.rglob("result.json"))
+    assert not list(tmp_path.rglob("result.json")) and not list(tmp_path.glob("outputs/runs/*"))
 
 
 def test_an_interpolation_is_recorded_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

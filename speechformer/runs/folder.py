@@ -2,9 +2,11 @@
 
 config.yaml       the resolved config            tokenizer.json    vocabulary
 last.ckpt         state to resume from           previous.ckpt     the one before, until the run ends
-best.ckpt         weights of the best evaluation checkpoints/      weights at an interval, if they are kept
+best.ckpt         weights of the best evaluation average.ckpt      the mean of the last ones, if it is tested
+checkpoints/      weights at an interval, if kept weights/          of the last evaluations, until they are averaged
 metrics.csv       every logged metric            tensorboard/      the same, as TensorBoard events
 run.json          the owner, its progress        run.lock          locked while a process works in the folder
+log.txt           output of a sweep's parallel job  ensemble.ckpt    what an ensemble resumes from, until it ends
 predictions.tsv, translations.tsv                what the tested weights make of each test sentence
 .replaced/        the run that force=true replaces, until the first step of the new one
 result.json       written last and atomically: if it exists, the run has ended
@@ -45,7 +47,9 @@ RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", 
 PREDICTIONS = "predictions.tsv"  # of a classifier
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
-OUTPUTS = ("best.ckpt", LAST, PREVIOUS, "average.ckpt", "metrics.csv", "translations.tsv", PREDICTIONS, RESULT)
+ENSEMBLE = "ensemble.ckpt"  # what an ensemble resumes from, in the folder of its first run
+CHECKPOINTS = ("best.ckpt", LAST, PREVIOUS, ENSEMBLE, "average.ckpt")
+OUTPUTS = (*CHECKPOINTS, "metrics.csv", "translations.tsv", PREDICTIONS, RESULT)
 LOG = "log.txt"  # the output of a job that runs beside others
 CURVES = "tensorboard"
 WEIGHTS = "weights"  # the folder of the last evaluations' weights, until they are averaged
@@ -281,7 +285,7 @@ class RunFolder:
     def clean_up(self) -> None:
         """Remove what only an unfinished run needs."""
         if self.writes:
-            remove(self.path, WEIGHTS, PREVIOUS)
+            remove(self.path, WEIGHTS, PREVIOUS, ENSEMBLE)
 
     def read(self) -> None:
         """Read what an earlier attempt left.
@@ -391,8 +395,8 @@ def own(
                 folder.set_aside() if force else folder.read()
                 yield folder
             except UserError:
-                if is_new:
-                    remove(directory, CONFIG, TOKENIZER, OWNER, LOCK)
+                if is_new and not (directory / LAST).exists():
+                    remove(directory, *RUN_FILES, LOCK)
                     with contextlib.suppress(OSError):
                         directory.rmdir()
                 raise

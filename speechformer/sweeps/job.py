@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,9 +38,7 @@ def run_job(cfg: DictConfig, directory: Path, overrides: Sequence[str], hydra_co
         return None  # the sweep waits for the other process
     except Exception as error:
         message = record(error, cfg, directory, overrides)
-        gc.collect()  # perhaps it failed for lack of memory
-        if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        runtime.free_memory()
     if in_process and len(names) > 1:
         jobs = jobs_of(sweep)
         for job in jobs:

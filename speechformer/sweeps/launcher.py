@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
-from speechformer.config import as_plain, check_sweep, count_devices
+from speechformer.config import as_plain, check_sweep, count_devices, debug_arguments
 from speechformer.errors import UserError, one_sentence, require
 from speechformer.runs import folder as runs
 from speechformer.runs.identity import NOT_IDENTITY
@@ -86,6 +86,7 @@ def train(jobs: list[Member]) -> None:
             execute_ensemble(jobs)
     except Exception as error:
         reason = one_sentence(error) or type(error).__name__
+        runtime.free_memory()
         console.say(f"The ensemble failed ({reason}); its runs run one after another.")
 
 
@@ -123,6 +124,7 @@ def common_settings(cfg: DictConfig) -> str:
         "torch's Muon takes matrices, not stacks of them": config["recipe"]["optimizer"] == "muon",
         "they use several devices": count_devices(config["trainer"]["devices"]) != 1,
         "force=true discards each run by itself": config["force"],
+        "a run for debugging trains alone": debug_arguments(config),
     }
     if reasons := [reason for reason, applies in obstacles.items() if reason and applies]:
         raise UserError(reasons[0])

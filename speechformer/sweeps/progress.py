@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, MutableMapping, Sequence, Set
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,15 @@ def outcome(job: Job) -> str:
 
 
 @contextlib.contextmanager
-def shown(sweep: Path, folders: Set[Path], started: float) -> Iterator[None]:
-    """Show how far some runs of a sweep are while other processes run them, and each that ends after a time."""
+def shown(sweep: Path, folders: Set[Path], ended: MutableMapping[Path, runs.State], started: float) -> Iterator[None]:
+    """Show how far some runs of a sweep are while other processes run them, and each that ends after a time.
+
+    `ended` holds the states of those that have ended already.
+    """
     stopped = threading.Event()
 
     def look() -> None:
-        ended, said, last = dict[Path, runs.State](), started, False
+        said, last = started, False
         while not last:
             last = stopped.wait(POLL_SECONDS)
             with contextlib.suppress(UserError, OSError):  # the sweep will say so

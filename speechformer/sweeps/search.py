@@ -6,7 +6,6 @@ may share. A trial keeps its jobs in the attribute `jobs`. The stable Hydra plug
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -155,16 +154,17 @@ def reporter(
     if not (folder / JOURNAL).exists():
         return None
     study = import_optuna().load_study(study_name=STUDY, storage=journal(folder), pruner=instantiate(sweeper.pruner))
-    evaluations = itertools.count(1)
     found = [trial for trial in study.trials if trial.user_attrs.get("jobs") == [list(job)]]
     if not found:
         return None
     trial = import_optuna().trial.Trial(study, found[-1]._trial_id)
+    reported = set(found[-1].intermediate_values)
 
     def report(step: int, metrics: dict[str, float], metric: str) -> None:
         if math.isfinite(metrics.get(metric, math.nan)):
             trial.report(metrics[metric], step)
-            if next(evaluations) >= FIRST_PRUNING and trial.should_prune():
+            reported.add(step)
+            if len(reported) >= FIRST_PRUNING and trial.should_prune():
                 raise PrunedError(f"pruned at step {step}, where its {metric} was {metrics[metric]:.4g}")
 
     return report

@@ -96,9 +96,9 @@ class GridSweeper(Sweeper):
             planned.setdefault(folder, job)
         sweeps.add_jobs(self.folder, planned)
         self.jobs |= planned
-        waiting = [*planned]
+        waiting, ended = [*planned], {run: runs.state(run) for run in planned if not self.is_open(run)}
         quiet = self.choices["hydra/launcher"] in progress.IN_PROCESS
-        with contextlib.nullcontext() if quiet else progress.shown(self.folder, planned.keys(), self.started):
+        with contextlib.nullcontext() if quiet else progress.shown(self.folder, planned.keys(), ended, self.started):
             while waiting:
                 self.launch_all(waiting)
                 self.wait_for_other_processes(waiting)

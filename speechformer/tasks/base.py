@@ -124,6 +124,11 @@ class Task(pl.LightningModule):
         """Return the mean loss of a batch, and add the number of its tokens to `tokens`."""
         raise NotImplementedError
 
+    def on_train_epoch_start(self) -> None:
+        trainer: Any = self.trainer
+        if trainer.overfit_batches:  # the same ones in each epoch
+            trainer.train_dataloader.load_state_dict({"epoch": 0, "given": 0})
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss to differentiate. On several devices it is weighted by the device's part of the batch.
 

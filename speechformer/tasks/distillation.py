@@ -13,6 +13,8 @@ Shapes: R targets, V words.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,12 +37,16 @@ class CrossFittedTargets:
     """
 
     def __init__(self, stream: Tensor, order: int, vocabulary: int, vocab_size: int, share: float) -> None:
+        self.stream, self.order, self.vocabulary = stream, order, vocabulary
         self.contexts, self.vocab_size, self.share = contexts_of(stream[:-1], order), vocab_size, share
         self.ends = len(stream) * torch.arange(1, FOLDS + 1) // FOLDS
-        folds = stream.tensor_split(self.ends[:-1])
-        self.teachers = [
-            KneserNey(torch.cat((*folds[:fold], *folds[fold + 1 :])), order, vocabulary) for fold in range(FOLDS)
-        ]
+
+    @functools.cached_property
+    def teachers(self) -> list[KneserNey]:
+        """The model of each fold; an evaluation needs none."""
+        folds = self.stream.tensor_split(self.ends[:-1])
+        rest = [torch.cat((*folds[:fold], *folds[fold + 1 :])) for fold in range(FOLDS)]
+        return [KneserNey(stream, self.order, self.vocabulary) for stream in rest]
 
     def distributions(self, places_R: Tensor, targets_R: Tensor) -> Tensor:
         """Return q for the targets at these places of the stream, [R, V]."""

@@ -33,12 +33,11 @@ def matrix_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type != "cpu" or has_amx() else torch.float32
 
 
-def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Replace the singular values of a matrix by values of about 1, by Newton-Schulz iterations.
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Replace the singular values of a matrix by values of about 1, by five Newton-Schulz iterations.
 
     Args:
         matrix: [M, N]; its norm does not matter.
-        steps: number of iterations.
 
     Returns:
         [M, N] in `matrix_dtype`: with p of `NEWTON_SCHULZ` and U S V^T = matrix / norm, U p(...p(S)) V^T.
@@ -47,7 +46,7 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     wide = matrix.mT if matrix.size(0) > matrix.size(1) else matrix
     x = wide.to(matrix_dtype(matrix.device), copy=True)
     x.div_(x.norm().clamp(min=1e-7))
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide is matrix else x.mT

@@ -1,4 +1,4 @@
-"""Texts on their way into a model, and out of it into Markdown."""
+"""Texts on their way into a model."""
 
 from __future__ import annotations
 

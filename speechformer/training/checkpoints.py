@@ -2,7 +2,7 @@
 
 A run that is killed resumes from `last.ckpt` exactly: the file holds everything that later steps or the result depend
 on. Lightning saves weights, optimizer, schedule and loops; the task its random state, curve and the position in the
-batches; callbacks their state. An ensemble has the `last.ckpt` of its first run's folder until it ends.
+batches; callbacks their state. An ensemble has `ensemble.ckpt` in the folder of its first run until it ends.
 
 The other files hold weights alone, of each run: `best.ckpt`, `weights/<step>.ckpt` of the evaluations to average,
 which are removed at the end, and `checkpoints/<step>.ckpt`, which stay.
@@ -26,7 +26,7 @@ from torch import Tensor
 from speechformer import console
 from speechformer.corpora.files import atomic_write
 from speechformer.errors import UserError, one_sentence
-from speechformer.runs.folder import HISTORY, LAST, PREVIOUS, WEIGHTS
+from speechformer.runs.folder import ENSEMBLE, HISTORY, LAST, PREVIOUS, WEIGHTS
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import read_checkpoint
 
@@ -70,7 +70,8 @@ class Checkpoints(Checkpoint):
                 if run.averaged > 1:
                     self.keep_weights(run, trainer.global_step)
         if trainer.state.fn == "fit":
-            self.save_last(trainer)
+            found_best = any(run.best[1] == trainer.global_step for run in self.runs)
+            self.save_last(trainer, at_once=found_best)  # a run that resumes may not find it again
 
     def keep_weights(self, run: Run, step: int) -> None:
         """Write the weights of this evaluation, and remove those that are no longer among the last `averaged`."""
@@ -88,12 +89,12 @@ class Checkpoints(Checkpoint):
             for run in self.runs:
                 run.save_weights(f"{HISTORY}/{trainer.global_step}.ckpt")
 
-    def save_last(self, trainer: pl.Trainer) -> None:
-        """Write `last.ckpt` if a multiple of `checkpoint_every` steps has passed since the last write."""
+    def save_last(self, trainer: pl.Trainer, at_once: bool = False) -> None:
+        """Write `last.ckpt`, at once or if a multiple of `checkpoint_every` steps has passed since the last write."""
         step, every = trainer.global_step, self.config["checkpoint_every"]
-        if is_stepped(trainer) and step // every > self.saved_at // every:
+        if is_stepped(trainer) and (at_once or step // every > self.saved_at // every):
             self.saved_at = step
-            trainer.save_checkpoint(self.runs[0].folder.path / LAST)
+            trainer.save_checkpoint(resumed_file(self.runs))
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -107,6 +108,11 @@ class Checkpoints(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.saved_at = state_dict["saved_at"]
+
+
+def resumed_file(runs: Sequence[Run]) -> Path:
+    """Return the file that a run, or an ensemble of some, resumes from."""
+    return runs[0].folder.path / (LAST if len(runs) == 1 else ENSEMBLE)
 
 
 def is_stepped(trainer: pl.Trainer) -> bool:
@@ -131,7 +137,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     try:
         with atomic_write(path) as file:
             torch.save(checkpoint, file)
-            if path.name == LAST and path.exists():
+            if path.name in (LAST, ENSEMBLE) and path.exists():
                 keep_previous(path)
     except RuntimeError as error:  # torch reports a full disk so
         reason = "the file could not be written to its end, perhaps because the disk is full"
@@ -186,7 +192,7 @@ def load_chosen_weights(run: Run) -> None:
     """Load the weights to test: those of `best.ckpt`, or the mean of the last evaluations'.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or is not of the best evaluation.
     """
     path = run.folder.path / ("best.ckpt" if run.averaged == 1 else "average.ckpt")
     if run.averaged > 1:
@@ -198,15 +204,18 @@ def load_chosen_weights(run: Run) -> None:
                 run.save_weights(path.name)
             return
     try:  # an average.ckpt is of this run, whose result was lost
-        run.task.load_state_dict(read_checkpoint(path)["state_dict"])
+        checkpoint = read_checkpoint(path)
+        if run.averaged == 1 and checkpoint["global_step"] != run.best[1]:
+            raise UserError(f"{path} is of step {checkpoint['global_step']}, but the best is {run.best[1]}.")
+        run.task.load_state_dict(checkpoint["state_dict"])
     except (UserError, RuntimeError) as error:
         raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 
 
-def resumable(module: pl.LightningModule, directory: Path) -> tuple[Path | None, dict[str, Any]]:
+def resumable(module: pl.LightningModule, last: Path) -> tuple[Path | None, dict[str, Any]]:
     """Return the last checkpoint of a module that is not damaged, to resume from, and its content; None and {}."""
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    for path in (directory / LAST, directory / PREVIOUS):
+    for path in (last, last.with_name(PREVIOUS)):
         if not path.exists():
             continue
         try:

@@ -159,10 +159,6 @@ class Ensemble(pl.LightningModule):
             task.restore(progress, checkpoint["batches"])
             self.tokens[k] = task.tokens
 
-    def diverged(self) -> bool:
-        """Return whether all tasks have diverged."""
-        return all(task.diverged() for task in self.tasks)
-
 
 def by_task(values_K: Tensor, parameter: Tensor) -> Tensor:
     """Return a number for each task in the shape that multiplies a stacked parameter, [K, 1, ...]."""

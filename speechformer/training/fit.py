@@ -1,6 +1,9 @@
 """Train and evaluate: from configs, a corpus and folders to results. One run, or the runs of an ensemble.
 
 data, tasks  ->  Trainer.fit  ->  evaluation of the last step  ->  test of the chosen weights  ->  results
+
+`Trainer.fit` calls `tasks.base.Task` (or `Ensemble`, for several): `training_step` makes a batch a loss, and
+`validation_step` and `end_evaluation` measure. `Checkpoints` and `Progress` write what is written meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +28,7 @@ from speechformer.tasks.optim import has_amx
 from speechformer.tasks.registry import AnyCorpus, build_data
 from speechformer.training import devices
 from speechformer.training.callbacks import OnEvaluation, PhaseTimer, Progress, progress_bars
-from speechformer.training.checkpoints import (
-    Checkpoints,
-    load_chosen_weights,
-    resumable,
-)
+from speechformer.training.checkpoints import Checkpoints, load_chosen_weights, resumable, resumed_file
 from speechformer.training.ensemble import Ensemble, EnsembleData
 from speechformer.training.loggers import RunLoggers
 from speechformer.training.pictures import Pictures
@@ -73,7 +72,7 @@ def fit(
         device = stack.enter_context(devices.lease_devices(config["trainer"], threads, launcher))
         timer = PhaseTimer(start + time.perf_counter() - waiting)
 
-        checkpoint, content = resumable(module, folder.path)
+        checkpoint, content = resumable(module, resumed_file(runs))
         for run, rows in zip(runs, content.get("rows") or [[]] * len(runs), strict=True):
             run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, rows, content.get("global_step"))
             stack.enter_context(closed_at_failure(run))
@@ -146,18 +145,21 @@ def train(
     sound = [run for run in runs if not run.task.diverged()]
     if any(not run.task.curve or run.task.curve[-1]["step"] != trainer.global_step for run in sound):
         trainer.validate(module, datamodule=source, verbose=False)
+    trainer.save_checkpoint(resumed_file(runs))
     if isinstance(module, Ensemble):
         module.tie()  # Lightning has moved it back from its device
         for run in runs:
             run.save_weights(LAST)
-    else:
-        trainer.save_checkpoint(runs[0].folder.path / LAST)
 
 
 def test(
     runs: Sequence[Run], module: pl.LightningModule, source: pl.LightningDataModule, trainer: pl.Trainer
 ) -> None:
-    """Test the chosen weights of each run that has not diverged; the metrics go into `run.metrics`."""
+    """Test each run that has not diverged; the metrics go into `run.metrics`.
+
+    If a part of train is held out, the weights that it chooses are tested, else the last ones, on test texts that
+    were not evaluated in training.
+    """
     data, extra, tested = runs[0].data, None, []
     for run in runs:
         if run.task.diverged():

@@ -86,11 +86,11 @@ def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> 
         The folders of the runs that have a result now; none if fewer than two are left.
     """
     start, members = time.perf_counter(), []
+    corpus = load(as_plain(jobs[0][0]))  # the same of all
     with contextlib.ExitStack() as owned:
         for cfg, directory, overrides in jobs:
             config = as_plain(cfg)
-            logger = [config.pop(name) for name in ("force", "logger")][1]
-            corpus = load(config)
+            _, logger = config.pop("force"), config.pop("logger")
             fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
             with contextlib.suppress(ForeignError, OccupiedError):  # then it runs alone
                 folder = owned.enter_context(own(directory, config, fingerprint, overrides, wait=False))

@@ -124,6 +124,13 @@ def isolated() -> Iterator[None]:
         os.environ.update(variables)
 
 
+def free_memory() -> None:
+    """Free what a training has left, whose Trainer and module refer to each other: it may have lacked memory."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an exception says that an allocation failed."""
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY)
