@@ -105,7 +105,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
         'config["threads"] or',
         "fit threads runs",
     ),
-    ("runs/folder.py", "remove(self.path, WEIGHTS, PREVIOUS, ENSEMBLE)", "remove(self.path, WEIGHTS)", "fit kills runs"),
+    ("runs/folder.py", "WEIGHTS, PREVIOUS, ENSEMBLE)", "WEIGHTS)", "fit kills runs"),
     ("runs/folder.py", "self.replaces = True", "self.replaces = False", "runs"),
     ("runs/identity.py", '("checkpoint_every", "compile",', '("checkpoint_every",', "sweeps fit"),
     ("corpora/files.py", "os.fsync(file.fileno())", "pass", "files kills"),

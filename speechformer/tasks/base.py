@@ -92,7 +92,7 @@ class Task(pl.LightningModule):
         self.curve: list[dict[str, float]] = []
         self.diverged_at: int | None = None
         self.generator = torch.default_generator
-        self.ensemble: Sequence[Any] = ()
+        self.averaged_tasks: Sequence[Any] = ()
         self.resumes_from: dict[str, Any] | None = None  # random state and batches, until training starts
         self.register_buffer("tokens", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -198,18 +198,18 @@ class Task(pl.LightningModule):
         """Add what `forward_batch` returned to `measured`."""
         raise NotImplementedError
 
-    def evaluate_ensemble(self, batch: Batch) -> None:
-        """Add an evaluation batch to `measured`, where the mean of the probabilities of `ensemble` decides.
+    def evaluate_average(self, batch: Batch) -> None:
+        """Add an evaluation batch to `measured`, where the mean of the probabilities of `averaged_tasks` decides.
 
         Override this if `forward_batch` does not return logits.
         """
-        logs = [task.forward_batch(task.model, batch).float().log_softmax(dim=-1) for task in self.ensemble]
+        logs = [task.forward_batch(task.model, batch).float().log_softmax(dim=-1) for task in self.averaged_tasks]
         self.update_metrics(log_of_mean(logs), batch)
 
     def evaluate_batch(self, batch: Batch) -> None:
         """Add an evaluation batch to `measured`."""
-        if self.ensemble:
-            self.evaluate_ensemble(batch)
+        if self.averaged_tasks:
+            self.evaluate_average(batch)
         else:
             self.update_metrics(self.forward_batch(self.model, batch), batch)
 

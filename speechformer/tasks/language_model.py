@@ -264,11 +264,11 @@ class LanguageModel(Task):
         logits_RV = F.linear(hidden_RD, output.weight, output.bias).float()
         return logits_RV.log_softmax(dim=1).gather(1, targets_R[:, None])[:, 0]
 
-    def evaluate_ensemble(self, batch: Batch) -> None:
+    def evaluate_average(self, batch: Batch) -> None:
         (split, name), scored = batch["part"], batch["targets"] != IGNORE
         targets, metric = batch["targets"][scored], "_".join(filter(None, ("perplexity", name)))
         logs = log_of_mean(
-            [task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in self.ensemble]
+            [task.logs(task.forward_batch(task.model, batch)[scored], targets) for task in self.averaged_tasks]
         )
         if self.mixture_metric is not None and split in ("validation", "test"):
             self.mixture_metric.update(batch["part"], logs, batch["places"][scored])

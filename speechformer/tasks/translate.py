@@ -135,7 +135,7 @@ class Translate(Task):
     def evaluate_batch(self, batch: Batch) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as in `speechformer.translate`, in any precision
             scored = (batch["target"][:, 1:] != PAD).flatten().nonzero().flatten()
-            models = [task.model for task in self.ensemble]
+            models = [task.model for task in self.averaged_tasks]
             logs = [target_logs(model, batch) for model in models]
             loss = -log_of_mean(logs).mean() if logs else self.loss(batch, scored)
             self.measured[f"{batch['part']}_perplexity"].update(loss, len(scored))

@@ -96,7 +96,7 @@ def measure(runs: Sequence[TrainedRun], data: TaskData) -> dict[str, float | Non
     weights = {name: weight.clone() for name, weight in task.state_dict().items()}
     task.attach(data)
     task.load_state_dict(weights)  # `attach` may set initial ones
-    task.ensemble = [run.task for run in runs] if len(runs) > 1 else ()
+    task.averaged_tasks = [run.task for run in runs] if len(runs) > 1 else ()
     with quiet():
         trainer = pl.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
