@@ -83,7 +83,7 @@ def attention(arguments: argparse.Namespace) -> None:
         write_page(runs, output.file("attention.html"), text, alone=True)
         console.say(str(output.path / "attention.html"))
     except UserError as error:
-        console.say(f"There is no page: {error}")
+        console.say(f"No page was written. {error}")
     if not passed:
         fail("the weights are not valid attention weights; see FAIL above.")
 

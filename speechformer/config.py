@@ -6,6 +6,7 @@ classes in `probes/`, and as the constructors of positions and patterns in `laye
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -229,6 +230,11 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
         full_key = str(cause.full_key)
         parent, _, key = full_key.rpartition(".")
         names = cause.parent_node if parent else [*Config.model_fields, "experiment", "machine"]
+        if parent == "trainer":
+            from lightning.pytorch import Trainer
+
+            if key in inspect.signature(Trainer).parameters:
+                return f"trainer.{key} is not listed in config.yaml, so it needs a +: +trainer.{key}=..."
         valid = ", ".join(names) + (", and with a + those of Lightning's Trainer" if parent == "trainer" else "")
         return f"{parent or 'the config'} has no key '{key}'; the valid ones are: {valid}.{suggest(full_key)}"
     reasons = [str(each).strip().partition("\n")[0].rstrip(".") for each in (error, cause) if each is not None]

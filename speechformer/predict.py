@@ -9,6 +9,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from tabulate import tabulate
+
 from speechformer import console
 from speechformer.analysis.command_line import load_runs, read_sentences, run_parser
 
@@ -19,10 +21,8 @@ if TYPE_CHECKING:
 def format_prediction(prediction: Prediction, most: int = 5) -> str:
     """Format a prediction for the terminal, with up to `most` words for the class and as many against it."""
     shares = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
-    rows = [
-        (f"  {name}", console.format_metric("accuracy", share), "█" * round(30 * share)) for name, share in shares
-    ]
-    bars = [line.rstrip() for line in console.table([(*row[:2], row[2].ljust(30)) for row in rows]).splitlines()]
+    rows = [(name, console.format_metric("accuracy", share), "█" * round(30 * share)) for name, share in shares]
+    bars = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right", "left")).splitlines()
     notes = []
     ranked = sorted(zip(prediction.weights or [], prediction.words), key=lambda pair: -abs(pair[0]))
     for label, sign in (("for", 1), ("against", -1)):
@@ -31,7 +31,7 @@ def format_prediction(prediction: Prediction, most: int = 5) -> str:
     if prediction.weights and not notes:
         notes = ["no single word changes ln P by 0.005 or more"]
     text = prediction.text if len(prediction.text) <= 200 else f"{prediction.text[:199]}…"
-    return "\n".join([text, *bars, *(f"  {note}" for note in (*notes, *prediction.notes))])
+    return "\n".join([text, *(f"  {line}".rstrip() for line in (*bars, *notes, *prediction.notes))])
 
 
 def predict(arguments: argparse.Namespace) -> None:

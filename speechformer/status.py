@@ -48,7 +48,8 @@ def describe(jobs: list[sweeps.Job]) -> str:
             where = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             rows.append(["running", job.name, f"{step}for {since}, {where}"])
         elif status not in ("finished", "left"):
-            rows.append([status, job.name, f"{job.error} ({job.folder.name})"])
+            where = f" ({job.folder.name})" if job.folder.name != job.name else ""
+            rows.append([status, job.name, f"{job.error}{where}"])
     first, second = (max((len(row[k]) for row in rows), default=0) for k in (0, 1))
     lines = [f"  {status:{first}}  {name:{second}}  {text}" for status, name, text in rows]
     return "\n".join([progress.describe(jobs), *lines])

@@ -184,10 +184,13 @@ def test_how_the_report_shows_evaluations(a_classifier: Path, tmp_path: Path) ->
     ensembles = {"alone": runs[:1], "1": runs[:2], "2": runs[1:3], "3": [runs[0], runs[3]]}
     for name, members in ensembles.items():
         write(evaluate(members), members[0], prepare(tmp_path / "e" / name))
-    (study,), remarks = build_studies(read_runs([a_classifier, tmp_path / "e"])[0])
+    write(evaluate([load(a_classifier, "best.ckpt")]), runs[0], prepare(tmp_path / "e" / "best"))
+    found, left_out = read_runs([a_classifier, tmp_path / "e"])
+    assert left_out == [f"{tmp_path / 'e' / 'alone'} tests the weights of a run's own result again and is left out."]
+    (study,), remarks = build_studies(found)
     labels = [variant.label.rpartition(", ")[2] for variant in study.variants]
     mixed = "ensemble of 2 (width=16; width=128)"
-    assert sorted(labels) == ["checkpoint last.ckpt", "ensemble of 2", mixed, "full attention"]
+    assert sorted(labels) == ["checkpoint best.ckpt", "ensemble of 2", mixed, "full attention"]
     shared = f"{tmp_path / 'e' / '2'} shares a run with another ensemble and is left out."
     assert remarks == [shared]
 

@@ -254,8 +254,8 @@ def test_every_cell_can_be_made_again(tmp_path: Path) -> None:
 def test_a_folder_without_a_result_is_answered_in_one_sentence(tmp_path: Path) -> None:
     for content, message in (
         (None, "no such folder"),
-        ("", r"No readable result\.json under .* Give the folder of your runs"),
-        ("[]", r"No readable result\.json under .* is damaged"),
+        ("", r"There is no run to report under .* Give the folder of your runs"),
+        ("[]", r"There is no run to report under .* is damaged"),
     ):
         if content is not None:
             (tmp_path / "runs").mkdir(exist_ok=True)

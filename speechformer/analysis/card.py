@@ -16,7 +16,6 @@ from speechformer.escape import escape_markdown
 
 def card(run: TrainedRun, formats: Sequence[str]) -> str:
     """Return the README.md of an export in some formats."""
-    (ability,) = run.task.abilities
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -27,7 +26,7 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
     return environment.get_template("card.md").render(
         run=run,
         result=run.result,
-        ability=ability,
+        ability=next(iter(run.task.abilities), None),
         formats=formats,
         version=speechformer.__version__,
         length=min(run.max_length or 50, 50),

@@ -230,7 +230,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
             }
         )
         steps = [step for step, _ in own if step is not None]
-        span = f", steps {steps[0]} to {steps[-1]}" if steps else ""
+        span = f", steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else ""
         lines.append(f"{run.directory.name} ({run.label}): {len(own)} of {len(known)} checkpoints{span}")
         if len(known) == 1 and not alone:
             lines.append("No slider over its training: train with keep_every_n_steps=100 to get one.")

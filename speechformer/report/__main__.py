@@ -25,7 +25,8 @@ def summarise(arguments: argparse.Namespace) -> None:
 
     for study in report(**vars(arguments)):
         say(study)
-    console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX), figures")
+    figures = ", figures" if arguments.draw else ""
+    console.say(f"{arguments.output}: report.md, report.html, tables (CSV, LaTeX){figures}")
 
 
 def main() -> None:

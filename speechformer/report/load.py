@@ -330,6 +330,8 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                     run = Run(folder, read_result(folder, "reported"))
                     if run.result.get("debug"):
                         remarks.append(f"{folder} was run with arguments for debugging and is left out.")
+                    elif run.result.get("again"):
+                        remarks.append(f"{folder} tests the weights of a run's own result again and is left out.")
                     else:
                         runs.append(run)
                 except DamagedError as error:
@@ -338,7 +340,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 remarks.append(f"{folder} has no {RESULT}: the run is unfinished.")
     if not runs:
         details = " ".join(remarks[:3]) or "Give the folder of your runs, such as outputs/sweeps, or train one first."
-        raise UserError(f"No readable {RESULT} under {', '.join(map(str, folders))}. {details}")
+        raise UserError(f"There is no run to report under {', '.join(map(str, folders))}. {details}")
     return runs, remarks
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
+from speechformer.analysis.find import find_checkpoint
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.splits import number_of_folds
@@ -52,6 +53,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
     task, config = runs[0].task, results[0]["config"]
     metrics = measure(runs, data_of(runs[0], root))
     settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
+    again = len(runs) == 1 and runs[0].checkpoint == find_checkpoint(runs[0].directory)[0]
     if len(runs) > 1:
         settings["ensemble"] = name_of(results)
     result = {
@@ -67,6 +69,7 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         ],
         "parameters": {"total": sum(result["parameters"]["total"] for result in results)},
         "curve": [],
+        "again": again,  # the run's own result has the same weights
         "evaluation_seconds": time.perf_counter() - start,
         "commit": identity.commit(),
         "versions": identity.versions(),
