@@ -35,6 +35,7 @@ from speechformer.report.tables import (
     legend,
     p_value,
     scale,
+    within_scale,
 )
 
 matplotlib.use("Agg")
@@ -297,12 +298,14 @@ def factor_grid(study: Study) -> Figures:
     for axis, metric in zip(axes, metrics):
         summaries = [Summary(study.values(variant.label, metric).values()) for variant in variants]
         frame["mean"] = [scale(metric) * own.mean for own in summaries]
-        frame["half"] = [scale(metric) * (own.confidence_interval[1] - own.mean) for own in summaries]
+        ends = [within_scale(metric, own.confidence_interval) for own in summaries]
+        frame[["low", "high"]] = scale(metric) * np.array(ends)
         lines = frame.sort_values("x").groupby("line", sort=False)
         for place, ((name, line), look) in enumerate(zip(lines, itertools.cycle(LOOKS))):
             if not is_numeric[first]:  # side by side, without a line
                 line, look = line.assign(x=line["x"] + 0.6 * (place / len(lines) - 0.5)), {**look, "ls": ""}
-            axis.errorbar(line["x"], line["mean"], line["half"], label=str(name), lw=1.9, **look)
+            errors = np.abs(line[["low", "high"]].T.to_numpy() - line["mean"].to_numpy())
+            axis.errorbar(line["x"], line["mean"], errors, label=str(name), lw=1.9, **look)
         factor = one_line(in_words(f"{first.removesuffix('.name')}=", {}), 40)
         axis.set(xlabel=factor, ylabel=wrapped(heading(metric), 28))
         if is_numeric[first]:

@@ -109,12 +109,18 @@ def number(metric: str, value: float | None, signed: bool = False, like: float |
     return f"{value:{'+' if signed and value else ''}.{decimals}f}".replace("-", "−")
 
 
+def within_scale(metric: str, interval: Interval) -> Interval:
+    """Return an interval of values, limited to the scale of an accuracy or score: Student's t is unbounded."""
+    if is_fraction(metric) or re.search("accuracy|bleu|chrf", metric):
+        return max(interval[0], 0.0), min(interval[1], 100 / scale(metric))
+    return interval
+
+
 def format_interval(metric: str, interval: Interval, signed: bool = False, like: float | None = None) -> str:
     """Format an interval as [low, high], limited to the scale of an accuracy or score; `like` as in `number`."""
     if math.isnan(interval[0]):
         return NONE
-    if not signed and (is_fraction(metric) or re.search("accuracy|bleu|chrf", metric)):  # Student's t is unbounded
-        interval = (max(interval[0], 0.0), min(interval[1], 100 / scale(metric)))
+    interval = interval if signed else within_scale(metric, interval)
     like = max(map(abs, interval)) if like is None else like
     return "[{}, {}]".format(*(number(metric, end, signed, like) for end in interval))
 
