@@ -98,6 +98,7 @@ class Config(Options):
     logger: LoggerOptions
     model: Choice
     pattern: Choice
+    attention: Choice
     corpus: Choice
     task: Choice
     probe: Choice | None = None
@@ -157,7 +158,9 @@ def check_config(config: dict[str, Any]) -> None:
         from lightning.pytorch import Trainer  # takes seconds
 
         check(options_of(Trainer), {name: trainer[name] for name in others}, "trainer")
-    chosen = ((config[group], CONF / group / f"{config[group]['name']}.yaml") for group in ("model", "pattern"))
+    chosen = (
+        (config[group], CONF / group / f"{config[group]['name']}.yaml") for group in ("model", "pattern", "attention")
+    )
     if any(options != load_plain(file) for options, file in chosen):
         check_attention(config)
 

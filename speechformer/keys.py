@@ -15,7 +15,17 @@ _beside = Path(__file__).parent / "conf"  # in an installed package
 CONF = _beside if _beside.is_dir() else Path(__file__).parents[1] / "conf"  # in a checkout
 # With the package `hydra_plugins`, which Hydra searches when it composes its first config
 sys.path.append(str(Path(__file__).parent / "sweeps" / "plugins"))
-GROUPS = ("model", "pattern", "recipe", "protocol", "corpus", "logger", "probe", "task")  # whose keys have their name
+GROUPS = (
+    "model",
+    "pattern",
+    "attention",
+    "recipe",
+    "protocol",
+    "corpus",
+    "logger",
+    "probe",
+    "task",
+)  # whose keys have their name
 
 
 def load_plain(file: Path) -> Any:

@@ -92,12 +92,19 @@ def check(model: type[M], options: Mapping[str, Any], place: str = "") -> M:
 
 @functools.cache
 def options_of(function: Callable[..., Any], *common: str) -> type[Options]:
-    """Declare the parameters of a function, or of a class's constructor, but for the `common` ones, as options."""
+    """Declare the parameters of a function, or of a class's constructor, but for the `common` ones, as options.
+
+    A constructor that takes `**options` passes those of its base class on.
+    """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     fields: Any = {
-        p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in parameters if p.name not in common
+        p.name: (p.annotation, ... if p.default is p.empty else p.default)
+        for p in parameters
+        if p.name not in common and p.kind is not p.VAR_KEYWORD
     }
-    return create_model(function.__name__, __base__=Options, **fields)
+    takes_more = isinstance(function, type) and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    base = options_of(function.__base__, *common) if takes_more else Options  # type: ignore[attr-defined]
+    return create_model(function.__name__, __base__=base, **fields)
 
 
 def build(kinds: Mapping[str, Callable[..., T]], spec: Mapping[str, Any], group: str, **common: Any) -> T:

@@ -16,13 +16,14 @@ from speechformer.errors import UserError
 from speechformer.layers.attention import (
     Attention,
     CrossAttention,
+    Layer,
     Pairs,
     SelfAttention,
     attention_reference,
 )
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import build_pattern
-from speechformer.layers.positions import POSITIONS, Positions, build_positions
+from speechformer.layers.positions import POSITIONS, Positions, Sizes, build_positions
 
 T = 12
 
@@ -50,7 +51,8 @@ def test_the_reference_is_torchs_attention(model: str, pattern: str, causal: boo
 
 @pytest.mark.parametrize("cross", [False, True])
 def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
-    ours: Any = (CrossAttention if cross else SelfAttention)(16, 2, Dropout(0.0), qkv_bias=True, bias=True)
+    layer = Layer(Sizes(16, 2, T, False), 0, Dropout(0.0), qkv_bias=True, bias=True)
+    ours: Any = CrossAttention(16, 2, Dropout(0.0), True, True) if cross else SelfAttention(layer)
     theirs = nn.MultiheadAttention(16, 2, batch_first=True)
     projections = [ours.q, ours.kv] if cross else [ours.qkv]
     weights = {f"in_proj_{name}": torch.cat([getattr(x, name) for x in projections]) for name in ("weight", "bias")}

@@ -44,7 +44,7 @@ def test_what_hydra_cannot_follow_is_an_error_that_names_it(word: str) -> None:
         ("dropout=null", "dropout must be a number, not None."),
         ("dropout=1", "dropout must be less than 1, not 1."),
         ("architecture.bias=off", "architecture.bias must be true or false, not 'off'."),
-        ("architecture.norm=mid", "architecture.norm must be 'pre' or 'post', not 'mid'."),
+        ("architecture.norm=mid", "architecture.norm must be 'pre', 'post', 'sandwich' or 'parallel', not 'mid'."),
         ("trainer.max_epochs=-2", "trainer.max_epochs must be at least -1, not -2."),
         ("recipe.betas=[0.9]", "recipe.betas must be a list of at least 2, not [0.9]."),
         ("recipe.betas=[0.9,x]", "recipe.betas.1 must be a number, not 'x'."),

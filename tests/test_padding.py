@@ -29,7 +29,7 @@ def test_heads_of_tokens_are_those_of_padded_sequences() -> None:
     tokens = unpadder_for(TOKEN_MASK, N)
     assert tokens is not None
     qkv_RE = torch.randn(3, 3 * N * H, requires_grad=True)
-    heads, oracle = torch.stack(tokens.split(qkv_RE, N)), torch.stack(Places().split(tokens.pad(qkv_RE), N))
+    heads, oracle = torch.stack(tokens.split(qkv_RE, N, N)), torch.stack(Places().split(tokens.pad(qkv_RE), N, N))
     expected = torch.where(TOKEN_MASK[:, None, :, None], oracle, qkv_RE[0, :H])  # padding takes the first row
     assert torch.equal(heads, expected)
     assert torch.equal(tokens.join(heads[0]), qkv_RE[:, : N * H])

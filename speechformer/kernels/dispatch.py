@@ -20,7 +20,7 @@ from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.flex import FlexAttention, partial_tiles
 from speechformer.kernels.padding import Unpadder, without_padding
 from speechformer.kernels.sparse import SparseBlocks, layout_of
-from speechformer.layers.attention import Attention, Pairs, Places
+from speechformer.layers.attention import Attention, Pairs, Places, SelfAttention
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import all_pairs
 
@@ -80,11 +80,14 @@ class DroppedAttention(torch.autograd.Function):
 class SDPA(Attention):
     """`scaled_dot_product_attention`, without a bias if causality alone decides it; with dropout, own operations."""
 
-    def of_projections(self, qkv_BTE: Tensor, heads: int, dropout: Dropout) -> Tensor | None:
-        uncommon = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-        if not dropout.active_rate or qkv_BTE.device.type != "cpu" or uncommon or self.bias is None:
-            return None
-        assert isinstance(dropout, FastDropout)
+    def fuses(self, x_BTD: Tensor, dropout: Dropout) -> bool:
+        if not dropout.active_rate or x_BTD.device.type != "cpu" or self.pairs is None or self.bias is None:
+            return False
+        rotates = self.pairs.positions.overrides("rotate")
+        return not (rotates or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
+
+    def of_projections(self, qkv_BTE: Tensor, heads: int, dropout: Dropout) -> Tensor:
+        assert self.bias is not None and isinstance(dropout, FastDropout)
         places = self.places
         if not isinstance(places, Unpadder):
             places = without_padding(*qkv_BTE.shape[:2], heads)
@@ -98,6 +101,7 @@ class SDPA(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
+        mechanism: SelfAttention | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         rate = dropout.active_rate
         if rate and not q_BNTH.is_cuda:
@@ -110,7 +114,14 @@ class SDPA(Attention):
 
 
 def choose_kernel(
-    pairs: Pairs, B: int, head_width: int, dropout: float, with_weights: bool, compiled: bool, places: Places | None
+    pairs: Pairs,
+    B: int,
+    head_width: int,
+    dropout: float,
+    with_weights: bool,
+    compiled: bool,
+    places: Places | None,
+    needs_reference: bool = False,
 ) -> Attention:
     """Return the kernel of a pass.
 
@@ -120,10 +131,11 @@ def choose_kernel(
         with_weights: whether the pass returns the weights.
         compiled: whether compiled blocks call the kernel.
         places: of the tokens between layers.
+        needs_reference: whether the layers score or normalise otherwise.
     """
     T, device = pairs.i_T.shape[0], pairs.token_positions.device  # torch.export would take len() for a constant
-    if with_weights:
-        return Attention(pairs.bias(*pairs.all), pairs, places)
+    if with_weights or needs_reference:
+        return Attention(pairs.bias(*pairs.all), pairs, places, with_weights)
     if pairs.j_S.shape[0] == T:
         if device.type == "cuda" and HAS_TRITON and not dropout and suits_flex(pairs, B, head_width):
             return FlexAttention(pairs)

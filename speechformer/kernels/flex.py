@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from speechformer.layers.attention import Attention, Pairs, attention_mask
+from speechformer.layers.attention import Attention, Pairs, SelfAttention, attention_mask
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern
 
@@ -38,6 +38,7 @@ class FlexAttention(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
+        mechanism: SelfAttention | None = None,
     ) -> tuple[Tensor, None]:
         assert self.pairs is not None
         attend, score_mod = flex.flex_attention, self.pairs.positions.score_mod()

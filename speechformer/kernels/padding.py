@@ -58,8 +58,11 @@ class Unpadder(Places):
         index = inverse.new_zeros(places.numel()).index_copy_(0, inverse.flatten(), torch.arange(inverse.numel()))
         return index, inverse.flatten(), inverse[:, :N].flatten()
 
-    def split(self, qkv_BTE: Tensor, heads: int) -> tuple[Tensor, ...]:
-        """Return queries, keys and values from those of the tokens, [R, E]; those of padding are arbitrary."""
+    def split(self, qkv_BTE: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each of as many heads, from those of the tokens, [R, E].
+
+        Those of padding are arbitrary.
+        """
         index, inverse, _ = self.head_rows
         rows = Gather.apply(qkv_BTE.view(-1, qkv_BTE.shape[1] // (3 * heads)), index, inverse)
         return rows.view(3, self.B, heads, self.T, -1).unbind()

@@ -20,7 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speechformer.layers.attention import Attention, Pairs, Places, attention_reference, gate_bias
+from speechformer.layers.attention import (
+    Attention,
+    Pairs,
+    Places,
+    SelfAttention,
+    attention_reference,
+    gate_bias,
+)
 from speechformer.layers.dropout import Dropout
 from speechformer.layers.patterns import Pattern, all_pairs, parts
 
@@ -88,6 +95,7 @@ class SparseBlocks(Attention):
         v_BNSH: Tensor,
         dropout: Dropout,
         gates_BNS: Tensor | None = None,
+        mechanism: SelfAttention | None = None,
     ) -> tuple[Tensor, None]:
         """Compute attention in single precision at least: a softmax over parts needs more than half."""
         dtype = torch.promote_types(q_BNTH.dtype, torch.float32)

@@ -1,7 +1,8 @@
-"""Different positions or patterns in the layers of a model: `model=by_layer` and `pattern=by_layer` in the config.
+"""Different positions, patterns or attention in the layers of a model: `by_layer` in the config.
 
     model=by_layer 'model.layers=[rope,rope,nope]'
     pattern=by_layer 'pattern.layers=[{name:window,window:3},full]'
+    attention=by_layer 'attention.layers=[gated_delta,gated_delta,gated_delta,softmax]'
 
 An entry is the name of a choice, with its default options, or the choice with its options. The list repeats until all
 layers have one, from the first layer on. Layers with equal entries share an encoding, as all layers do otherwise.
@@ -17,6 +18,7 @@ from speechformer.errors import UserError
 EXAMPLES = {
     "model": "[rope,nope] or [{name:rope,base:500},nope]",
     "pattern": "[window,full] or [{name:window,window:3},full]",
+    "attention": "[delta,softmax] or [{name:delta,conv:0},softmax]",
 }
 
 
@@ -30,7 +32,7 @@ def per_layer_configs(spec: Mapping[str, Any], group: str, layers: int | None = 
     """Return the config group of each layer.
 
     Args:
-        spec: the config group "model" or "pattern".
+        spec: the config group "model", "pattern" or "attention".
         group: its name.
         layers: number of layers; None: those of the list, once.
 

@@ -163,7 +163,8 @@ class EnsembleStack(Stack):
         self.positions = EnsemblePositions([member.positions for member in members], parameters)
         # patterns of each layer, as many as `positions` has members
         self.member_patterns = list(zip(*(member.patterns for member in members)))
-        self.bias_groups = [self.member_patterns.index(patterns) for patterns in self.member_patterns]
+        groups = [(patterns, block.attention.kernel) for patterns, block in zip(self.member_patterns, self.blocks)]
+        self.bias_groups = [groups.index(group) for group in groups]
 
     def attentions(
         self,
@@ -177,7 +178,7 @@ class EnsembleStack(Stack):
         n, device = len(members), x_BTD.device
         token_masks = [None] * n if token_mask_BT is None else token_mask_BT.chunk(n)
 
-        def of_layer(patterns: tuple[Pattern, ...]) -> Attention:
+        def of_layer(patterns: tuple[Pattern, ...], kernel: str) -> Attention:
             pairs = [
                 Pairs.of_text(positions, pattern, self.causal, T, token_mask, device)
                 for positions, pattern, token_mask in zip(members, patterns, token_masks)
@@ -185,11 +186,12 @@ class EnsembleStack(Stack):
             biases = [member.bias(*member.all) for member in pairs]
             N = max(bias.shape[1] for bias in biases)
             bias = biases[0] if n == 1 else torch.cat([bias.expand(B // n, N, T, T) for bias in biases])
-            return (Attention if with_weights else SDPA)(
-                bias, Pairs.of_text(self.positions, patterns[0], self.causal, T, None, device)
-            )
+            every = Pairs.of_text(self.positions, patterns[0], self.causal, T, token_mask_BT, device)
+            if with_weights or kernel != "any":
+                return Attention(bias, every, None, with_weights)
+            return SDPA(bias, every)
 
-        built = {k: of_layer(self.member_patterns[k]) for k in set(self.bias_groups)}
+        built = {k: of_layer(self.member_patterns[k], self.blocks[k].attention.kernel) for k in set(self.bias_groups)}
         return [built[k] for k in self.bias_groups]
 
 

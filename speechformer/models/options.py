@@ -1,4 +1,4 @@
-"""The groups `architecture`, `model` and `pattern` of the config."""
+"""The groups `architecture`, `model`, `pattern` and `attention` of the config."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from speechformer.options import Options, Size
 class Architecture(Options):
     """What a network consists of, besides its sizes; `conf/config.yaml` explains each key."""
 
-    norm: Literal["pre", "post"]
+    norm: Literal["pre", "post", "sandwich", "parallel"]
+    norm_type: Literal["layer", "rms", "dyt"]
     final_norm: bool
     qkv_bias: bool
     bias: bool
-    activation: Literal["relu", "gelu"]
+    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu"]
     pool: Literal["mean", "cls"]
     classifier_width: Size
     scale_embedding: bool
@@ -24,18 +25,28 @@ class Architecture(Options):
 
 
 def check_attention(config: dict[str, Any]) -> None:
-    """Build the positions and patterns of a config to find what is wrong with their options; torch takes seconds.
+    """Build positions, patterns and attention of a config to find what is wrong with them; torch takes seconds.
 
     Raises:
         UserError: a choice or an option is unknown, or a value is invalid.
     """
     import torch
 
+    from speechformer.layers.attention import Layer
+    from speechformer.layers.by_layer import per_layer_configs
+    from speechformer.layers.dropout import Dropout
+    from speechformer.layers.mechanisms import build_attention
     from speechformer.layers.patterns import build_patterns
-    from speechformer.layers.positions import build_positions
+    from speechformer.layers.positions import Sizes, build_positions
 
-    build_patterns(config["pattern"], config["layers"])
-    if not config["model"]["name"].startswith("rnn"):
-        sizes = {name: config[name] for name in ("width", "heads")}
-        with torch.random.fork_rng(devices=[]):
-            build_positions(config["model"], length=1, causal=True, **sizes)
+    patterns = build_patterns(config["pattern"], config["layers"])
+    specs = per_layer_configs(config["attention"], "attention", config["layers"])
+    sizes = Sizes(config["width"], config["heads"], 1, True)
+    with torch.random.fork_rng(devices=[]):
+        attentions = [
+            build_attention(spec, Layer(sizes, k, Dropout(0.0), True, True)) for k, spec in enumerate(specs)
+        ]
+        if not config["model"]["name"].startswith("rnn"):
+            positions = build_positions(config["model"], **sizes._asdict())
+            for k, attention in enumerate(attentions):
+                attention.check(positions.at_layer(k), patterns[k])

@@ -19,17 +19,19 @@ from speechformer.errors import UserError, pick
 from speechformer.kernels.dispatch import choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
-from speechformer.layers.attention import Attention, Pairs, Places, checked, extend, forget_hidden_keys
-from speechformer.layers.block import Block, Memory
+from speechformer.layers.attention import Attention, Layer, Pairs, Places, checked, extend, forget_hidden_keys
+from speechformer.layers.block import NORMS, Block, Memory
 from speechformer.layers.by_layer import per_layer_configs
+from speechformer.layers.mechanisms import build_attention
 from speechformer.layers.patterns import build_patterns
-from speechformer.layers.positions import build_positions
+from speechformer.layers.positions import Sizes, build_positions
 from speechformer.layers.recurrent import Recurrent
 from speechformer.options import build
 
 Cache = list[dict[str, Tensor]]  # for each layer, what it keeps of earlier tokens; one row for each sequence
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # the modes of torch.compile with them
 COMPILE_MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")  # torch's
+SOFTMAX = {"name": "softmax"}
 Weights = dict[str, list[Tensor]]  # for each of "encoder", "decoder" and "cross", the attention weights of each layer
 
 
@@ -49,7 +51,8 @@ class Stack(nn.Module):
     Args:
         length: number of positions the model is trained on.
         causal: whether a token attends only to itself and earlier tokens.
-        model, pattern: config groups, `{"name": ..., options}`. See `conf/config.yaml` for the other options.
+        model, pattern, attention: config groups, `{"name": ..., options}`. See `conf/config.yaml` for the other
+            options.
         embedding_dropout: rate on the embeddings; None for `dropout`.
         first_token: whether to put a trained vector (CLS) in front of every sequence. It attends to all tokens,
             and all attend to it, whatever the pattern.
@@ -77,6 +80,10 @@ class Stack(nn.Module):
         layers: int,
         dropout: float,
         final_norm: bool,
+        attention: dict[str, Any] = SOFTMAX,
+        norm_type: str = "layer",
+        qkv_bias: bool,
+        bias: bool,
         embedding_dropout: float | None = None,
         scale_embedding: bool = False,
         first_token: bool = False,
@@ -96,15 +103,24 @@ class Stack(nn.Module):
         self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
         self.max_length = self.positions.max_length  # tokens; None for no limit
         self.patterns = build_patterns(pattern, layers, first_token)
-        pairs = [(self.positions.at_layer(k), layer_pattern) for k, layer_pattern in enumerate(self.patterns)]
-        self.bias_groups = [pairs.index(pair) for pair in pairs]  # the first layer with the same bias
         self.dropout_rate = dropout
         self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
-        block |= {"dropout_class": FastDropout}
-        gated = [self.positions.at_layer(k).overrides("gate") for k in range(layers)]
-        self.blocks: Sequence[Any] = nn.ModuleList(Block(**block, gated=gate) for gate in gated)  # type: ignore[assignment]
-        self.final_norm = nn.LayerNorm(width) if final_norm else nn.Identity()
+        block |= {"dropout_class": FastDropout, "qkv_bias": qkv_bias, "bias": bias, "norm_type": norm_type}
+        sizes = Sizes(width, heads, length + first_token, causal)
+        blocks = []
+        for k, spec in enumerate(per_layer_configs(attention, "attention", layers)):
+            gated = self.positions.at_layer(k).overrides("gate")
+            layer = Layer(sizes, k, FastDropout(dropout), qkv_bias, bias, gated)
+            mechanism = build_attention(spec, layer)
+            mechanism.check(self.positions.at_layer(k), self.patterns[k])
+            blocks.append(Block(mechanism, **block))
+        self.blocks: Sequence[Any] = nn.ModuleList(blocks)  # type: ignore[assignment]
+        groups = [
+            (self.positions.at_layer(k), self.patterns[k], block.attention.kernel) for k, block in enumerate(blocks)
+        ]
+        self.bias_groups = [groups.index(group) for group in groups]  # the first layer with the same bias
+        self.final_norm = NORMS[norm_type](width) if final_norm else nn.Identity()
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return embeddings and token mask, with the first token if the stack has one."""
@@ -124,7 +140,9 @@ class Stack(nn.Module):
 
         An accelerator would wait to learn their number, and compiled blocks would be compiled for every number.
         """
-        return self.training and self.embedding.weight.device.type == "cpu" and not self.is_compiled
+        on_cpu = self.embedding.weight.device.type == "cpu"
+        can = all(block.attention.can_unpad for block in self.blocks)
+        return self.training and on_cpu and can and not self.is_compiled
 
     def attentions(
         self,
@@ -142,11 +160,17 @@ class Stack(nn.Module):
         j_S = [i_T if past is None else extend(past, "j", i_T.expand(B, -1), 1)[0] for past in cache or none]
         positions = [self.positions.at_layer(k) for k in range(len(none))]
         prepared = {layer: layer.prepare(offset + T, device) for layer in dict.fromkeys(positions)}
-        chosen: dict[int, Attention] = {}
+        chosen, shared = dict[int, Attention](), dict[str, Tensor]()
         for k in dict.fromkeys(self.bias_groups):
             tokens = (prepared[positions[k]], i_T, j_S[k], token_mask_BT)
             pairs = Pairs(positions[k], self.patterns[k], self.causal, *tokens)
-            chosen[k] = self.choose(pairs, B, D // self.heads, rate, with_weights, compiled, places)
+            kernel = self.blocks[k].attention.kernel
+            if kernel == "none":
+                chosen[k] = Attention(None, pairs, places, with_weights)
+            else:
+                rest = (rate, with_weights, compiled, places, kernel == "reference")
+                chosen[k] = self.choose(pairs, B, D // self.heads, *rest)
+            chosen[k].shared = shared
         return [chosen[k] for k in self.bias_groups]
 
     def forward(
@@ -222,6 +246,7 @@ class RecurrentStack(nn.Module):
         width: int,
         layers: int,
         dropout: float,
+        attention: dict[str, Any] = SOFTMAX,
         embedding_dropout: float | None = None,
         scale_embedding: bool = False,
         first_token: bool = False,
@@ -229,8 +254,10 @@ class RecurrentStack(nn.Module):
         **of_a_transformer: Any,
     ) -> None:
         super().__init__()
-        if pattern["name"] != "full":
-            raise UserError(f"model={model['name']} has no self-attention, so pattern must be full.")
+        if pattern["name"] != "full" or attention["name"] != "softmax":
+            raise UserError(
+                f"model={model['name']} has no self-attention, so pattern must be full and attention softmax."
+            )
         if first_token:
             raise UserError(
                 "architecture.pool=cls needs attention: a CLS token in front of a sentence that a recurrent network "

@@ -28,6 +28,18 @@ NOT_IDENTITY = (
 )
 
 
+# Settings that came later: at these values a run is what it was without them
+LATER = {
+    "architecture.norm_type": "layer",
+    **dict.fromkeys(("attention.kv_heads", "attention.softcap")),
+    **dict.fromkeys(
+        (f"attention.{key}" for key in ("qk_norm", "length_scale", "output_gate", "value_residual")), False
+    ),
+    "attention.conv": 0,
+    "attention": {"name": "softmax"},
+}
+
+
 def plain_number(value: Any, key: str) -> Any:
     """Return a whole float as an integer: `dropout=0` and `dropout=0.0` are the same setting.
 
@@ -42,7 +54,8 @@ def identity_settings(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         paths = {name: f"{key}.{name}" if key else name for name in value}
         excluded = (*NOT_IDENTITY, "corpus")
-        return {name: identity_settings(value[name], path) for name, path in paths.items() if path not in excluded}
+        kept = {name: identity_settings(value[name], path) for name, path in paths.items() if path not in excluded}
+        return {name: each for name, each in kept.items() if LATER.get(paths[name], ...) != each}
     if isinstance(value, list | tuple):
         return [identity_settings(item, key) for item in value]
     return plain_number(value, key)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from speechformer.runs import identity
 
-GROUPS = ("task", "probe", "model", "pattern", "study")
+GROUPS = ("task", "probe", "model", "pattern", "attention", "study")
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def run_name(config: Mapping[str, Any]) -> str:
 
     The corpus is named in it, but not read. The run's fingerprint has its content, and guards the folder.
     """
-    choices = [config.get(group) for group in (*GROUPS, "seed")]
-    words = [str(choice.get("name") if isinstance(choice, Mapping) else choice) for choice in choices]
     settings = {**identity.identity_settings(config), "corpus": config.get("corpus")}
+    choices = [settings.get(group) for group in (*GROUPS, "seed")]
+    words = [str(choice.get("name") if isinstance(choice, Mapping) else choice) for choice in choices]
     content = json.dumps([settings, identity.NUMERICS_VERSION], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return "_".join([*(safe(word) for word in words[:-1] if word != "None"), f"seed{safe(words[-1])}", digest])

@@ -24,8 +24,9 @@ from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.view import View
 
 # What every network takes: keys of the config, and keys of its group `architecture`
-SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout", "model", "pattern")
-COMMON_OPTIONS = ("norm", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
+SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout")
+GROUPS = ("model", "pattern", "attention")
+COMMON_OPTIONS = ("norm", "norm_type", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
 
 
 def log_of_mean(logs: Sequence[Tensor]) -> Tensor:
@@ -113,7 +114,7 @@ class Task(pl.LightningModule):
         """Return the arguments of the network as plain data, `more` included."""
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
-        return arguments | {key: config[key] for key in SIZES} | more | {"vocab_size": data.vocab_size}
+        return arguments | {key: config[key] for key in (*SIZES, *GROUPS)} | more | {"vocab_size": data.vocab_size}
 
     def attach(self, data: TaskData) -> None:
         """Take from the data what training and evaluation need besides batches."""
