@@ -10,11 +10,13 @@ import torch
 from conftest import PATTERNS, group
 
 from speechformer.errors import UserError
-from speechformer.layers.attention import attention_mask
+from speechformer.layers.attention import Pairs, attention_mask
 from speechformer.layers.patterns import PATTERNS as FUNCTIONS
-from speechformer.layers.patterns import build_pattern
+from speechformer.layers.patterns import TopBlocks, build_pattern, with_first_token
+from speechformer.layers.positions import build_positions
 
 LENGTH = 40
+SIZES = {"width": 8, "heads": 2, "length": 14, "causal": True}
 
 
 def dense(spec: dict, length: int = LENGTH) -> torch.Tensor:
@@ -45,6 +47,7 @@ DEFINITIONS: dict[str, tuple[dict, Callable[[int, int], bool]]] = {
     "global": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or i in (0, 1) or j in (0, 1)),
     "sinks": ({"window": 3, "tokens": 2}, lambda i, j: abs(i - j) < 3 or j < 2),
     "bigbird": ({"window": 3, "tokens": 2, "links": 2, "seed": 9}, bigbird),
+    "top_blocks": ({"block": 3, "top": 1}, lambda i, j: True),  # before it sees the keys
 }
 
 
@@ -96,3 +99,24 @@ def test_causality_and_padding_join_the_pattern() -> None:
 def test_an_invalid_size_is_an_error(spec: dict) -> None:
     with pytest.raises(UserError, match=r"pattern\.\w+ must be (at least [01]|a whole number), not"):
         build_pattern(spec)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_top_blocks_are_those_with_the_best_mean_key(causal: bool, first: bool) -> None:
+    """Oracle: Lu et al. 2025, equations 3 to 6, one query at a time; the second text has two tokens of padding."""
+    pattern, length, block, top = build_pattern({"name": "top_blocks", "block": 3, "top": 2}), 14, 3, 2
+    pattern = with_first_token(pattern) if first else pattern
+    mask = None if causal else torch.arange(length) < torch.tensor([[length], [length - 2]])
+    pairs = Pairs.of_text(build_positions({"name": "nope"}, **SIZES), pattern, causal, length, mask, None)
+    q, k = torch.randn(2, 2, 2, length, 4, dtype=torch.float64)
+    assert isinstance(pattern, TopBlocks)
+    seen = pattern.select(q, k, pairs)
+    for b, n, i in itertools.product(range(2), range(2), range(length)):
+        keys = [j for j in range(length) if mask is None or mask[b, j]]
+        means = {c: k[b, n, [j for j in keys if j // block == c]].mean(dim=0) for c in {j // block for j in keys}}
+        others = [c for c in means if (c < i // block if causal else c != i // block)]
+        best = sorted(others, key=lambda c: -float(q[b, n, i] @ means[c]))[:top]
+        for j in keys:
+            expected = j // block in (i // block, *best) or (first and 0 in (i, j))
+            assert bool(seen[b, n, i, j]) == expected, (b, n, i, j)

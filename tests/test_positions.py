@@ -19,6 +19,7 @@ from speechformer.layers.positions import (
     POSITIONS,
     ALiBi,
     Learned,
+    PoPE,
     Positions,
     Relative,
     RoPE,
@@ -90,6 +91,13 @@ def decayed(positions: Positions, x: list[float], i: int, d: int) -> float:
     return rotated(positions, x, i, d) * z ** (i / 512)
 
 
+def polar(positions: Positions, x: list[float], i: int, d: int) -> float:
+    """Gopalakrishnan et al. 2025, equation 7, of a query of head 1: its cosines, then its sines."""
+    c, H = d % len(x), len(x)
+    angle = i * 10000 ** (-c / H) + min(0.0, positions.delta[1, 0, c].item())
+    return math.sqrt(2) * math.log1p(math.exp(x[c])) * (math.cos(angle) if d < H else math.sin(angle))
+
+
 def forgotten(positions: Positions, z: list[float], i: int, j: int) -> float:
     """Lin et al. 2025: the product of the gates between two tokens."""
     return math.log(math.prod(1 / (1 + math.exp(-z[l])) for l in range(min(i, j) + 1, max(i, j) + 1)))
@@ -108,6 +116,7 @@ FORMULAS: dict[str, dict[str, Callable]] = {
     "rope": {"rotate": rotated},
     "relative": {"bias": relative_bias},
     "xpos": {"rotate": decayed},
+    "pope": {"rotate": polar},
     "kerple": {"bias": kerple},
     "fire": {"bias": fire},
     "forgetting": {"gate": forgotten},
@@ -132,7 +141,7 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
     for place in formulas.keys() & results.keys():
         before, after = results[place]
         for i in range(12):
-            expected = [formulas[place](positions, before[0, i].tolist(), i, d) for d in range(before.shape[-1])]
+            expected = [formulas[place](positions, before[0, i].tolist(), i, d) for d in range(after.shape[-1])]
             assert after[0, i].tolist() == pytest.approx(expected, abs=1e-5), i
     pairs = [(i, j) for i in range(7, 12) for j in range(12) if j <= i or not causal]
     if "bias" in formulas:
@@ -145,6 +154,19 @@ def test_position_is_its_formula(name: str, causal: bool) -> None:
         for (i, j), b, n in itertools.product(pairs, range(3), range(2)):
             expected = formulas["gate"](positions, z[b, :, n].tolist(), i, j)
             assert added[b, n, i - 7, j].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_score_of_pope_is_its_formula() -> None:
+    """Oracle: the sum over numbers of |q_d| |k_d| cos((i - j) theta_d + delta_d), in double precision."""
+    positions = make(PoPE).double()
+    torch.nn.init.uniform_(positions.delta, -6.0, 0.0)
+    q, k = torch.randn(2, 1, 2, 12, 8, dtype=torch.float64)
+    turned_q, turned_k = positions.rotate(q, k, positions.prepare(12))
+    scores = turned_q @ turned_k.mT / math.sqrt(turned_q.shape[-1])
+    i, theta = torch.arange(12.0, dtype=torch.float64), 10000 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    angles = (i[:, None] - i)[..., None] * theta + positions.delta[:, :, None]
+    sizes = torch.nn.functional.softplus(q)[..., :, None, :] * torch.nn.functional.softplus(k)[..., None, :, :]
+    torch.testing.assert_close(scores, (sizes * angles.cos()).sum(dim=-1) / math.sqrt(8), atol=1e-5, rtol=0)
 
 
 def test_sinusoidal_has_any_width_and_length() -> None:

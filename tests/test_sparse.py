@@ -18,7 +18,7 @@ from speechformer.kernels import dispatch
 from speechformer.kernels.sparse import SparseBlocks, layout_of
 from speechformer.layers.attention import Attention, Pairs, attention_mask
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.patterns import build_pattern, with_first_token
+from speechformer.layers.patterns import TopBlocks, build_pattern, with_first_token
 
 B, N, T, H = 2, 2, 151, 16  # odd: not a multiple of a block
 CPU = torch.device("cpu")
@@ -113,6 +113,8 @@ def test_nothing_of_all_pairs_is_built_or_kept(name: str) -> None:
     """Neither for the layout nor for attention."""
     length, saved = 2048, dict[int, int]()
     pairs = pairs_of("alibi", name, length=length)
+    if isinstance(pairs.pattern, TopBlocks):
+        pytest.skip("all pairs may be seen")
     q, k, v = (x.clone().requires_grad_() for x in torch.randn(3, 1, 2, length, 4))
     layout_of.cache_clear()
 

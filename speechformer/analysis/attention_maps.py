@@ -45,9 +45,11 @@ class AttentionMap:
         name: the part: "encoder", "decoder" or "cross".
         queries: the T query tokens as text.
         keys: the S key tokens as text.
-        weights: [L, N, T, S], on the CPU; each row sums to 1.
+        weights: [L, N, T, S], on the CPU.
         mask: [T, S], True where the query may attend to the key, in some layer at least.
         heading: title of the panel in the picture; None: its layer and head.
+        sums_to_one: whether each row does.
+        implied: whether a layer has no scores, so that its weights are what multiplies the value of each key.
     """
 
     name: str
@@ -56,17 +58,24 @@ class AttentionMap:
     weights: Tensor
     mask: Tensor
     heading: str | None = None
+    sums_to_one: bool = True
+    implied: bool = False
 
     def entropy(self) -> Tensor:
-        """Return the mean entropy of each head's weights in nats, [L, N]."""
-        return torch.special.entr(self.weights).sum(dim=-1).mean(dim=-1)
+        """Return the mean entropy of each head's weights in nats, [L, N]; of their shares if they do not sum to 1."""
+        return torch.special.entr(self.shares()).sum(dim=-1).mean(dim=-1)
+
+    def shares(self) -> Tensor:
+        """Return the weights, or their shares of the sum of their sizes if they do not sum to 1."""
+        sizes = self.weights.abs()
+        return self.weights if self.sums_to_one else sizes / sizes.sum(dim=-1, keepdim=True).clamp(min=1e-9)
 
     def distance(self) -> Tensor | None:
         """Return the mean distance between query and key in tokens, [L, N]; None for cross-attention."""
         if self.name == "cross":
             return None
         i, j = torch.arange(len(self.queries))[:, None], torch.arange(len(self.keys))
-        return (self.weights * (i - j).abs()).sum(dim=-1).mean(dim=-1)
+        return (self.shares() * (i - j).abs()).sum(dim=-1).mean(dim=-1)
 
 
 @torch.no_grad()
@@ -82,7 +91,7 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
     for name, weights in weights_of(model, ids).items():
         T, S = weights.shape[-2:]
         if name == "cross":
-            queries, keys, mask = tokens[2], tokens[0], torch.ones(T, S, dtype=torch.bool)
+            queries, keys, mask, layers = tokens[2], tokens[0], torch.ones(T, S, dtype=torch.bool), []
         else:
             stack: Any = getattr(model, name)
             i, j = torch.arange(T)[:, None], torch.arange(S)[None, :]
@@ -90,7 +99,12 @@ def maps_of(model: nn.Module, ids: Sequence[Tensor], tokens: Sequence[Sequence[s
             mask = torch.stack(masks).any(dim=0)
             read = tokens[-1] if len(tokens) == 1 else tokens[name == "decoder"]
             queries = keys = [*([CLS] if stack.first_token is not None else []), *read]
-        maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu()))
+            layers = [block.attention for block in stack.blocks]
+        kind: Any = {
+            "sums_to_one": all(layer.sums_to_one for layer in layers),
+            "implied": any(layer.kernel == "none" for layer in layers),
+        }
+        maps.append(AttentionMap(name, list(queries), list(keys), weights, mask.cpu(), **kind))
     return maps
 
 
@@ -125,7 +139,7 @@ def check_maps(
     `padding` tokens are appended to the text of a classifier and to the source of a translator, as in training. A
     language model is trained without padding, so it has no such check.
     """
-    sums = [part.weights.sum(dim=-1) - 1 for part in maps]
+    sums = [part.weights.sum(dim=-1) - 1 for part in maps if part.sums_to_one]
     masked = [part.weights[..., ~part.mask] for part in maps if not part.mask.all()]
     checks = [Check("the weights of each query sum to 1", largest(sums), 1e-5)]
     checks.append(Check("no weight on masked keys", largest(masked), 0.0))
@@ -172,10 +186,11 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(L, N, sharex=True, sharey=True, squeeze=False)
         largest = max(float(part.weights.max()) if scale is None else scale, 1e-9)
+        least, colors = (-largest, "RdBu") if part.weights.min() < 0 else (0, "Blues")
         entropy, distance = part.entropy(), part.distance()
         every = -(-10 // int(72 * cell))  # of small cells only some have a label
         for (k, n), axis in np.ndenumerate(axes):
-            image = axis.imshow(weights[k, n], cmap="Blues", vmin=0, vmax=largest, interpolation="nearest")
+            image = axis.imshow(weights[k, n], cmap=colors, vmin=least, vmax=largest, interpolation="nearest")
             axis.set_facecolor(MASKED)
             far = "" if distance is None else f", distance {distance[k, n]:.1f}"
             heading = part.heading or f"layer {k + 1}, head {n + 1}"
@@ -185,7 +200,9 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
         axes[0, 0].set_xticks(range(0, S, every), [shorten(token) for token in part.keys[::every]])
         axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
         figure.suptitle(f"{title}\n{CAPTIONS[part.name]}", fontsize=10)
-        figure.supxlabel("row: query; column: key; grey: masked; each row sums to 1", fontsize=9)
+        sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
+        implied = "; without scores: what multiplies each value" if part.implied else ""
+        figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
         figure.colorbar(image, ax=axes, label="weight", shrink=0.6)
         FigureCanvasAgg(figure).draw()
     return figure

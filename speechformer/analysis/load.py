@@ -18,6 +18,8 @@ from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
 from speechformer.corpora.load import load_tokenizer
 from speechformer.errors import UserError
+from speechformer.layers.mechanisms import changed_options
+from speechformer.models.stack import SOFTMAX
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS, load_task
@@ -61,6 +63,8 @@ class TrainedRun:
         for name, value in groups[0].items():
             if name in ("scale", "cell") or (name == "slopes" and value != "geometric"):
                 words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+        name, *changed = changed_options(self.task.hparams["architecture"].get("attention", SOFTMAX))
+        words += [name] * (name != "softmax") + changed
         return ", ".join(words if pattern == "full" else [*words, pattern])
 
     @property

@@ -101,6 +101,13 @@ def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, 
             "hasCls": stack.first_token is not None,
             "positions": describe_positions(stack.positions, layers),  # of encoder and decoder their buckets differ
         }
+    blocks: list[Any] = [block for stack in stacks.values() for block in stack.blocks]  # type: ignore[union-attr]
+    if not all(block.attention.is_plain for block in blocks):
+        raise UserError(f"attention={architecture['attention']['name']} with such options is not supported")
+    known = {"norm": ("pre", "post"), "norm_type": ("layer",), "activation": ("relu", "gelu")}
+    for key, choices in known.items():
+        if architecture.get(key, "layer") not in choices:
+            raise UserError(f"architecture.{key}={architecture[key]} is not supported")
     patterns = per_layer_configs(architecture["pattern"], "pattern", layers)
     if unknown := [pattern["name"] for pattern in patterns if pattern["name"] not in KNOWN_PATTERNS]:
         raise UserError(f"pattern={unknown[0]} is not supported")

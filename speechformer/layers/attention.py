@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from speechformer.errors import UserError, require
 from speechformer.layers.dropout import Dropout
-from speechformer.layers.patterns import Pattern, Structured, all_pairs
+from speechformer.layers.patterns import Pattern, Structured, TopBlocks, all_pairs
 from speechformer.layers.positions import Positions, Sizes
 from speechformer.options import Few, Positive, Whole
 
@@ -147,9 +147,13 @@ class Pairs:
         return torch.where(mask, checked(self.positions, "bias", bias, shape), -math.inf)
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of the T queries' tokens with their positions, [B, N, T, H] each."""
-        q, k = self.positions.rotate(q_BNTH, k_BNTH, self.query_positions)
-        return checked(self.positions, "rotate", q, q_BNTH.shape), checked(self.positions, "rotate", k, k_BNTH.shape)
+        """Return queries and keys of the T queries' tokens with their positions; see `Positions.rotate`."""
+        rotated = self.positions.rotate(q_BNTH, k_BNTH, self.query_positions)
+        wide = self.positions.widening * q_BNTH.shape[-1]
+        q, k = (
+            checked(self.positions, "rotate", x, (*y.shape[:-1], wide)) for x, y in zip(rotated, (q_BNTH, k_BNTH))
+        )
+        return q, k
 
     @property
     def all(self) -> tuple[Tensor, Tensor]:
@@ -339,6 +343,8 @@ class SelfAttention(nn.Module):
             (Zhou et al. 2024, "Value Residual Learning").
     """
 
+    sums_to_one = True  # whether the weights of a query do
+
     def __init__(
         self,
         layer: Layer,
@@ -384,6 +390,20 @@ class SelfAttention(nn.Module):
 
     def check(self, positions: Positions, pattern: Pattern) -> None:
         """Raise a `UserError` if the mechanism does not go together with an encoding or a pattern."""
+
+    def kernel_for(self, pattern: Pattern) -> str:
+        """Return `kernel`; a pattern by content needs the reference."""
+        return "reference" if isinstance(pattern, TopBlocks) else self.kernel
+
+    def refuse_documents(self, pairs: Pairs) -> None:
+        """Raise a `UserError` if documents are to be kept apart by what reads across them."""
+        mask = pairs.token_mask_BS
+        crosses = self.convolution is not None or self.kernel == "none" or isinstance(pairs.pattern, TopBlocks)
+        if crosses and mask is not None and mask.dtype != torch.bool:
+            raise UserError(
+                "attention.conv, attention without scores and pattern=top_blocks read across documents; set "
+                "task.documents=joined."
+            )
 
     def project(self, x_BTD: Tensor, attention: Attention, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, [B, N, T, H], keys and values, [B, K, T, H] each, without positions."""
@@ -432,6 +452,11 @@ class SelfAttention(nn.Module):
             gates_BNS = extend(cache, "gates", gates_BTN, 1).cumsum(dim=1).transpose(1, 2)
         if self.kv_heads < self.heads:
             k, v = (x.repeat_interleave(self.heads // self.kv_heads, dim=1) for x in (k, v))
+        if isinstance(pairs.pattern, TopBlocks):
+            assert attention.bias is not None
+            hidden_BNTS = ~pairs.pattern.select(q, k, pairs)
+            bias = attention.bias.masked_fill(hidden_BNTS, -math.inf)
+            attention = Attention(bias, pairs, attention.places, attention.with_weights)
         return attention(q, k, v, self.dropout, gates_BNS, self)
 
     def forward(self, x_BTD: Tensor, attention: Attention, cache: KVCache = None) -> tuple[Tensor, Tensor | None]:
@@ -444,6 +469,7 @@ class SelfAttention(nn.Module):
                 place. Start with {}. See `forget_hidden_keys`.
         """
         assert attention.pairs is not None
+        self.refuse_documents(attention.pairs)
         if cache is None and self.is_plain and attention.fuses(x_BTD, self.dropout):
             return self.output(attention.of_projections(self.qkv(x_BTD), self.heads, self.dropout)), None
         q, k, v = self.project(x_BTD, attention, cache)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from speechformer.errors import require
 from speechformer.layers.attention import Attention, KVCache, Layer, Places, SelfAttention
 from speechformer.layers.mixers import MIXERS
-from speechformer.options import build
+from speechformer.options import build, options_of
 
 Alpha = Annotated[float, Field(gt=1, le=2)]
 
@@ -32,6 +32,8 @@ class Sink(SelfAttention):
     Args:
         learned: whether the logits are trained.
     """
+
+    sums_to_one = False
 
     def __init__(self, layer: Layer, learned: bool = True, **options: Any) -> None:
         super().__init__(layer, **options)
@@ -47,6 +49,8 @@ class Sigmoid(SelfAttention):
 
     Ramapuram et al. 2024, "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", section 3.
     """
+
+    sums_to_one = False
 
     def __init__(self, layer: Layer, **options: Any) -> None:
         super().__init__(layer, **options)
@@ -107,6 +111,8 @@ class Softpick(SelfAttention):
     Zuhri et al. 2025, "Softpick: No Attention Sink, No Massive Activations with Rectified Softmax".
     """
 
+    sums_to_one = False
+
     def normalise(self, scores_BNTS: Tensor) -> Tensor:
         largest = scores_BNTS.detach().amax(dim=-1, keepdim=True).clamp(min=0)
         shifted = (scores_BNTS - largest).exp() - (-largest).exp()  # times exp(largest): the quotient's two parts
@@ -123,6 +129,8 @@ class Differential(SelfAttention):
     "Differential Transformer".
     """
 
+    sums_to_one = False
+
     def __init__(self, layer: Layer, **options: Any) -> None:
         super().__init__(layer, **options)
         require(self.heads % 2 == 0, "heads", "even with attention=differential, which pairs them", self.heads)
@@ -135,7 +143,8 @@ class Differential(SelfAttention):
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, attention: Attention, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
         v = v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(3)  # of a pair, side by side, [B, N / 2, T, 2 H]
-        return super().attend(x_BTD, q, k, v, attention, cache)
+        output, weights = super().attend(x_BTD, q, k, v, attention, cache)
+        return output, None if weights is None else weights.repeat_interleave(2, dim=1)  # of both heads
 
     def normalise(self, scores_BNTS: Tensor) -> Tensor:
         a, b, c, d = self.lambdas
@@ -155,6 +164,17 @@ MECHANISMS: dict[str, type[SelfAttention]] = {
     "differential": Differential,
     **MIXERS,
 }
+
+
+def changed_options(spec: dict[str, Any]) -> list[str]:
+    """Return the name of a choice, and in words its options that are not at their defaults."""
+    name, options = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    if name == "by_layer":
+        return [", ".join(map(str, options["layers"]))]
+    kind: Any = MECHANISMS[name]
+    defaults = options_of(kind, "layer").model_fields
+    changed = {key.replace("_", " "): value for key, value in options.items() if value != defaults[key].default}
+    return [name, *(key if value is True else f"{key} {value}" for key, value in changed.items())]
 
 
 def build_attention(spec: dict[str, Any], layer: Layer) -> SelfAttention:

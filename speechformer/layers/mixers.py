@@ -37,6 +37,7 @@ class Mixer(SelfAttention):
     """
 
     kernel = "none"
+    sums_to_one = False
     causal_only = True  # whether it is defined for decoders alone
     delta = False
 
@@ -90,10 +91,6 @@ class Mixer(SelfAttention):
     def attend(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, attention: Attention, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
-        assert attention.pairs is not None
-        mask = attention.pairs.token_mask_BS
-        if mask is not None and mask.dtype != torch.bool:
-            raise UserError(f"attention={self.name} reads one document after another; set task.documents=joined.")
         weights = None
         if attention.with_weights and cache is None:  # what multiplies each value: the output for unit vectors
             B, N, T, _ = v.shape
@@ -109,6 +106,7 @@ class Linear(Mixer):
     Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention".
     """
 
+    sums_to_one = True
     causal_only = False
 
     def features(self, x_BNTH: Tensor) -> Tensor:

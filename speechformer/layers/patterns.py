@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from speechformer.layers.by_layer import per_layer_configs
 from speechformer.options import Size, Whole, build
+
+if TYPE_CHECKING:
+    from speechformer.layers.attention import Pairs
 
 Pattern = Callable[[Tensor, Tensor], Tensor]
 
@@ -142,10 +147,55 @@ def bigbird(window: Size = 3, tokens: Whole = 2, links: Whole = 3, seed: Whole =
     return allowed
 
 
+@dataclass(frozen=True)
+class TopBlocks:
+    """A pattern by content: each query chooses blocks of keys beside its own by their mean key.
+
+    Of i and j alone it allows every pair; `select` hides those that were not chosen. `first` is whether position 0
+    sees all and all see it.
+    """
+
+    block: int
+    top: int
+    first: bool = False
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        return all_pairs(i, j)
+
+    def select(self, q_BNTH: Tensor, k_BNSH: Tensor, pairs: Pairs) -> Tensor:
+        """Return which keys each query sees, [B, N, T, S]: those of its block, and of the `top` best others."""
+        own_T1, block_S = pairs.i_T[:, None] // self.block, pairs.j_S // self.block
+        blocks_C = torch.arange(-(-pairs.j_S.shape[0] // self.block), device=pairs.j_S.device)
+        members_BSC = (block_S[:, None] == blocks_C)[None]
+        if pairs.token_mask_BS is not None:
+            members_BSC = members_BSC & pairs.token_mask_BS[:, :, None]
+        counts_BC = members_BSC.sum(dim=1)
+        sums_BNCH = members_BSC.transpose(1, 2)[:, None].to(k_BNSH.dtype) @ k_BNSH
+        means_BNCH = sums_BNCH / counts_BC.clamp(min=1)[:, None, :, None]
+        others_TC = blocks_C < own_T1 if pairs.causal else blocks_C != own_T1
+        others_B1TC = others_TC & (counts_BC > 0)[:, None, None, :]
+        scores_BNTC = (q_BNTH @ means_BNCH.transpose(2, 3)).masked_fill(~others_B1TC, -math.inf)
+        best = scores_BNTC.topk(min(self.top, len(blocks_C)), dim=-1).indices
+        chosen_BNTC = torch.zeros_like(scores_BNTC, dtype=torch.bool).scatter(-1, best, True) & others_B1TC
+        seen_BNTS = (chosen_BNTC | (blocks_C == own_T1))[..., block_S]
+        return seen_BNTS | (pairs.i_T[:, None] == 0) | (pairs.j_S == 0) if self.first else seen_BNTS
+
+
+def top_blocks(block: Size = 8, top: Size = 2) -> Pattern:
+    """The keys of a query's own block of `block` tokens, and of the `top` other blocks with the best mean key.
+
+    Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context LLMs", where they are earlier blocks, as here
+    in a decoder.
+    """
+    return TopBlocks(block, top)
+
+
 def with_first_token(pattern: Pattern) -> Pattern:
     """Return the pattern with position 0 made global, as Longformer treats a CLS token."""
     if pattern is all_pairs:
         return pattern
+    if isinstance(pattern, TopBlocks):
+        return replace(pattern, first=True)
     if all(stride == 1 for _, stride in parts(pattern)):
         return lambda i, j: pattern(i, j) | (i == 0) | (j == 0)
 
@@ -175,6 +225,7 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
     "global": global_,
     "sinks": sinks,
     "bigbird": bigbird,
+    "top_blocks": top_blocks,
 }
 
 

@@ -3,7 +3,7 @@
 An encoding acts in up to four places. `i` and `j` are positions of tokens, integer tensors:
 
     embed(x_BTD, i_T)               adds to the embeddings, before the first block       sinusoidal, learned
-    rotate(q_BNTH, k_BNTH, i_T)     rotates queries and keys, in every layer             RoPE, xPos
+    rotate(q_BNTH, k_BNTH, i_T)     rotates queries and keys, in every layer             RoPE, xPos, PoPE
     bias(i, j) -> [N, T, S]         adds to the score of query i and key j, everywhere   ALiBi, T5, KERPLE, FIRE
     gate(z_BTN) -> [B, T, N]        log of the share of all before a token that stays    forget gates
 
@@ -59,6 +59,7 @@ class Positions(nn.Module):
     """
 
     max_length: int | None = None  # largest number of positions; None for no limit
+    widening = 1  # how many times as wide rotated queries and keys are
     can_cache = True  # whether rotated keys stay right when the text grows; else a pass with a cache reads it all
 
     def __init__(self, sizes: Sizes) -> None:
@@ -82,7 +83,7 @@ class Positions(nn.Module):
         return x_BTD
 
     def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries and keys of tokens at these positions, [B, N, T, H] each."""
+        """Return the queries and keys of tokens at these positions, [B, N, T, H times `widening`] each."""
         return q_BNTH, k_BNTH
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor | None:
@@ -337,6 +338,32 @@ class XPos(RoPE):
         return q * scale_TH, k / scale_TH
 
 
+class PoPE(RoPE):
+    """score(i, j) = sum over d of softplus(q_d) softplus(k_d) cos((i - j) base^(-d/H) + delta_nd) / sqrt(H).
+
+    Where RoPE turns a pair by its position from the angle that its content has, here content is the length of a
+    vector alone and position its angle, up to a trained delta for head n and number d, between -2 pi and 0, which
+    starts at 0. All layers share it. Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar
+    Coordinate Positional Embeddings". Any length.
+    """
+
+    widening = 2
+
+    def __init__(self, sizes: Sizes, base: Positive = 10000.0) -> None:
+        super().__init__(sizes, base=base)
+        H = sizes.width // sizes.heads
+        self.register_buffer("table_PR", self.table(sizes.length, 2 * H, "none"), persistent=False)
+        self.delta = nn.Parameter(torch.zeros(sizes.heads, 1, H))
+
+    def rotate(self, q_BNTH: Tensor, k_BNTH: Tensor, i_T: Tensor) -> tuple[Tensor, Tensor]:
+        sin, cos = self.table_PR[i_T].to(q_BNTH.dtype).unflatten(1, (-1, 2)).unbind(dim=2)
+        delta = self.delta.clamp(-2 * math.pi, 0)
+        turned_sin, turned_cos = sin * delta.cos() + cos * delta.sin(), cos * delta.cos() - sin * delta.sin()
+        q = nn.functional.softplus(q_BNTH) * math.sqrt(2)  # scores are divided by sqrt(2 H)
+        k = nn.functional.softplus(k_BNTH)
+        return torch.cat((q * turned_cos, q * turned_sin), dim=-1), torch.cat((k * cos, k * sin), dim=-1)
+
+
 class Relative(Positions):
     """T5's relative bias: one trained number for each head and bucket of distances, shared by all layers.
 
@@ -450,6 +477,7 @@ POSITIONS: dict[str, type[Positions]] = {
     "rope": RoPE,
     "relative": Relative,
     "xpos": XPos,
+    "pope": PoPE,
     "kerple": Kerple,
     "fire": FIRE,
     "forgetting": Forgetting,

@@ -65,6 +65,14 @@ class EnsembleLayerNorm(EnsembleLeaf):
         return torch.addcmul(self.bias[:, None], normed_KRD, self.weight[:, None]).view(x.shape)
 
 
+class EnsembleRMSNorm(EnsembleLeaf):
+    """RMS norms with gains [K, D]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        K, D = self.weight.shape
+        return (F.rms_norm(x, (D,), eps=self.eps).reshape(K, -1, D) * self.weight[:, None]).view(x.shape)
+
+
 class EnsembleEmbedding(EnsembleLeaf):
     """Embedding tables [K, V, D]; ids of member k select rows of its own table."""
 
@@ -105,7 +113,7 @@ class EnsemblePositions(Positions):
 
     def __init__(self, members: Sequence[Positions], stacked: dict[str, nn.Parameter]) -> None:
         nn.Module.__init__(self)
-        self.max_length = members[0].max_length
+        self.max_length, self.widening = members[0].max_length, members[0].widening
         self.members = nn.ModuleList(copy.deepcopy(member) for member in members)
         named = OrderedDict((name.replace(".", "_"), parameter) for name, parameter in stacked.items())
         self.stacked = nn.ParameterDict(named)  # which would sort a dict, unlike the order of the parameters
@@ -191,7 +199,10 @@ class EnsembleStack(Stack):
                 return Attention(bias, every, None, with_weights)
             return SDPA(bias, every)
 
-        built = {k: of_layer(self.member_patterns[k], self.blocks[k].attention.kernel) for k in set(self.bias_groups)}
+        built = {
+            k: of_layer(self.member_patterns[k], self.blocks[k].attention.kernel_for(self.member_patterns[k][0]))
+            for k in set(self.bias_groups)
+        }
         return [built[k] for k in self.bias_groups]
 
 
@@ -237,6 +248,8 @@ def stacked_leaf(
         return EnsembleLinear(*parameters)
     if isinstance(leaf, nn.LayerNorm):
         return EnsembleLayerNorm(parameters[0], parameters[1], leaf.eps)
+    if isinstance(leaf, nn.RMSNorm):
+        return EnsembleRMSNorm(parameters[0], None, leaf.eps or 0.0)
     if isinstance(leaf, nn.Embedding):
         return EnsembleEmbedding(*parameters)
     if isinstance(leaf, Dropout):

@@ -117,7 +117,8 @@ class Stack(nn.Module):
             blocks.append(Block(mechanism, **block))
         self.blocks: Sequence[Any] = nn.ModuleList(blocks)  # type: ignore[assignment]
         groups = [
-            (self.positions.at_layer(k), self.patterns[k], block.attention.kernel) for k, block in enumerate(blocks)
+            (self.positions.at_layer(k), self.patterns[k], block.attention.kernel_for(self.patterns[k]))
+            for k, block in enumerate(blocks)
         ]
         self.bias_groups = [groups.index(group) for group in groups]  # the first layer with the same bias
         self.final_norm = NORMS[norm_type](width) if final_norm else nn.Identity()
@@ -164,7 +165,7 @@ class Stack(nn.Module):
         for k in dict.fromkeys(self.bias_groups):
             tokens = (prepared[positions[k]], i_T, j_S[k], token_mask_BT)
             pairs = Pairs(positions[k], self.patterns[k], self.causal, *tokens)
-            kernel = self.blocks[k].attention.kernel
+            kernel = self.blocks[k].attention.kernel_for(self.patterns[k])
             if kernel == "none":
                 chosen[k] = Attention(None, pairs, places, with_weights)
             else:

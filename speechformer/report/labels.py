@@ -58,7 +58,7 @@ def in_words(setting: str, names: Mapping[str, str]) -> str:
     """Return the name of a setting `key=value`: one of `names`, that of labels.yaml, or the words of its key."""
     key, _, value = setting.partition("=")
     known, keys = {**content()["settings"], **names}, content()["keys"]
-    plain = "{}" if key in ("model", "pattern") else key.rpartition(".")[2].replace("_", " ") + " {}"
+    plain = "{}" if key in ("model", "pattern", "attention") else key.rpartition(".")[2].replace("_", " ") + " {}"
     return known.get(setting) or keys.get(key, plain).format(value)
 
 

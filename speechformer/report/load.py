@@ -29,7 +29,7 @@ from speechformer.errors import UserError, unknown
 from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
-from speechformer.runs.identity import NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
+from speechformer.runs.identity import LATER, NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
 
 # Config keys that do not change what is measured, or that belong to the study and not to the variant
 NOT_IN_VARIANT = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
@@ -56,6 +56,8 @@ class Run:
 
     def __init__(self, folder: Path, result: dict[str, Any]) -> None:
         self.folder, self.result, self.config = folder, result, dict(flatten(result["config"]))
+        if "attention.name" not in self.config:  # as old as that
+            self.config |= {key: value for key, value in LATER.items() if key != "attention"}
         self.task: str = result["task"]
         self.study = str(self.config.get("study") or "")
         self.seed: int | None = result["seed"]

@@ -29,14 +29,16 @@ NOT_IDENTITY = (
 
 
 # Settings that came later: at these values a run is what it was without them
-LATER = {
+LATER: dict[str, Any] = {
     "architecture.norm_type": "layer",
-    **dict.fromkeys(("attention.kv_heads", "attention.softcap")),
+    "attention.kv_heads": None,
+    "attention.softcap": None,
     **dict.fromkeys(
         (f"attention.{key}" for key in ("qk_norm", "length_scale", "output_gate", "value_residual")), False
     ),
     "attention.conv": 0,
-    "attention": {"name": "softmax"},
+    "attention.name": "softmax",
+    "attention": {},  # nothing of it is left
 }
 
 
