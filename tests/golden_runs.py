@@ -56,6 +56,8 @@ CASES = {
     " task.unknown_rate=0.5 task.balanced=true task.naive_bayes=2 protocol=clean",
     "classify_randomised": f"{CLASSIFY} model=randomised model.max_positions=64 embedding_dropout=0.3",
     "classify_rope": f"{CLASSIFY} model=rope width=32",
+    "classify_linear": f"{CLASSIFY} attention=linear architecture.norm=parallel architecture.norm_type=dyt"
+    " architecture.activation=relu2",
     "classify_sample": "task=classify corpus=sample trainer.max_epochs=1 trainer.limit_train_batches=20",
     # language modelling
     "lm": f"{LM} model=nope pattern=strided pattern.stride=3 task.lengths=[24,40]",
@@ -70,6 +72,14 @@ CASES = {
     " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
     "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2",
     "lm_rotations": f"{LM} model=by_layer model.layers=[rope,xpos] layers=2 width=32 dropout=0",
+    "lm_mechanisms": f"{LM} model=rope attention=by_layer layers=6 architecture.norm=sandwich"
+    " attention.layers=[softmax,sink,sigmoid,entmax,softpick,differential] architecture.activation=gelu_tanh",
+    "lm_mixers": f"{LM} model=rope attention=by_layer layers=6 task.lengths=[40]"
+    " attention.layers=[linear,retention,gated_linear,delta,gated_delta,ssd] architecture.activation=geglu",
+    "lm_options": f"{LM} model=pope pattern=top_blocks pattern.block=4 layers=2 attention.kv_heads=1"
+    " attention.qk_norm=true attention.conv=3 attention.softcap=20 attention.length_scale=true"
+    " attention.output_gate=true attention.value_residual=true architecture.norm_type=rms"
+    " architecture.activation=swiglu",
     "lm_sample": "task=lm corpus=sample model=relative pattern=bigbird trainer.max_steps=10",
     # translation
     "translate": f"{BPE} task.average_checkpoints=2 task.beam=3 task.length_penalty=2",

@@ -28,7 +28,13 @@ CHANGED = (
     "`python tests/golden_runs.py record`"
 )
 CHOSEN_BY_DEFAULT = {
-    **{"task": ["classify"], "model": ["sinusoidal"], "pattern": ["full"], "protocol": ["paper"]},
+    **{
+        "task": ["classify"],
+        "model": ["sinusoidal"],
+        "pattern": ["full"],
+        "attention": ["softmax"],
+        "protocol": ["paper"],
+    },
     "recipe": ["adam", "translate"],
 }
 # The pattern in the name of a figure, and how far it may be from the golden one: relative, absolute
@@ -71,7 +77,7 @@ def test_numerics_are_unchanged(
         pytest.fail("\n".join([f"{case}: {CHANGED}", *lines]), pytrace=False)
 
 
-@pytest.mark.parametrize("group", ["task", "model", "pattern", "recipe", "protocol"])
+@pytest.mark.parametrize("group", ["task", "model", "pattern", "attention", "recipe", "protocol"])
 def test_the_golden_runs_cover_every_choice(group: str) -> None:
     """Oracle: the files of conf; what a config takes by default is that of a case."""
     words = " ".join(CASES.values())
