@@ -35,6 +35,7 @@ from speechformer.corpora.portable import portable_subwords, portable_words
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
+from speechformer.layers.mixers import Mixer
 from speechformer.layers.positions import Positions
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
@@ -102,6 +103,8 @@ def as_program(run: TrainedRun) -> bytes:
         raise UserError(f"torch.export cannot export model={run.label} (an RNN).")
     if any(isinstance(module, Positions) and not module.can_cache for module in run.model.modules()):
         raise UserError("torch.export cannot export positions that depend on the length of the text.")
+    if any(isinstance(module, Mixer) for module in run.model.modules()):
+        raise UserError(f"torch.export cannot export model={run.label}: its chunks depend on the length of the text.")
     limit = run.max_length or MAX_TOKENS
     inputs = tuple(example_inputs(run, 2, 7))
     run.task(*inputs)  # which makes the tables of counts

@@ -28,6 +28,7 @@ from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
 from speechformer.layers.by_layer import per_layer_configs
+from speechformer.layers.mechanisms import changed_options
 from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import POSITIONS, ALiBi, ByLayer, Positions, Relative, RoPE, XPos
 from speechformer.models.classifier import EncoderClassifier
@@ -103,7 +104,7 @@ def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, 
         }
     blocks: list[Any] = [block for stack in stacks.values() for block in stack.blocks]  # type: ignore[union-attr]
     if not all(block.attention.is_plain for block in blocks):
-        raise UserError(f"attention={architecture['attention']['name']} with such options is not supported")
+        raise UserError(f"attention={', '.join(changed_options(architecture['attention']))} is not supported")
     known = {"norm": ("pre", "post"), "norm_type": ("layer",), "activation": ("relu", "gelu")}
     for key, choices in known.items():
         if architecture.get(key, "layer") not in choices:
