@@ -528,21 +528,25 @@ class WordProblem(Probe):
 
     Attributes:
         product: of an element and the next one, [S, S]; `vocabulary` begins with their names.
+        moves: the elements that the word may have.
     """
 
     groups = doubling("factors")
 
     product: Ints = field(init=False)
+    moves: Ints = field(init=False)
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
-        S, N = len(self.product), int(length.max())
-        word = draws.integers(S, N + 1)
+        N, reached, choices = int(length.max()), self.moves, [0, len(self.moves)]
+        word = self.moves[draws.integers(len(self.moves), N + 1)]
         products = word.copy()
         for k in range(1, N + 1):
             products[:, k] = self.product[products[:, k - 1], word[:, k]]
+            reached = np.unique(self.product[np.ix_(reached, self.moves)])
+            choices.append(len(reached))
         place, answers = np.arange(N + 1), np.roll(products, 1, axis=1)
         symbols = np.where(place < length[:, None], word, answers)
-        return [Piece(symbols, length + 1, S * (place > 0), doubling_group(place), answers)]
+        return [Piece(symbols, length + 1, np.array(choices[:-1]), doubling_group(place), answers)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -565,8 +569,9 @@ class Modular(WordProblem):
     modulus: Annotated[int, Field(ge=2, le=1000)]
 
     def prepare(self) -> None:
-        digits = np.arange(self.modulus)
-        self.vocabulary, self.product = [*map(str, digits), BEGIN], np.add.outer(digits, digits) % self.modulus
+        self.moves = np.arange(self.modulus)
+        self.vocabulary = [*map(str, self.moves), BEGIN]
+        self.product = np.add.outer(self.moves, self.moves) % self.modulus
 
 
 class Parity(WordProblem):
@@ -584,14 +589,14 @@ class Parity(WordProblem):
     """
 
     def prepare(self) -> None:
-        self.vocabulary, self.product = ["0", "1", BEGIN], np.array([[0, 1], [1, 0]])
+        self.vocabulary, self.product, self.moves = ["0", "1", BEGIN], np.array([[0, 1], [1, 0]]), np.arange(2)
 
 
 @dataclass(kw_only=True, eq=False)
 class Permutations(WordProblem):
     """Apply permutations one after another; the second line has what a model predicts.
 
-        ^ bac acb bac cba    (degree=3)
+        ^ bac acb bac cba    (degree=3, moved=2)
               bac bca cba
 
     The word problem of a symmetric group; see `WordProblem`. The permutation bca puts the second thing first, the
@@ -600,16 +605,20 @@ class Permutations(WordProblem):
     permutation. Up to four things, the group is solvable.
 
     Args:
-        degree: things that are permuted; 2, 6, 24 or 120 permutations.
+        degree: things that are permuted, so there are 2, 6, 24 or 120 products.
+        moved: the most things that one permutation of the row moves. All permutations, as in the paper, need more steps;
+            2 leaves swaps, as in Grazzi et al. 2024, and the same products.
         lengths: permutations; see `Probe`.
     """
 
     degree: Annotated[int, Field(ge=2, le=5)]
+    moved: Annotated[int, Field(ge=2, le=5)]
 
     def prepare(self) -> None:
         elements = np.array([*itertools.permutations(range(self.degree))])  # in the order of the numbers they spell
         spell = 10 ** np.arange(self.degree)[::-1]
         self.product = np.searchsorted(elements @ spell, elements[:, elements] @ spell)
+        self.moves = np.flatnonzero((elements != elements[0]).sum(axis=1) <= self.moved)
         self.vocabulary = ["".join(letters(self.degree)[k] for k in element) for element in elements] + [BEGIN]
 
 
