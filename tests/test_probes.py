@@ -216,22 +216,38 @@ def test_rows_are_those_that_were_recorded(kind: str) -> None:
     for split in SPLITS:
         rows, few = (probe(kind).rows(np.array(index), (0, 1), split, epoch=2) for index in (range(200), [63, 2]))
         assert (rows.symbols[[63, 2]] == few.symbols).all()
-        for content in (rows.symbols, rows.choices, rows.groups):
+        hidden = [rows.answers] if kind.split()[0] in HIDDEN else []
+        for content in (rows.symbols, rows.choices, rows.groups, *hidden):
             digest.update(content.astype(np.int16).tobytes())
     assert digest.hexdigest()[:16] == DIGESTS[kind]
 
 
-def test_batches_are_the_rows_of_their_indices_and_do_not_depend_on_the_devices() -> None:
+@pytest.mark.parametrize("kind", ["parity", "modular", "s5 degree=4", "s5 degree=3 moved=3"])
+def test_choices_of_a_word_problem_are_the_products_of_all_words(kind: str) -> None:
+    """Oracle: the solver's answers to all words of up to three elements, which move at most two things in s5."""
+    own = probe(kind)
+    moved = {word: sum(a != b for a, b in zip(word, sorted(word))) for word in own.vocabulary if word != "^"}
+    elements = [word for word, things in moved.items() if things <= getattr(own, "moved", 2)]
+    modulus = getattr(own, "modulus", 2)
+    expected = [
+        len({solve(kind.split()[0], ["^", *word], modulus) for word in itertools.product(elements, repeat=k)})
+        for k in (1, 2, 3)
+    ]
+    assert own.rows(np.arange(1), 0, "train", length=3).choices[0].tolist() == [0, 0, *expected]
+
+
+@pytest.mark.parametrize("kind", ["copy", "parity"])
+def test_batches_are_the_rows_of_their_indices_and_do_not_depend_on_the_devices(kind: str) -> None:
     def batch(shard: tuple[int, int]) -> dict[str, Any]:
-        batches = ProbeBatches(probe("copy"), 8, 0, shard)
+        batches = ProbeBatches(probe(kind), 8, 0, shard)
         batches.set_epoch(2)
         return next(itertools.islice(batches, 1, None))
 
     whole, *shards = map(batch, ((0, 1), (0, 2), (1, 2)))
-    rows = probe("copy").rows(np.arange(8, 16), 0, "train", 2)
+    rows = probe(kind).rows(np.arange(8, 16), 0, "train", 2)
     ids = np.where(rows.symbols >= 0, rows.symbols + 2, PAD)
     assert whole["ids"].tolist() == ids[:, :-1].tolist()
-    assert whole["targets"].tolist() == np.where(rows.choices > 0, ids, IGNORE)[:, 1:].tolist()
+    assert whole["targets"].tolist() == np.where(rows.choices > 0, rows.answers + 2, IGNORE)[:, 1:].tolist()
     for k, shard in enumerate(shards):
         assert torch.equal(shard["ids"], whole["ids"][k::2])
     assert sum(shard["weight"] for shard in shards) == pytest.approx(2)

@@ -1,4 +1,4 @@
-"""What a probe is: rows of symbols, each with places after which a model must predict the next symbol or a hidden one.
+"""What a probe is: rows of symbols, each with places whose next symbol, or a hidden one, a model must predict.
 
 A row is a function of (seed, split, epoch, index) alone, so nothing is stored. The splits "train", "validation" and
 "test" have no row in common, whatever the seed: a hash of a row's symbols says which split may have it, and rows of

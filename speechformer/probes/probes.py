@@ -85,11 +85,11 @@ class Compress(Copy):
         ^ d a a f | _ _ _ _
                   d a a f
 
-    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. In MAD, a network of its
-    own decodes each symbol from the output at the last symbol and from a place. Here, the model decodes at blanks,
-    which tell the place alone: as in MAD, and unlike in `copy`, no symbol that was recovered comes back. The state of
-    an RNN must hold the whole string, as in MAD. Attention can read the string again instead of compressing it, which
-    nothing forbids: a perfect solution counts places, and attends as far back as the string is long.
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. In MAD, a network of
+    its own decodes each symbol from its place and the output at the last symbol. Here, the model itself decodes, at
+    blanks; unlike in `copy`, it never sees what it recovered. An RNN must hold the whole string in its state, as in
+    MAD. Attention need not compress, as nothing keeps it from reading the string again: its perfect solution attends
+    as far back as the string is long. So compare RNNs with each other, and attention with `copy`.
 
     Args:
         symbols: different symbols of a string.
@@ -199,20 +199,20 @@ class Recall(Probe):
 
 @dataclass(kw_only=True, eq=False)
 class NoisyRecall(Recall):
-    """Find the values of keys among noise; the dots mark what a model predicts.
+    """Find the values of keys in noise; the dots mark what a model predicts.
 
-        ^ n3 k3 v7 n0 n1 k0 v2 | k0 v2 k3 v7
-                                    .     .
+        ^ n3 k3 v7 n0 k0 v2 | k0 v2 k3 v7    (noise=1)
+                                 .     .
 
-    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3: in-context recall with
-    symbols of an alphabet of their own between the pairs. MAD repeats keys in the string and asks there; here the
-    queries follow it. A perfect solution is that of `recall`, and remembers no noise. Accuracy is also measured by the
-    gap from a query back to its key, without the noise.
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. Unlike in MAD, the
+    queries follow all pairs, as in `recall`. A perfect solution is that of `recall`; an RNN must not spend its state
+    on noise. Accuracy is also measured by the gap from a query back to its key, not counting noise.
 
     Args:
-        noise: symbols of noise for each pair, at random places of the row.
-        noises: different ones.
-        others: see `Recall`.
+        keys, values, queries: see `Recall`.
+        noise: symbols of noise in a row, for each of its pairs. They do not separate a key from its value.
+        noises: different symbols of noise.
+        lengths: pairs in a row; see `Probe`.
     """
 
     noise: Size
@@ -240,9 +240,9 @@ class FuzzyRecall(Probe):
         ^ k3 v7 v1 k3 k0 v2 k1 v7 | k3 k0 v2 k3 v7 v1
                                           .     .  .
 
-    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. As in `noisy_recall`,
-    the queries follow the string; the size of a key is uniformly distributed. A perfect solution joins the symbols of
-    each key before it compares keys, and knows where a key ends: one key may begin with another.
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. Unlike in MAD, the
+    queries follow all pairs, as in `recall`. Keys and values have random sizes. A perfect solution joins the symbols
+    of a key before it compares keys, and knows where a key ends, because one key may begin or end with another.
 
     Args:
         keys, values: different symbols of keys and of values. The keys of a row differ; the values may not.
@@ -267,11 +267,13 @@ class FuzzyRecall(Probe):
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         B, N, row = len(length), int(length.max()), np.arange(len(length))
-        by_size = [np.array([*itertools.product(range(self.keys), repeat=size)]) for size in range(1, self.size + 1)]
-        all_keys = np.vstack([np.pad(keys, ((0, 0), (0, self.size - keys.shape[1]))) for keys in by_size])
-        all_sizes = np.repeat(np.arange(1, self.size + 1), [len(keys) for keys in by_size])
-        # The smallest of exponential times draw without replacement; a rate shared by a size makes sizes alike.
-        chosen = (-np.log1p(-draws.uniform(len(all_keys))) * self.keys**all_sizes).argsort(axis=1, kind="stable")[:, :N]
+        repeats = range(1, self.size + 1)
+        motifs = [motif for repeat in repeats for motif in itertools.product(range(self.keys), repeat=repeat)]
+        all_keys = np.array([*itertools.zip_longest(*motifs, fillvalue=0)]).T
+        all_sizes = np.array([*map(len, motifs)])
+        # The least exponential times are draws without replacement; their rates make all sizes alike in probability.
+        times = -np.log1p(-draws.uniform(len(motifs))) * self.keys**all_sizes
+        chosen = times.argsort(axis=1, kind="stable")[:, :N]
         keys, key_sizes = 2 + all_keys[chosen], all_sizes[chosen]
         values = 2 + self.keys + draws.integers(self.values, N * self.size).reshape(B, N, self.size)
         value_sizes = 1 + draws.integers(self.size, N)
@@ -558,8 +560,8 @@ class Modular(WordProblem):
 
     The word problem of a cyclic group; see `WordProblem`. The order of the symbols does not matter, so attention to
     all symbols alike can count them (Merrill, Sabharwal 2023, "The Parallelism Tradeoff"), but must tell each number
-    from the next one. The state of an RNN has m values, whatever the length. A linear recurrence needs complex
-    eigenvalues to hold it: Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues".
+    from the next one. The state of an RNN has m values, whatever the length. A linear recurrence cannot hold it with
+    positive eigenvalues: Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues".
 
     Args:
         modulus: m, the number of different digits.
@@ -600,14 +602,14 @@ class Permutations(WordProblem):
               bac bca cba
 
     The word problem of a symmetric group; see `WordProblem`. The permutation bca puts the second thing first, the
-    third one second and the first one last. That of five things (S5) is complete for NC1, so neither transformers nor
-    linear state-space models of fixed depth solve it at every length, unless TC0 is NC1; an RNN has one state for each
-    permutation. Up to four things, the group is solvable.
+    third one second and the first one last. With five things (S5), it is complete for NC1. So neither transformers
+    nor diagonal state-space models of fixed depth solve every length, unless TC0 is NC1. An RNN can, with a state for
+    each permutation. With four things or fewer, it is in TC0.
 
     Args:
         degree: things that are permuted, so there are 2, 6, 24 or 120 products.
-        moved: the most things that one permutation of the row moves. All permutations, as in the paper, need more steps;
-            2 leaves swaps, as in Grazzi et al. 2024, and the same products.
+        moved: the most things that a permutation of the row moves. 2 leaves swaps and the identity, as in Grazzi et
+            al. 2024; their products are all permutations. 5 leaves all, as in the paper, and needs longer training.
         lengths: permutations; see `Probe`.
     """
 
