@@ -203,6 +203,14 @@ DIGESTS = {
     "indirect by=content": "6a024ec9c64d05f9",
     "addition hints=26": "9d7efe84843e81d9",
     "addition base=3": "cf87d3f1becdaa15",
+    "compress": "b23a50c24f315de0",
+    "noisy_recall": "18a97f6dfdb0a61f",
+    "fuzzy_recall": "00a2ef5486294e08",
+    "multi_hop": "7b963bf1b51b953d",
+    "parity": "571ccf544ff22df2",
+    "modular": "d7cfb957e637a379",
+    "s5": "5c93300760eb5830",
+    "s5 degree=3": "96f7c934d55ef877",
 }
 
 
@@ -335,7 +343,7 @@ def test_a_run(words_of_run: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         ("probe=fuzzy_recall probe.keys=2", "probe.keys must be such that there are 16 to 10000 keys"),
         ("probe=fuzzy_recall probe.keys=100", "probe.keys must be such that there are 16 to 10000 keys"),
         ("probe=fuzzy_recall probe.size=5", "probe.size must be at most 4"),
-        ("probe=multi_hop probe.symbols=9", "probe.symbols must be at least 20"),
+        ("probe=multi_hop probe.symbols=9", "probe.symbols must be at least 16"),
         ("probe=multi_hop probe.hops=4", "probe.hops must be below 4"),
         ("probe=modular probe.modulus=1", "probe.modulus must be at least 2"),
         ("probe=s5 probe.degree=6", "probe.degree must be at most 5"),

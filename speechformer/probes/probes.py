@@ -297,7 +297,7 @@ class MultiHop(Probe):
 
     Allen-Zhu 2025, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers", task
     Depo: names of one symbol. Each query names the number of steps and the symbol to start from. A perfect solution
-    joins each edge, and doubles the steps it can take with each layer more. Accuracy is also measured by hops.
+    joins each edge in one layer, and then takes a step in each layer. Accuracy is also measured by hops.
 
     Args:
         symbols: different symbols; those of a cycle differ.
