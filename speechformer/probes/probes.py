@@ -83,7 +83,7 @@ class Compress(Copy):
     """Recover a string from what is known at its end; the second line has what a model predicts.
 
         ^ d a a f | _ _ _ _
-                  d a a f
+                    d a a f
 
     Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. In MAD, a network of
     its own decodes each symbol from its place and the output at the last symbol. Here, the model itself decodes, at
