@@ -65,6 +65,7 @@ FAULTS = (  # a file of the package, the right code, the wrong code, the test fi
         "data_speeches",
     ),
     ("data/probes.py", "rows.choices[:, 1:]", "rows.choices[:, :-1]", "probes"),
+    ("data/probes.py", "rows.answers[:, 1:]", "rows.symbols[:, 1:]", "probes"),
     ("tasks/classify.py", '"not_in_train": ~batch["in_train"]', '"not_in_train": batch["in_train"]', "tasks"),
     ("tasks/language_model.py", "ids[:, :-1], ids[:, 1:].flatten()", "ids[:, :-1], ids[:, :-1].flatten()", "tasks"),
     ("tasks/optim.py", "(step + 1) / warmup", "step / warmup", "tasks"),

@@ -1,7 +1,7 @@
 """The data of task=probe: rows that are generated when a batch needs them, and evaluation rows generated once.
 
 ids        the symbols of a row but the last, padded with 0, [B, T]
-targets    of each, the symbol that follows it if it must be predicted; else -100, [B, T]
+targets    of each, the symbol to predict after it, mostly the next one; -100 if there is none, [B, T]
 choices    how many symbols could be the target, [B, T]; of evaluation rows alone
 groups     the index of the target's group in `Probe.groups`, [B, T]; of evaluation rows alone
 """
@@ -31,7 +31,7 @@ def as_tensors(rows: Symbols) -> Rows:
     choices, groups = torch.from_numpy(rows.choices[:, 1:]), torch.from_numpy(rows.groups[:, 1:])
     ids = torch.from_numpy(rows.symbols + FIRST)
     ids = ids.where(ids >= FIRST, PAD)
-    targets = ids[:, 1:].where(choices > 0, IGNORE)
+    targets = torch.from_numpy(rows.answers[:, 1:] + FIRST).where(choices > 0, IGNORE)
     return {"ids": ids[:, :-1], "targets": targets, "choices": choices, "groups": groups}
 
 

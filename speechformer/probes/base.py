@@ -1,4 +1,4 @@
-"""What a probe is: rows of symbols, each with places whose next symbol a model must predict.
+"""What a probe is: rows of symbols, each with places whose next symbol, or a hidden one, a model must predict.
 
 A row is a function of (seed, split, epoch, index) alone, so nothing is stored. The splits "train", "validation" and
 "test" have no row in common, whatever the seed: a hash of a row's symbols says which split may have it, and rows of
@@ -35,28 +35,32 @@ class Rows(NamedTuple):
         symbols: indices into the vocabulary, -1 after the end of a row, [B, T].
         choices: of each symbol that must be predicted, how many symbols can stand there; 0 for the others, [B, T].
         groups: of each symbol that must be predicted, the index of its group in `Probe.groups`, [B, T].
+        answers: at these places, what must be predicted: the symbol itself, unless the probe hides it, [B, T].
     """
 
     symbols: Ints
     choices: Ints
     groups: Ints
+    answers: Ints
 
 
 def empty_rows(B: int, T: int) -> Ints:
-    """Return the three arrays of rows without a symbol, [3, B, T]."""
-    return np.stack([np.full((B, T), -1), *np.zeros((2, B, T), np.int64)])
+    """Return the four arrays of rows without a symbol, [4, B, T]."""
+    return np.stack([np.full((B, T), -1), *np.zeros((3, B, T), np.int64)])
 
 
 class Piece(NamedTuple):
     """Consecutive symbols of each row, [B, W], of which row b has the first `length[b]`; None: all W.
 
-    `choices` and `groups` are those of `Rows`, and may be anything that broadcasts to [B, W].
+    `choices`, `groups` and `answers` are those of `Rows`, and may be anything that broadcasts to [B, W]. Answers that
+    are not the symbols never enter the row, so no later symbol can be told from them.
     """
 
     symbols: Ints
     length: Ints | None = None
     choices: Ints | int = 0
     groups: Ints | int = 0
+    answers: Ints | None = None
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -138,7 +142,7 @@ class Probe:
         raise NotImplementedError
 
     def symbols_of(self, length: int) -> int:
-        """Return the number of symbols of a row of a length, which is the same for all of them."""
+        """Return the number of symbols of the longest row of a length; of most probes, of all of them."""
         return self.draw(Draws(np.zeros(1, np.int64)), np.array([length])).symbols.shape[1]
 
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
@@ -151,7 +155,8 @@ class Probe:
         for piece in (BEGIN, *self.pieces(draws, length)):
             if isinstance(piece, str):
                 piece = Piece(np.full((B, 1), self.vocabulary.index(piece)))
-            contents.append(np.stack(np.broadcast_arrays(piece.symbols, piece.choices, piece.groups)))
+            answers = piece.symbols if piece.answers is None else piece.answers
+            contents.append(np.stack(np.broadcast_arrays(piece.symbols, piece.choices, piece.groups, answers)))
             ends.append(np.full(B, piece.symbols.shape[1]) if piece.length is None else piece.length)
         rows, start = empty_rows(B, int(np.sum(ends, axis=0).max())), np.zeros(B, np.int64)
         for content, end in zip(contents, ends):

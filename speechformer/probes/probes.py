@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -75,6 +77,33 @@ class Reverse(Copy):
     def answer(self, string: Ints, length: Ints) -> Ints:
         source = length[:, None] - 1 - np.arange(string.shape[1])
         return np.take_along_axis(string, source.clip(0), axis=1)
+
+
+class Compress(Copy):
+    """Recover a string from what is known at its end; the second line has what a model predicts.
+
+        ^ d a a f | _ _ _ _
+                    d a a f
+
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. In MAD, a network of
+    its own decodes each symbol from its place and the output at the last symbol. Here, the model itself decodes, at
+    blanks; unlike in `copy`, it never sees what it recovered. An RNN must hold the whole string in its state, as in
+    MAD. Attention need not compress, as nothing keeps it from reading the string again: its perfect solution attends
+    as far back as the string is long. So compare RNNs with each other, and attention with `copy`.
+
+    Args:
+        symbols: different symbols of a string.
+        lengths: symbols in the string; see `Probe`.
+    """
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.vocabulary.append(BLANK)
+
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        string = 2 + draws.integers(self.symbols, int(length.max()))
+        blanks = np.full_like(string, 2 + self.symbols)
+        return [Piece(string, length), ASK, Piece(blanks, length, self.symbols, answers=string)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -153,6 +182,10 @@ class Recall(Probe):
         require(self.keys >= self.longest, "probe.keys", rule, self.keys)
         self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(self.keys)), *(f"v{k}" for k in range(self.values))]
 
+    def string(self, draws: Draws, string: Piece, length: Ints) -> Piece:
+        """Return what stands before the queries, given the pairs."""
+        return string
+
     def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
         N, size = int(length.max()), length[:, None]
         keys = 2 + draws.orders(self.keys, self.keys)[:, :N]
@@ -161,7 +194,143 @@ class Recall(Probe):
         gaps = 2 * size + 1 + 2 * np.arange(asked.shape[1]) - 2 * asked
         asked_keys, answers = (np.take_along_axis(x, asked, axis=1) for x in (keys, values))
         queries = pairs(asked_keys, answers, length.clip(max=self.queries), self.values, doubling_group(gaps))
-        return [pairs(keys, values, length), ASK, queries]
+        return [self.string(draws, pairs(keys, values, length), length), ASK, queries]
+
+
+@dataclass(kw_only=True, eq=False)
+class NoisyRecall(Recall):
+    """Find the values of keys in noise; the dots mark what a model predicts.
+
+        ^ n3 k3 v7 n0 k0 v2 | k0 v2 k3 v7    (noise=1)
+                                 .     .
+
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. Unlike in MAD, the
+    queries follow all pairs, as in `recall`. A perfect solution is that of `recall`; an RNN must not spend its state
+    on noise. Accuracy is also measured by the gap from a query back to its key, not counting noise.
+
+    Args:
+        keys, values, queries: see `Recall`.
+        noise: symbols of noise in a row, for each of its pairs. They do not separate a key from its value.
+        noises: different symbols of noise.
+        lengths: pairs in a row; see `Probe`.
+    """
+
+    noise: Size
+    noises: Size
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.vocabulary += [f"n{k}" for k in range(self.noises)]
+
+    def string(self, draws: Draws, string: Piece, length: Ints) -> Piece:
+        B, width = string.symbols.shape
+        columns, size = self.noise * width // 2, length[:, None]
+        noise = len(self.vocabulary) - 1 - draws.integers(self.noises, columns)
+        places = 2.0 * draws.integers(size + 1, columns) - 0.5  # between pairs, which begin at even places
+        places[np.arange(columns) >= self.noise * size] = np.inf
+        order = np.hstack([np.tile(np.arange(width), (B, 1)), places]).argsort(axis=1, kind="stable")
+        mixed = np.take_along_axis(np.hstack([string.symbols, noise]), order, axis=1)
+        return Piece(mixed, (2 + self.noise) * length)
+
+
+@dataclass(kw_only=True, eq=False)
+class FuzzyRecall(Probe):
+    """Find the values of keys where both have one symbol or more; the dots mark what a model predicts.
+
+        ^ k3 v7 v1 k3 k0 v2 k1 v7 | k3 k0 v2 k3 v7 v1
+                                          .     .  .
+
+    Poli et al. 2024, "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), section 3. Unlike in MAD, the
+    queries follow all pairs, as in `recall`. Keys and values have random sizes. A perfect solution joins the symbols
+    of a key before it compares keys, and knows where a key ends, because one key may begin or end with another.
+
+    Args:
+        keys, values: different symbols of keys and of values. The keys of a row differ; the values may not.
+        size: the most symbols of a key, and of a value.
+        queries: in a row, of different keys; in rows of fewer pairs, all of them.
+        lengths: pairs in a row; see `Probe`.
+    """
+
+    keys: Size
+    values: Size
+    size: Annotated[int, Field(ge=1, le=4)]
+    queries: Size
+
+    def prepare(self) -> None:
+        number = sum(self.keys**size for size in range(1, self.size + 1))
+        rule = f"such that there are {self.longest} to 10000 keys of up to {self.size} symbols"
+        require(self.longest <= number <= 10000, "probe.keys", rule, self.keys)
+        self.vocabulary = [BEGIN, ASK, *(f"k{k}" for k in range(self.keys)), *(f"v{k}" for k in range(self.values))]
+
+    def symbols_of(self, length: int) -> int:
+        return 2 + 2 * self.size * (length + min(length, self.queries))
+
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        B, N, row = len(length), int(length.max()), np.arange(len(length))
+        repeats = range(1, self.size + 1)
+        motifs = [motif for repeat in repeats for motif in itertools.product(range(self.keys), repeat=repeat)]
+        all_keys = np.array([*itertools.zip_longest(*motifs, fillvalue=0)]).T
+        all_sizes = np.array([*map(len, motifs)])
+        # The least exponential times are draws without replacement; their rates make all sizes alike in probability.
+        times = -np.log1p(-draws.uniform(len(motifs))) * self.keys**all_sizes
+        chosen = times.argsort(axis=1, kind="stable")[:, :N]
+        keys, key_sizes = 2 + all_keys[chosen], all_sizes[chosen]
+        values = 2 + self.keys + draws.integers(self.values, N * self.size).reshape(B, N, self.size)
+        value_sizes = 1 + draws.integers(self.size, N)
+
+        def listed(order: Ints, number: Ints, choices: int = 0) -> Iterator[Piece]:
+            for k, pair in enumerate(order.T):
+                yield Piece(keys[row, pair], key_sizes[row, pair] * (k < number))
+                yield Piece(values[row, pair], value_sizes[row, pair] * (k < number), choices)
+
+        asked = draws.orders(length[:, None], N)[:, : self.queries]
+        string = listed(np.tile(np.arange(N), (B, 1)), length)
+        return [*string, ASK, *listed(asked, length.clip(max=self.queries), self.values)]
+
+
+@dataclass(kw_only=True, eq=False)
+class MultiHop(Probe):
+    """Follow a cycle that is given by its edges; the dots mark what a model predicts.
+
+        ^ c a d c a d | 2 a c 1 d c    (c to a, d to c, a to d)
+                            .     .
+
+    Allen-Zhu 2025, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers", task
+    Depo: names of one symbol. Each query names the number of steps and the symbol to start from. A perfect solution
+    joins each edge in one layer, and then takes a step in each layer. Accuracy is also measured by hops.
+
+    Args:
+        symbols: different symbols; those of a cycle differ.
+        hops: the most steps of a query.
+        queries: in a row, independent of each other.
+        lengths: symbols of the cycle; see `Probe`.
+    """
+
+    groups = doubling("hops")
+
+    symbols: Size
+    hops: Size
+    queries: Size
+
+    def prepare(self) -> None:
+        rule = f"at least {self.longest}, as those of a cycle differ"
+        require(self.symbols >= self.longest, "probe.symbols", rule, self.symbols)
+        rule = f"below {self.shortest}, the length of the shortest cycle"
+        require(self.hops < self.shortest, "probe.hops", rule, self.hops)
+        self.vocabulary = [BEGIN, ASK, *letters(self.symbols), *map(str, range(1, self.hops + 1))]
+
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        N, size = int(length.max()), length[:, None]
+        cycle = 2 + draws.orders(self.symbols, self.symbols)[:, :N]
+        edges, start = draws.orders(size, N), draws.integers(size, self.queries)
+        steps = 1 + draws.integers(self.hops, self.queries)
+        first, second, asked, answers = (
+            np.take_along_axis(cycle, places % size, axis=1) for places in (edges, edges + 1, start, start + steps)
+        )
+        queries = np.stack([1 + self.symbols + steps, asked, answers], axis=2).reshape(len(length), -1)
+        choices = np.tile([0, 0, 1], self.queries) * (size - 1)
+        groups = doubling_group(steps).repeat(3, axis=1)
+        return [pairs(first, second, length), ASK, Piece(queries, None, choices, groups)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -349,6 +518,113 @@ class Majority(Probe):
 
 
 @dataclass(kw_only=True, eq=False)
+class WordProblem(Probe):
+    """The product of all symbols so far, which are elements of a group. A subclass sets `product`.
+
+    Merrill, Petty, Sabharwal 2024, "The Illusion of State in State-Space Models", section 3. As there, the model
+    predicts the product after each symbol, and products do not enter the row: with the product before in sight, one
+    more would need no state. Only the last one ends the row. Accuracy is also measured by the number of factors.
+
+    Args:
+        lengths: symbols of the word; see `Probe`.
+
+    Attributes:
+        product: of an element and the next one, [S, S]; `vocabulary` begins with their names.
+        moves: the elements that the word may have.
+    """
+
+    groups = doubling("factors")
+
+    product: Ints = field(init=False)
+    moves: Ints = field(init=False)
+
+    def pieces(self, draws: Draws, length: Ints) -> list[Piece | str]:
+        N, reached, choices = int(length.max()), self.moves, [0, len(self.moves)]
+        word = self.moves[draws.integers(len(self.moves), N + 1)]
+        products = word.copy()
+        for k in range(1, N + 1):
+            products[:, k] = self.product[products[:, k - 1], word[:, k]]
+            reached = np.unique(self.product[np.ix_(reached, self.moves)])
+            choices.append(len(reached))
+        place, answers = np.arange(N + 1), np.roll(products, 1, axis=1)
+        symbols = np.where(place < length[:, None], word, answers)
+        return [Piece(symbols, length + 1, np.array(choices[:-1]), doubling_group(place), answers)]
+
+
+@dataclass(kw_only=True, eq=False)
+class Modular(WordProblem):
+    """Add digits modulo m; the second line has what a model predicts.
+
+        ^ 3 4 1 2 0      (modulus=5)
+            3 2 3 0
+
+    The word problem of a cyclic group; see `WordProblem`. The order of the symbols does not matter, so attention to
+    all symbols alike can count them (Merrill, Sabharwal 2023, "The Parallelism Tradeoff"), but must tell each number
+    from the next one. The state of an RNN has m values, whatever the length. A linear recurrence cannot hold it with
+    positive eigenvalues: Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues".
+
+    Args:
+        modulus: m, the number of different digits.
+        lengths: digits; see `Probe`.
+    """
+
+    modulus: Annotated[int, Field(ge=2, le=1000)]
+
+    def prepare(self) -> None:
+        self.moves = np.arange(self.modulus)
+        self.vocabulary = [*map(str, self.moves), BEGIN]
+        self.product = np.add.outer(self.moves, self.moves) % self.modulus
+
+
+class Parity(WordProblem):
+    """Tell whether the number of ones is odd; the second line has what a model predicts.
+
+        ^ 1 0 1 1 1
+            1 1 0 1
+
+    Hahn 2020, "Theoretical Limitations of Self-Attention in Neural Sequence Models": attention of bounded precision
+    cannot, in strings of any length, as one bit of many changes its output little. It is the smallest word problem,
+    see `WordProblem`; the state of an RNN is one bit.
+
+    Args:
+        lengths: bits; see `Probe`.
+    """
+
+    def prepare(self) -> None:
+        self.vocabulary, self.product, self.moves = ["0", "1", BEGIN], np.array([[0, 1], [1, 0]]), np.arange(2)
+
+
+@dataclass(kw_only=True, eq=False)
+class Permutations(WordProblem):
+    """Apply permutations one after another; the second line has what a model predicts.
+
+        ^ bac acb bac cba    (degree=3, moved=2)
+              bac bca cba
+
+    The word problem of a symmetric group; see `WordProblem`. The permutation bca puts the second thing first, the
+    third one second and the first one last. With five things (S5), it is complete for NC1. So neither transformers
+    nor diagonal state-space models of fixed depth solve every length, unless TC0 is NC1. An RNN can, with a state for
+    each permutation. With four things or fewer, it is in TC0.
+
+    Args:
+        degree: things that are permuted, so there are 2, 6, 24 or 120 products.
+        moved: the most things that a permutation of the row moves. 2 leaves swaps and the identity, as in Grazzi et
+            al. 2024; their products are all permutations. 5 leaves all, as in the paper, and needs longer training.
+        lengths: permutations; see `Probe`.
+    """
+
+    degree: Annotated[int, Field(ge=2, le=5)]
+    moved: Annotated[int, Field(ge=2, le=5)]
+
+    def prepare(self) -> None:
+        elements = np.array([*itertools.permutations(range(self.degree))])  # in the order of the numbers they spell
+        spell = 10 ** np.arange(self.degree)[::-1]
+        self.product = np.searchsorted(elements @ spell, elements[:, elements] @ spell)
+        self.moves = np.flatnonzero((elements != elements[0]).sum(axis=1) <= self.moved)
+        self.vocabulary = ["".join(letters(self.degree)[k] for k in element) for element in elements] + [BEGIN]
+
+
+@dataclass(kw_only=True, eq=False)
 class Needle(Probe):
     """Find the symbols that follow marks in a long string; the dots mark what a model predicts.
 
@@ -390,12 +666,19 @@ class Needle(Probe):
 PROBES: dict[str, type[Probe]] = {
     "copy": Copy,
     "reverse": Reverse,
+    "compress": Compress,
     "addition": Addition,
     "recall": Recall,
+    "noisy_recall": NoisyRecall,
+    "fuzzy_recall": FuzzyRecall,
+    "multi_hop": MultiHop,
     "induction": Induction,
     "indirect": Indirect,
     "flip_flop": FlipFlop,
     "selective_copy": SelectiveCopy,
     "majority": Majority,
+    "parity": Parity,
+    "modular": Modular,
+    "s5": Permutations,
     "needle": Needle,
 }
