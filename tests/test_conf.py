@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +16,11 @@ from omegaconf import OmegaConf
 from speechformer.config import CONF, check_config
 from speechformer.corpora.speeches import load_corpus
 from speechformer.data.speeches import SentenceData
+from speechformer.layers.mechanisms import MECHANISMS
 from speechformer.layers.patterns import PATTERNS as PATTERN_FUNCTIONS
 from speechformer.layers.positions import POSITIONS, Positions
 from speechformer.models.stack import count_parameters
+from speechformer.options import options_of
 from speechformer.probes.registry import PROBES
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.optim import OPTIMIZERS, SCHEDULES
@@ -32,6 +35,7 @@ DATA = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
     [
         ("model", [*POSITIONS, *RECURRENT, *COMPOSED]),
         ("pattern", [*PATTERN_FUNCTIONS, "by_layer"]),
+        ("attention", [*MECHANISMS, "by_layer"]),
         ("task", TASKS),
         ("probe", PROBES),
     ],
@@ -57,6 +61,13 @@ def test_a_model_file_shows_every_option_at_its_default(model: str) -> None:
 def test_a_pattern_file_shows_every_option_at_its_default(pattern: str) -> None:
     own = {name: p.default for name, p in inspect.signature(PATTERN_FUNCTIONS[pattern]).parameters.items()}
     assert {key: value for key, value in group("pattern", pattern).items() if key != "name"} == own
+
+
+@pytest.mark.parametrize("attention", MECHANISMS)
+def test_an_attention_file_shows_every_option_at_its_default(attention: str) -> None:
+    kind: Any = MECHANISMS[attention]
+    own = {name: option.default for name, option in options_of(kind, "layer").model_fields.items()}
+    assert {key: value for key, value in group("attention", attention).items() if key != "name"} == own
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in (CONF / "recipe").glob("*.yaml")))
