@@ -16,6 +16,7 @@ from conftest import TINY, compose
 from kills import count_points, killed_at
 
 from speechformer import console
+from speechformer.config import as_plain
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 from speechformer.runs import identity
@@ -218,3 +219,20 @@ def test_a_forced_run_that_cannot_begin_leaves_the_old_one(
     with pytest.raises(BaseException):  # noqa: B017
         execute(compose(*TINY, "force=true", setting), folder)
     assert contents(folder) == before
+
+
+def test_settings_that_came_later_leave_the_identity_of_other_runs() -> None:
+    """Oracle: the config without them. A choice or an option that is not at its default counts."""
+    config = as_plain(compose())
+    earlier = {**config, "architecture": {**config["architecture"]}}
+    del earlier["attention"], earlier["architecture"]["norm_type"]
+    assert identity.fingerprint(config, "", None) == identity.fingerprint(earlier, "", None)
+    words = [
+        [],
+        ["attention=linear"],
+        ["attention.qk_norm=true"],
+        ["attention=sink"],
+        ["attention=sink", "attention.conv=2"],
+    ]
+    words += [["architecture.norm_type=rms"], ["attention.kv_heads=1"]]
+    assert len({identity.fingerprint(as_plain(compose(*each)), "", None) for each in words}) == len(words)
