@@ -309,7 +309,8 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
         self.size = size
-        self.convolution = nn.Conv1d(channels, channels, size, groups=channels, bias=False)
+        # in two dimensions torch is twice as fast on a CPU
+        self.convolution = nn.Conv2d(channels, channels, (1, size), groups=channels, bias=False)
 
     def forward(self, x_BTE: Tensor, cache: KVCache) -> Tensor:
         """Return [B, T, E]; the cache keeps the last tokens, [B, size - 1, E]."""
@@ -317,7 +318,8 @@ class ShortConvolution(nn.Module):
         if cache is not None:
             before = cache.get("convolution", before)
             cache["convolution"] = torch.cat((before, x_BTE), dim=1)[:, x_BTE.shape[1] :]
-        return x_BTE + self.convolution(torch.cat((before, x_BTE), dim=1).transpose(1, 2)).transpose(1, 2)
+        x_BE1T = torch.cat((before, x_BTE), dim=1).transpose(1, 2)[:, :, None]
+        return x_BTE + self.convolution(x_BE1T)[:, :, 0].transpose(1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -405,12 +407,14 @@ class SelfAttention(nn.Module):
                 "task.documents=joined."
             )
 
+    def projections(self, x_BTD: Tensor, cache: KVCache) -> Tensor:
+        """Return queries, keys and values side by side, [B, T, E]."""
+        qkv_BTE = self.qkv(x_BTD)
+        return qkv_BTE if self.convolution is None else self.convolution(qkv_BTE, cache)
+
     def project(self, x_BTD: Tensor, attention: Attention, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, [B, N, T, H], keys and values, [B, K, T, H] each, without positions."""
-        qkv_BTE = self.qkv(x_BTD)
-        if self.convolution is not None:
-            qkv_BTE = self.convolution(qkv_BTE, cache)
-        q, k, v = attention.places.split(qkv_BTE, self.heads, self.kv_heads)
+        q, k, v = attention.places.split(self.projections(x_BTD, cache), self.heads, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.shares_values:

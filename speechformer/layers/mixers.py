@@ -185,9 +185,8 @@ class Delta(Normed):
         super().__init__(layer, conv, qk_norm)
         self.strength_map = nn.Linear(layer.sizes.width, self.heads, bias=False)
 
-    def project(self, x_BTD: Tensor, attention: Attention, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x_BTD, attention, cache)
-        return F.silu(q), F.silu(k), F.silu(v)
+    def projections(self, x_BTD: Tensor, cache: KVCache) -> Tensor:
+        return F.silu(super().projections(x_BTD, cache))
 
     def features(self, x_BNTH: Tensor) -> Tensor:
         return F.normalize(x_BNTH, dim=-1)
@@ -242,9 +241,8 @@ class SSD(Normed):
         super().__init__(layer, conv, qk_norm)
         self.steps, self.skip = Steps(layer), nn.Parameter(torch.ones(self.heads))
 
-    def project(self, x_BTD: Tensor, attention: Attention, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x_BTD, attention, cache)
-        return F.silu(q), F.silu(k), F.silu(v)
+    def projections(self, x_BTD: Tensor, cache: KVCache) -> Tensor:
+        return F.silu(super().projections(x_BTD, cache))
 
     def decay(self, x_BTD: Tensor, k_BNTH: Tensor) -> Tensor:
         return self.steps(x_BTD)[1]
