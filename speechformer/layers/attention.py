@@ -168,6 +168,11 @@ class Pairs:
         biased = self.positions.overrides("bias") or self.positions.overrides("gate")
         return self.pattern is all_pairs and self.token_mask_BS is None and not biased
 
+    @property
+    def has_documents(self) -> bool:
+        """Whether the token mask keeps documents apart."""
+        return self.token_mask_BS is not None and self.token_mask_BS.dtype != torch.bool
+
     @functools.cached_property
     def query_positions(self) -> Tensor:
         """The positions of the queries."""
@@ -336,7 +341,7 @@ class SelfAttention(nn.Module):
         output_gate: multiply the heads' output by sigmoid(W x), element by element (Qiu et al. 2025, "Gated
             Attention for Large Language Models").
         value_residual: v = a v + b v_1, with trained a and b that start at 1/2 and the values v_1 of the first layer
-            (Zhou et al. 2024, "Value Residual Learning").
+            (Zhou et al. 2024, "Value Residual Learning"); of `by_layer`, of the first layer with this option.
     """
 
     def __init__(
@@ -389,12 +394,18 @@ class SelfAttention(nn.Module):
         """Return queries, [B, N, T, H], keys and values, [B, K, T, H] each, without positions."""
         qkv_BTE = self.qkv(x_BTD)
         if self.convolution is not None:
+            if attention.pairs is not None and attention.pairs.has_documents:
+                raise UserError("attention.conv reads on from one document to the next; set task.documents=joined.")
             qkv_BTE = self.convolution(qkv_BTE, cache)
         q, k, v = attention.places.split(qkv_BTE, self.heads, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.shares_values:
             first = attention.shared.setdefault("values", v)
+            heads = first.shape[1]
+            require(
+                heads == self.kv_heads, "attention.kv_heads", f"{heads} as where value_residual begins", v.shape[1]
+            )
             if self.value_residual is not None:
                 v = self.value_residual[0] * v + self.value_residual[1] * first
         return q, k, v

@@ -65,6 +65,12 @@ class Mixer(SelfAttention):
         """The choice in the config."""
         return next(name for name, kind in MIXERS.items() if kind is type(self))
 
+    def project(self, x_BTD: Tensor, attention: Attention, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
+        assert attention.pairs is not None
+        if attention.pairs.has_documents:
+            raise UserError(f"attention={self.name} reads one document after another; set task.documents=joined.")
+        return super().project(x_BTD, attention, cache)
+
     def features(self, x_BNTH: Tensor) -> Tensor:
         """Return queries or keys as the state meets them."""
         return x_BNTH
@@ -90,10 +96,6 @@ class Mixer(SelfAttention):
     def attend(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, attention: Attention, cache: KVCache
     ) -> tuple[Tensor, Tensor | None]:
-        assert attention.pairs is not None
-        mask = attention.pairs.token_mask_BS
-        if mask is not None and mask.dtype != torch.bool:
-            raise UserError(f"attention={self.name} reads one document after another; set task.documents=joined.")
         weights = None
         if attention.with_weights and cache is None:  # what multiplies each value: the output for unit vectors
             B, N, T, _ = v.shape
