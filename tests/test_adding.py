@@ -13,7 +13,7 @@ import pytest
 from pages import IS_CHECKOUT, ROOT, Block, blocks
 
 PAGES = (ROOT / "speechformer" / "README.md", ROOT / "speechformer" / "tasks" / "README.md")
-HEADINGS = ("Adding a position", "Adding a pattern", "Adding a task", "Adding a metric")
+HEADINGS = ("Adding a position", "Adding a pattern", "Adding a mechanism", "Adding a task", "Adding a metric")
 
 pytestmark = [
     pytest.mark.slow,

@@ -342,7 +342,7 @@ class SelfAttention(nn.Module):
         output_gate: multiply the heads' output by sigmoid(W x), element by element (Qiu et al. 2025, "Gated
             Attention for Large Language Models").
         value_residual: v = a v + b v_1, with trained a and b that start at 1/2 and the values v_1 of the first layer
-            (Zhou et al. 2024, "Value Residual Learning").
+            (Zhou et al. 2024, "Value Residual Learning"); of `by_layer`, of the first layer with this option.
     """
 
     sums_to_one = True  # whether the weights of a query do
@@ -419,6 +419,10 @@ class SelfAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.shares_values:
             first = attention.shared.setdefault("values", v)
+            heads = first.shape[1]
+            require(
+                heads == self.kv_heads, "attention.kv_heads", f"{heads} as where value_residual begins", v.shape[1]
+            )
             if self.value_residual is not None:
                 v = self.value_residual[0] * v + self.value_residual[1] * first
         return q, k, v

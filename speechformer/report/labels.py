@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from speechformer.runs.identity import LATER
+
 ABSENT = object()
 LONGEST = 100  # characters of a label with all settings; with more, a study's labels leave out the usual ones
 
@@ -97,6 +99,9 @@ def name_variants(variants: Sequence[Variant], names: Mapping[str, str]) -> str:
     Returns:
         The usual settings in words; "" if labels do not leave them out.
     """
+    for key in LATER.keys() & set().union(*(variant.settings for variant in variants)):
+        for variant in variants:
+            variant.settings.setdefault(key, LATER[key])
     for variant in variants:
         variant.overrides = {key: override(key, variant.settings[key]) for key in differing(variant, variants)}
         variant.words = {key: in_words(text, names) for key, text in variant.overrides.items()}

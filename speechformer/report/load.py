@@ -56,8 +56,6 @@ class Run:
 
     def __init__(self, folder: Path, result: dict[str, Any]) -> None:
         self.folder, self.result, self.config = folder, result, dict(flatten(result["config"]))
-        if "attention.name" not in self.config:  # as old as that
-            self.config |= {key: value for key, value in LATER.items() if key != "attention"}
         self.task: str = result["task"]
         self.study = str(self.config.get("study") or "")
         self.seed: int | None = result["seed"]
@@ -120,7 +118,9 @@ class Run:
         settings = {
             key: plain_number(value, key)
             for key, value in self.config.items()
-            if key not in NOT_IN_VARIANT and not key.startswith(NOT_IN_VARIANT_GROUPS)
+            if key not in NOT_IN_VARIANT
+            and not key.startswith(NOT_IN_VARIANT_GROUPS)
+            and LATER.get(key, ...) != value
         }
         if settings.get("recipe.init") != "normal":  # no other initialisation reads it
             settings.pop("recipe.init_std", None)
