@@ -107,7 +107,7 @@ def test_runs_are_shown_side_by_side(a_classifier: Path, tmp_path: Path) -> None
 def test_a_run_that_the_live_page_cannot_compute_has_pictures(tmp_path: Path) -> None:
     run = run_in(tmp_path / "run", "model=forgetting", "trainer.max_steps=1")
     said = call(main, run, SENTENCE, "--output", tmp_path / "out")[0]
-    assert "There is no page: " in said and "model=forgetting is not supported by the live page" in said
+    assert "No page was written. " in said and "model=forgetting is not supported by the live page" in said
     assert [path.name for path in (tmp_path / "out").glob("*.png")] == ["encoder.png"]
 
 

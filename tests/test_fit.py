@@ -21,6 +21,7 @@ from commands import Command, run_command
 from conftest import TINY, compose, without_biases_of_keys
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from speechformer.config import as_plain
 from speechformer.errors import UserError
@@ -90,6 +91,8 @@ class KilledError(BaseException):
 def small_corpus(little: Path, little_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # TensorBoard sorts files of one second by this number, as text: 9 after 10
+        patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100_000))
         OWN[:] = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[a,b,c]", *TINY[1:], "threads=1"]
         OWN_PAIRS[:] = ["corpus=ted", f"corpus.root={little_pairs}", *PAIRS, *TINY[1:], "threads=1"]
         yield

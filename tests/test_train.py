@@ -194,7 +194,11 @@ def test_help_names_the_choices_without_heavy_imports() -> None:
         (["recipe=cosine", "trainer.max_epochs=-1"], "recipe.schedule ends with the run, so set trainer.max_steps"),
         (["protocol=clean", "protocol.validation=0"], "protocol=clean chooses on a held-out part"),
         (["trainer.precision=9"], "trainer: Precision 9 is invalid"),
-        (["trainer.num_nodes=2"], "and with a + those of Lightning's Trainer."),
+        (
+            ["trainer.num_nodes=2"],
+            "trainer.num_nodes is not listed in config.yaml, so it needs a +: ",
+        ),
+        (["trainer.nodes=2"], "and with a + those of Lightning's Trainer."),
         (["heads=3"], "width must be a multiple of heads"),
         (["corpus=speeches", "corpus.root=nowhere"], "No speech files .* in corpus.root (nowhere), which does not"),
         (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
