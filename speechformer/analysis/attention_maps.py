@@ -201,7 +201,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
         axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
         figure.suptitle(f"{title}\n{CAPTIONS[part.name]}", fontsize=10)
         sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
-        implied = "; without scores: what multiplies each value" if part.implied else ""
+        implied = "\nwithout scores: what multiplies the value of each key" if part.implied else ""
         figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
         figure.colorbar(image, ax=axes, label="weight", shrink=0.6)
         FigureCanvasAgg(figure).draw()
