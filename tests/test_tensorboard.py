@@ -19,7 +19,7 @@ from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.registry import build_data
-from speechformer.training.pictures import BLUE, GAP, MASKED, Pictures, thumbnail
+from speechformer.training.pictures import BLUE, GAP, MASKED, RED, Pictures, thumbnail
 from speechformer.training.run import execute
 
 OWN = ["corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=2", "trainer.log_every_n_steps=2"]
@@ -146,14 +146,14 @@ def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(words: list[str],
 def test_the_picture_tiles_the_heads() -> None:
     """Oracle: the pixel in the middle of each pair, for weights and a mask written by hand."""
     weights, mask = (
-        torch.tensor([[[[1.0, 0], [0, 0.5]], [[0, 1], [1, 0]]]]),
+        torch.tensor([[[[1.0, 0], [0, 0.5]], [[0, 1], [1, -1]]]]),
         torch.tensor([[True, True], [False, True]]),
     )
     picture = thumbnail(AttentionMap("decoder", ["a", "b"], ["a", "b"], weights, mask))
     assert picture.size == (2 * (110 + GAP), 110 + GAP)
-    white, blue, grey = (255, 255, 255), tuple(BLUE), tuple(MASKED)
+    white, blue, grey, red = (255, 255, 255), tuple(BLUE), tuple(MASKED), tuple(RED)
     half = tuple(int((255 + channel) / 2) for channel in BLUE)
-    for column, expected in enumerate(((blue, white, grey, half), (white, blue, grey, white))):
+    for column, expected in enumerate(((blue, white, grey, half), (white, blue, grey, red))):
         left = column * (110 + GAP)
         seen = [picture.getpixel((left + x, y)) for y in (27, 82) for x in (27, 82)]
         assert seen == list(expected)

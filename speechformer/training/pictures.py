@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 256  # layers times heads of a picture
 SMALLEST_PANEL, GAP = 110, 4  # pixels
-BLUE, MASKED = np.array([8, 48, 107]), np.array([232, 232, 229])  # colours of the largest weight and of masked pairs
+BLUE, RED = np.array([8, 48, 107]), np.array([103, 0, 31])  # colours of the largest weight, above and below 0
+MASKED = np.array([232, 232, 229])  # of masked pairs
 
 
 def thumbnail(part: AttentionMap) -> Image.Image:
     """Tile the heads of a map in milliseconds: one row for each layer, white for a weight of 0, masked pairs grey."""
     weights = part.weights.detach().numpy()[..., None]  # [L, N, T, S, 1]
-    colours = 255 + weights / max(weights.max(), 1e-9) * (BLUE - 255)
+    sizes = np.abs(weights)
+    colours = 255 + sizes / max(sizes.max(), 1e-9) * (np.where(weights < 0, RED, BLUE) - 255)
     panels = np.where(part.mask.numpy()[..., None], colours, MASKED).astype(np.uint8)
     for axis in (2, 3):
         panels = panels.repeat(-(-SMALLEST_PANEL // panels.shape[axis]), axis)
