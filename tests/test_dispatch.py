@@ -157,7 +157,10 @@ def test_without_a_bias_torchs_attention_is_causal() -> None:
     torch.testing.assert_close(SDPA(None, pairs)(q, k, v, FastDropout(0.0))[0], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("model", "pattern"), KINDS)
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [pytest.param(*kind, marks=[pytest.mark.slow] if k % 3 else []) for k, kind in enumerate(KINDS)],
+)
 def test_flex_attention_is_the_reference(model: str, pattern: str) -> None:
     """At a length that is no multiple of a tile; causal, with padding, and within documents."""
     torch.manual_seed(0)

@@ -368,6 +368,7 @@ def hold(folder: Path, held: Any, released: Any) -> None:
         released.wait(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [[], ["-m"]], ids=["run", "sweep"])
 def test_a_terminated_command_says_so_and_goes_on_later(many: list[str], little: Path, tmp_path: Path) -> None:
     place = ["hydra.run.dir=run", "hydra.sweep.dir=run", "hydra.sweep.subdir=one"]

@@ -42,10 +42,11 @@ def check_attention(config: dict[str, Any]) -> None:
     patterns = build_patterns(config["pattern"], config["layers"])
     specs = per_layer_configs(config["attention"], "attention", config["layers"])
     sizes = Sizes(config["width"], config["heads"], 1, True)
-    with torch.random.fork_rng(devices=[]):
+    with torch.device("meta"):  # without weights
         attentions = [
             build_attention(spec, Layer(sizes, k, Dropout(0.0), True, True)) for k, spec in enumerate(specs)
         ]
+    with torch.random.fork_rng(devices=[]):
         if not config["model"]["name"].startswith("rnn"):
             positions = build_positions(config["model"], **sizes._asdict())
             for k, attention in enumerate(attentions):
