@@ -16,7 +16,8 @@ probes() { # FOLDER OVERRIDES...
 encodings=nope,sinusoidal,learned,alibi,rope,xpos,relative,kerple,fire,forgetting,randomised,rnn
 ten=copy,reverse,addition,recall,induction,indirect,flip_flop,selective_copy,majority,needle
 probes encodings probe=$ten model=$encodings hydra/sweeper=tuned 'recipe.lr=tag(tune,choice(1e-3,3e-3))' \
-    'recipe.init=tag(tune,choice(torch,normal))' hydra.sweeper.untuned_seeds=2
+    'recipe.init=tag(tune,choice(torch,normal))' hydra.sweeper.untuned_seeds=2 \
+    'hydra.sweeper.tuning_seeds=[100]'
 three=probe=copy,needle,recall
 probes patterns $three pattern=full,window,block,strided,dilated,global,bigbird,sinks model=rope
 probes layers $three layers=1,3 model=rope

@@ -61,6 +61,15 @@ def test_an_ensemble_is_its_members_one_by_one(kind: str, members: list[tuple[st
     assert [name for name, _ in models[0].named_parameters()] == list(stacked_parameters(models))
 
 
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "entmax", "softpick", "linear"])
+@pytest.mark.parametrize("kind", ["lm", "classify"])
+def test_mechanisms_without_parameters_of_their_own_are_stacked(kind: str, name: str) -> None:
+    torch.manual_seed(0)
+    options = {"qk_norm": True} | ({} if name == "linear" else {"kv_heads": 1, "output_gate": True, "softcap": 3.0})
+    spec = {"attention": {"name": name, **options}, "norm_type": "rms"}
+    compare([build(kind, **spec) for _ in range(K)], [2, 0, 3] if kind == "classify" else [0] * K)
+
+
 def test_members_never_affect_each_other_and_evaluation_drops_nothing_out() -> None:
     """Oracle: each model alone; a member whose weights are NaN leaves the others as they were."""
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from conftest import compose
@@ -28,6 +28,7 @@ GRID = "recipe.lr=tag(tune, choice(1e-4,1e-2))"
 def test_every_row_has_the_same_grid_and_fresh_seeds(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """Oracle: the results of the runs, by hand."""
     words = [*TUNED, GRID, "model=alibi,nope", "seed=3,4", "hydra.sweeper.untuned_seeds=1"]
+    words += ["hydra.sweeper.tuning_seeds=[100]"]
     code, out, err = sweep(*words)
     assert code == 0, err
     runs = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/result.json")]
@@ -77,6 +78,7 @@ def test_invalid_studies_are_one_sentence(words: list[str], message: str, sweep:
 def test_a_choice_needs_every_tuning_run(sweep: Sweep, tmp_path: Path) -> None:  # noqa: F811
     """A run that failed ends the study before the second stage, with one sentence."""
     words = [*TUNED[:-1], "recipe.warmup_steps=tag(tune, choice(0,1000000))", "seed=3"]
+    words += ["hydra.sweeper.tuning_seeds=[100]"]
     code, _, err = sweep(*words)
     assert "1 of 2 tuning runs in sweep have no score (failed), so nothing is chosen." in f"{code}{err}"
     assert not (tmp_path / "sweep" / "tuned.json").exists()
@@ -105,6 +107,16 @@ class Scored(TunedSweeper):
         return states
 
 
+def chosen(sweeper: Scored, folder: Path, rates: str) -> dict[str, Any]:
+    """Let it tune the rate of a language model, and return the row that it writes."""
+    sweeper.folder, sweeper.config, sweeper.choices = folder, compose("task=lm"), {"hydra/sweeper": "tuned"}
+    sweeper.compose = lambda job, number=0: compose("task=lm", "protocol=clean", *job)  # type: ignore[method-assign]
+    parsed = OverridesParser.create().parse_overrides(["seed=1,2", f"recipe.lr=tag(tune, choice({rates}))"])
+    sweeper.choose_jobs({override.get_key_element(): override for override in parsed})
+    (row,) = json.loads((folder / "tuned.json").read_text())["rows"]
+    return row
+
+
 @pytest.mark.parametrize(
     ("scores", "choice"),
     [
@@ -117,15 +129,33 @@ class Scored(TunedSweeper):
 def test_the_best_finite_score_is_chosen(scores: dict[str, float], choice: str | None, tmp_path: Path) -> None:
     """Oracle: by hand; the config has a rate of 1e-3."""
     sweeper = Scored([100])
-    sweeper.scores, sweeper.folder = scores, tmp_path
-    sweeper.config, sweeper.choices = compose("task=lm"), {"hydra/sweeper": "tuned"}
-    sweeper.compose = lambda job, number=0: compose("task=lm", "protocol=clean", *job)  # type: ignore[method-assign]
-    parsed = OverridesParser.create().parse_overrides(["seed=1,2", "recipe.lr=tag(tune, choice(1e-4,1e-3,1e-2))"])
-    sweeper.choose_jobs({override.get_key_element(): override for override in parsed})
+    sweeper.scores = scores
+    row = chosen(sweeper, tmp_path, "1e-4,1e-3,1e-2")
     final = [] if choice is None else [(choice, "seed=1"), (choice, "seed=2")]
     assert sweeper.rounds[1] == [*final, ("seed=1",), ("seed=2",)]
-    (row,) = json.loads((tmp_path / "tuned.json").read_text())["rows"]
     assert row["choice"] == (None if choice is None else [choice])
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "choice"),
+    [
+        ((2.0, 3.0, 4.0), (1.0, 2.0, 3.0), "recipe.lr=0.01"),  # 1 less with every seed
+        ((2.0, 3.0, 4.0), (1.0, 3.5, 3.5), "recipe.lr=0.001"),  # 0.33 less, with a standard error of 0.44
+        ((2.0, math.nan, 4.0), (3.0, 3.0, 9.0), "recipe.lr=0.01"),  # the default diverged
+    ],
+)
+def test_a_gain_within_noise_changes_nothing(
+    default: tuple[float, ...], other: tuple[float, ...], choice: str, tmp_path: Path
+) -> None:
+    """Oracle: perplexities of three seeds, by hand; the config has a rate of 1e-3."""
+    sweeper = Scored([100, 101, 102])
+    sweeper.scores = {
+        f"recipe.lr={rate} study=lm_tuning seed={100 + k}": value
+        for rate, values in (("0.001", default), ("0.01", other))
+        for k, value in enumerate(values)
+        if math.isfinite(value)
+    }
+    assert chosen(sweeper, tmp_path, "1e-3,1e-2")["choice"] == [choice]
 
 
 def test_a_study_without_scores_has_a_section(tmp_path: Path) -> None:

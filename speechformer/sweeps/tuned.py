@@ -4,8 +4,8 @@ The settings to tune have the tag `tune`: `'recipe.lr=tag(tune, choice(1e-3,3e-3
 other swept values, without the seed. The stages are:
 
 1. every row with every point of the grid and every tuning seed, as `study=<name>_tuning`;
-2. for each row, the point with the best mean score on held-out data (written to `tuned.json`), of equal ones that of
-   the config without tuning;
+2. for each row, the point with the best mean score on held-out data (written to `tuned.json`). The config without
+   tuning, if it is a point, stays unless the gain over the tuning seeds is more than twice its standard error;
 3. every row with its choice, and as it is without tuning, with the seeds of the command; `untuned_seeds` limits how
    many of them run without tuning.
 
@@ -65,17 +65,18 @@ class TunedSweeper(HeldOutSweeper):
                 f"{len(missing)} of {len(ended)} tuning runs in {self.folder} have no score "
                 f"({', '.join(dict.fromkeys(missing))}), so nothing is chosen. Run the same command again."
             )
-        scores = {key: statistics.mean(best_score(ended[job]) for job in jobs[key]) for key in jobs}
+        each = {key: [sign * best_score(ended[job]) for job in jobs[key]] for key in jobs}  # the higher the better
+        means = {key: statistics.mean(scores) for key, scores in each.items()}
         choices = dict[Overrides, Overrides | None]()
         for row in rows:
-            untuned = plain(self.compose(row))  # chosen if it is as good as another: a tie changes nothing
-            valid = {
-                point: (sign * scores[row, point], plain(self.compose([*row, *point])) == untuned)
-                for point in points
-                if math.isfinite(scores[row, point])
-            }
-            choices[row] = max(valid, key=valid.__getitem__, default=None)
-        self.write(points, choices, scores)
+            valid = [point for point in points if math.isfinite(means[row, point])]
+            best = max(valid, key=lambda point: means[row, point], default=None)
+            untuned = plain(self.compose(row))
+            default = next((point for point in valid if plain(self.compose([*row, *point])) == untuned), None)
+            if best is not None and default is not None:
+                best = best if is_gain(each[row, best], each[row, default]) else default
+            choices[row] = best
+        self.write(points, choices, {key: sign * mean for key, mean in means.items()})
         final = [(*row, *point, *seed) for row, point in choices.items() for seed in seeds if point is not None]
         self.run([*final, *((*row, *seed) for row in rows for seed in seeds[: self.untuned_seeds])])
 
@@ -92,3 +93,10 @@ class TunedSweeper(HeldOutSweeper):
         ]
         content = {"points": points, "tuning_seeds": self.tuning_seeds, "rows": rows}
         runs.write_json(self.folder / TUNED, content)
+
+
+def is_gain(scores: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether scores are better than others of the same seeds by more than noise; of one seed, at all."""
+    gains = [score - other for score, other in zip(scores, others, strict=True)]
+    noise = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return statistics.mean(gains) > 2 * noise
