@@ -73,7 +73,9 @@ def attention(arguments: argparse.Namespace) -> None:
         console.say(f"{format_checks(checks)}\n{format_heads(maps)}")
         passed = passed and all(check.passed for check in checks)
         maps_of_runs.append(maps)
-    largest = max(float(part.weights.max()) for maps in maps_of_runs for part in maps) if len(runs) > 1 else None
+    largest = (
+        max(float(part.weights.abs().max()) for maps in maps_of_runs for part in maps) if len(runs) > 1 else None
+    )
     for number, (run, maps) in enumerate(zip(runs, maps_of_runs), start=1):
         for part in maps:
             path = output.file(f"{number}_{part.name}.png" if len(runs) > 1 else f"{part.name}.png")

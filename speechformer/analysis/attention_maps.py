@@ -185,7 +185,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
     with matplotlib.rc_context({"font.family": families, "text.parse_math": False, "font.size": 9}):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(L, N, sharex=True, sharey=True, squeeze=False)
-        largest = max(float(part.weights.max()) if scale is None else scale, 1e-9)
+        largest = max(float(part.weights.abs().max()) if scale is None else scale, 1e-9)
         least, colors = (-largest, "RdBu") if part.weights.min() < 0 else (0, "Blues")
         entropy, distance = part.entropy(), part.distance()
         every = -(-10 // int(72 * cell))  # of small cells only some have a label

@@ -315,11 +315,10 @@ class ShortConvolution(nn.Module):
     def forward(self, x_BTE: Tensor, cache: KVCache) -> Tensor:
         """Return [B, T, E]; the cache keeps the last tokens, [B, size - 1, E]."""
         before = x_BTE.new_zeros(x_BTE.shape[0], self.size - 1, x_BTE.shape[2])
+        padded = torch.cat(((cache or {}).get("convolution", before), x_BTE), dim=1)
         if cache is not None:
-            before = cache.get("convolution", before)
-            cache["convolution"] = torch.cat((before, x_BTE), dim=1)[:, x_BTE.shape[1] :]
-        x_BE1T = torch.cat((before, x_BTE), dim=1).transpose(1, 2)[:, :, None]
-        return x_BTE + self.convolution(x_BE1T)[:, :, 0].transpose(1, 2)
+            cache["convolution"] = padded[:, x_BTE.shape[1] :]
+        return x_BTE + self.convolution(padded.transpose(1, 2)[:, :, None])[:, :, 0].transpose(1, 2)
 
 
 class SelfAttention(nn.Module):
@@ -334,7 +333,8 @@ class SelfAttention(nn.Module):
         layer: what it is built for.
         kv_heads: K, heads of keys and values, each of which serves N / K heads of queries: grouped-query attention
             (Ainslie et al. 2023, "GQA"); 1 is multi-query attention (Shazeer 2019). None: N.
-        qk_norm: RMS norm of each query and key, with trained gains (Henry et al. 2020, "Query-Key Normalization").
+        qk_norm: RMS norm of each query and key, with trained gains. Henry et al. 2020, "Query-Key Normalization",
+            make their lengths 1, and replace 1 / sqrt(H) by one trained scale.
         conv: tokens that a short causal convolution over queries, keys and values covers; 0: none.
         softcap: c tanh(score / c), with c this number (Gemma 2, 2024). None: no limit.
         length_scale: multiply queries by s_n log(keys that they see), with a trained s_n for each head that starts

@@ -52,14 +52,13 @@ class Mixer(SelfAttention):
     def check(self, positions: Positions, pattern: Pattern) -> None:
         acting = [place for place in ("bias", "gate") if positions.overrides(place)]
         if acting or pattern is not all_pairs:
-            raise UserError(
-                f"attention={self.name} has no scores that a {acting[0] if acting else 'pattern'} could change: "
-                + (
-                    "model must be nope, sinusoidal, learned or a rotation such as rope."
-                    if acting
-                    else "pattern must be full."
-                )
+            remedy = (
+                "model must be nope, sinusoidal, learned or a rotation such as rope"
+                if acting
+                else "pattern must be full"
             )
+            what = acting[0] if acting else "pattern"
+            raise UserError(f"attention={self.name} has no scores that a {what} could change: {remedy}.")
 
     @property
     def name(self) -> str:
@@ -127,7 +126,7 @@ class Linear(Mixer):
 
 
 class Normed(Mixer):
-    """A mixer whose heads are normed by their RMS and, with `gate`, multiplied by silu(W x) (Sun et al. 2023)."""
+    """A mixer whose heads are normed by their RMS and, if `has_gate`, multiplied by silu(W x) (Sun et al. 2023)."""
 
     has_gate = True
 
@@ -211,9 +210,8 @@ class Steps(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Return s and g, [B, N, T, 1] each."""
-        steps_BTN = F.softplus(self.map(x_BTD) + self.shift)
-        both = steps_BTN, -self.log_rate.exp() * steps_BTN
-        return both[0].transpose(1, 2)[..., None], both[1].transpose(1, 2)[..., None]
+        steps_BNT1 = F.softplus(self.map(x_BTD) + self.shift).transpose(1, 2)[..., None]
+        return steps_BNT1, -self.log_rate.exp()[:, None, None] * steps_BNT1
 
 
 class GatedDelta(Delta):

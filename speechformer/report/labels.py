@@ -99,6 +99,7 @@ def name_variants(variants: Sequence[Variant], names: Mapping[str, str]) -> str:
     Returns:
         The usual settings in words; "" if labels do not leave them out.
     """
+    # where some vary what came later, the others had its default
     for key in LATER.keys() & set().union(*(variant.settings for variant in variants)):
         for variant in variants:
             variant.settings.setdefault(key, LATER[key])
