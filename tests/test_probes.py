@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,28 @@ def test_chance_is_the_share_of_all_guesses_that_are_right() -> None:
     chance = {"accuracy": (1 / 2 + 1 / 4 + 1 / 5) / 3, "exact": (1 / 8 + 1 / 5) / 2}
     chance |= {"accuracy_length_9": (1 / 2 + 1 / 4) / 2, "exact_length_9": 1 / 8}
     assert data.reference_metrics() == pytest.approx({f"chance_{name}": value for name, value in chance.items()})
+
+
+@pytest.mark.parametrize(
+    ("words_of_run", "lengths"),
+    [
+        ("copy", range(2, 42)),
+        ("copy task.longer=1.5", [61]),  # a start, two strings of 30 symbols, and a mark between; without the last
+        ("copy task.longer=100", [161]),  # at most the longest test
+        ("copy task.longer=1.5 model=learned", range(2, 42)),  # block_size positions
+        ("indirect task.longer=1.5", range(9, 42)),  # no test is longer than in training
+    ],
+)
+def test_validation_rows_can_be_longer_than_in_training(words_of_run: str, lengths: Iterable[int]) -> None:
+    """Oracle: lengths by hand; no row is one of a test."""
+    name, *options = words_of_run.split()
+    own = config(name, "protocol=clean", *options)
+    data = build_data(own, load_probe(own))
+    data.limit_length(own["block_size"] if "model=learned" in options else None)
+    (rows,) = data.monitored.values()
+    assert {*(rows["ids"] != PAD).sum(dim=1).tolist()} <= {*lengths}
+    tests = {tuple(row) for own in data.extra_tests.values() for row in own["ids"].tolist()}
+    assert not tests & {tuple(row) for row in rows["ids"].tolist()}
 
 
 def test_metrics_are_counted() -> None:

@@ -76,11 +76,27 @@ class ProbeData(TaskData):
         needed = self.probe.symbols_of(self.probe.max_length) - 1
         rule = f"at least {needed}, the symbols of the longest training row"
         require(self.block_size >= needed, "block_size", rule, self.block_size)
-        self.validation = self.evaluation_rows("validation")
-        self.monitored = {("validation", ""): self.validation} if self.protocol["validation"] else {}
+        self.hold_out(self.longer_length())
         self.tested = {("test", ""): self.evaluation_rows("test")}
         lengths = self.probe.test_lengths
         self.extra_tests = {("test", f"length_{n}"): self.evaluation_rows("test", n) for n in lengths}
+
+    def longer_length(self) -> int | None:
+        """Return the length of validation rows by `task.longer`, at most that of a test; None: as in training."""
+        probe = self.probe
+        length = min(int(self.task["longer"] * probe.max_length), max(probe.test_lengths))
+        return length if length > probe.max_length else None
+
+    def hold_out(self, length: int | None) -> None:
+        """Set the validation rows, all of one length; None: of lengths as in training."""
+        self.validation = self.evaluation_rows("validation", length)
+        self.monitored = {("validation", ""): self.validation} if self.protocol["validation"] else {}
+
+    def limit_length(self, max_length: int | None) -> None:
+        """Do as the base class, and validate on lengths as in training where longer rows do not fit."""
+        super().limit_length(max_length)
+        if max_length is not None and self.validation["ids"].shape[1] > max_length:
+            self.hold_out(None)
 
     def evaluation_rows(self, part: str, length: int | None = None) -> Rows:
         """Return `task.test_rows` rows without repetitions, or as many as there are."""

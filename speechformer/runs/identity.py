@@ -39,6 +39,7 @@ LATER: dict[str, Any] = {
     "attention.conv": 0,
     "attention.name": "softmax",
     "attention": {},  # nothing of it is left
+    "task.longer": 1,
 }
 
 

@@ -76,6 +76,7 @@ class ProbeOptions(Named):
 
     data: Literal["probe"]
     test_rows: Size
+    longer: Annotated[float, Field(ge=1, le=1000)]
 
 
 TASK_OPTIONS: dict[str, type[Named]] = {
