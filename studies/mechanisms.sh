@@ -26,7 +26,7 @@ for probe in recall selective_copy compress parity; do
     each $probe probe=$probe "${tuned[@]}" hydra.sweeper.untuned_seeds=2
 done
 small=(task=lm task.tokens=bpe task.vocab_size=1000 width=64 heads=4 layers=2 ff=256 block_size=128 batch_size=16
-    recipe=cosine recipe.lr=3e-3 recipe.warmup_steps=50 trainer.max_steps=1000 eval_interval=250 'seed=range(3)')
-each stories "${small[@]}" corpus=stories corpus.documents=20000 corpus.words=200 task.documents=separate
+    recipe=cosine recipe.lr=3e-3 recipe.warmup_steps=50 trainer.max_steps=600 eval_interval=200 'seed=range(3)')
+each stories "${small[@]}" corpus=stories corpus.documents=20000 corpus.words=200
 each speeches "${small[@]}" corpus=speeches
 archive outputs/reference/mechanisms . -name result.json -o -name tuned.json -o -name sweep.json
