@@ -51,7 +51,7 @@ def test_the_reference_is_torchs_attention(model: str, pattern: str, causal: boo
 
 @pytest.mark.parametrize("cross", [False, True])
 def test_an_attention_layer_is_torchs_multi_head_attention(cross: bool) -> None:
-    layer = Layer(Sizes(16, 2, T, False), 0, Dropout(0.0), qkv_bias=True, bias=True)
+    layer = Layer(Sizes(16, 2, T, False, 8), 0, Dropout(0.0), qkv_bias=True, bias=True)
     ours: Any = CrossAttention(16, 2, Dropout(0.0), True, True) if cross else SelfAttention(layer)
     theirs = nn.MultiheadAttention(16, 2, batch_first=True)
     projections = [ours.q, ours.kv] if cross else [ours.qkv]

@@ -120,7 +120,7 @@ def test_what_flex_attention_cannot_or_need_not_compute(monkeypatch: pytest.Monk
             return torch.zeros_like(i - j).expand(2, -1, -1)
 
     assert with_first_token(build_pattern({"name": "full"})) is all_pairs
-    distance = Distance(Sizes(32, 2, 4, True))
+    distance = Distance(Sizes(32, 2, 4, True, 16))
     assert distance.overrides("bias") and not distance.overrides("rotate") and not distance.overrides("score_mod")
     long = math.isqrt(FLEX_MIN_PAIRS)
     pairs, shorter = pairs_of("nope", "window", length=long), pairs_of("nope", "window", length=long // 4)

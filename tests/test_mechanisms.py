@@ -239,7 +239,7 @@ def randomised(layer: Any) -> Any:
 def layer_of(spec: dict[str, Any], model: str = "nope", causal: bool = True) -> tuple[Any, Attention]:
     """The second layer of a model, and its attention to all of a text."""
     torch.manual_seed(0)
-    layer: Any = build_attention(spec, Layer(Sizes(D, N, LENGTH, causal), 1, Dropout(0.0), True, True))
+    layer: Any = build_attention(spec, Layer(Sizes(D, N, LENGTH, causal, D // N), 1, Dropout(0.0), True, True))
     layer.depth = 1
     positions = build_positions(group("model", model), width=D, heads=N, length=LENGTH, causal=causal)
     pairs = Pairs.of_text(positions, all_pairs, causal, T, None, None)

@@ -34,8 +34,8 @@ SIZES = {"width": 16, "heads": 2, "length": 12}
 
 
 def make(kind: type[Positions], causal: bool = True, **options: object) -> Positions:
-    sizes = Sizes(**{name: options.pop(name, value) for name, value in {**SIZES, "causal": causal}.items()})  # type: ignore[arg-type]
-    return kind(sizes, **options)
+    sizes: Any = {name: options.pop(name, value) for name, value in {**SIZES, "causal": causal}.items()}
+    return kind(Sizes(**sizes, head_width=sizes["width"] // sizes["heads"]), **options)
 
 
 def sine_or_cosine(i: int, d: int, width: int) -> float:
@@ -260,7 +260,7 @@ def test_relative_is_one_number_for_each_head_and_bucket(causal: bool) -> None:
     ("spec", "sentence"),
     [
         ({"name": "rope", "width": 6}, "must be even"),
-        ({"name": "rope", "fraction": 0.3}, r"model.fraction \* width / heads must be even.* 0.3 \* 16 / 2 = 2.4"),
+        ({"name": "rope", "fraction": 0.3}, r"model.fraction times the width of a head must be even.* 0.3 \* 8 = 2.4"),
         ({"name": "rope", "fraction": 0.25, "scaling": "ntk"}, "at least two of them"),
         ({"name": "rope", "scaling": "yarm"}, "model.scaling must be .* or 'yarn', not 'yarm'"),
         ({"name": "rope", "factor": 1.0}, "model.factor must be above 1"),

@@ -61,20 +61,26 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 def next_token_loss(
-    weight_VD: Tensor, bias_V: Tensor | None, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    hidden_RD: Tensor,
+    targets_R: Tensor,
+    smoothing: float = 0.0,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return the mean cross-entropy, in nats, of R targets under the logits of R hidden states and a linear layer.
 
     The logits are computed in chunks that fit into the cache of a CPU or the memory of an accelerator. `smoothing` is
-    the probability that all tokens share (Szegedy et al. 2016, section 7).
+    the probability that all tokens share (Szegedy et al. 2016, section 7), and `softcap` that of `CappedLinear`.
     """
     on_cpu = hidden_RD.device.type == "cpu"
     is_plain = hidden_RD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    if on_cpu and is_plain and smoothing == 0 and torch.is_grad_enabled():
+    if on_cpu and is_plain and smoothing == 0 and softcap is None and torch.is_grad_enabled():
         return ChunkedLoss.apply(hidden_RD, weight_VD, bias_V, targets_R)
     losses, rows = [], CPU_ROWS if on_cpu else 16384
     for hidden, targets in zip(hidden_RD.split(rows), targets_R.split(rows)):
         logits = F.linear(hidden, weight_VD, bias_V)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits if softcap is None else softcap * (logits / softcap).tanh()
         losses.append(F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing))
     return torch.stack(losses).sum() / max(len(targets_R), 1)

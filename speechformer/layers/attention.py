@@ -13,8 +13,8 @@ This module is the reference: short, differentiable, correct on every device. Mo
 
 Shapes:
     B  sequences              N  heads
-    T  queries                H  width of a head, D / N
-    S  keys                   E  queries, keys and values side by side, 3 D
+    T  queries                H  width of a head, D / N by default
+    S  keys                   E  queries, keys and values side by side, (N + 2 K) H
     D  width of the model     R  target sequences of B sources, R / B for each (`CrossAttention`)
     K  heads of keys and values, of which each serves N / K heads of queries
 """
@@ -285,6 +285,7 @@ class Layer(NamedTuple):
         qkv_bias: whether the projections to queries, keys and values have a bias.
         bias: whether the output projection has a bias.
         gated: whether the encoding has a gate; see `layers.positions`.
+        norm_eps: of the norms of queries and keys.
     """
 
     sizes: Sizes
@@ -293,11 +294,7 @@ class Layer(NamedTuple):
     qkv_bias: bool
     bias: bool
     gated: bool = False
-
-    @property
-    def head_width(self) -> int:
-        """H."""
-        return self.sizes.width // self.sizes.heads
+    norm_eps: float = 1e-6
 
 
 class ShortConvolution(nn.Module):
@@ -359,19 +356,19 @@ class SelfAttention(nn.Module):
         value_residual: bool = False,
     ) -> None:
         super().__init__()
-        sizes, H = layer.sizes, layer.head_width
+        sizes, H = layer.sizes, layer.sizes.head_width
         self.heads, self.kv_heads, self.dropout = sizes.heads, kv_heads or sizes.heads, layer.dropout
         require(sizes.heads % self.kv_heads == 0, "attention.kv_heads", f"a divisor of heads={sizes.heads}", kv_heads)
         self.softcap = softcap
-        channels = sizes.width + 2 * H * self.kv_heads
+        read, channels = H * sizes.heads, H * (sizes.heads + 2 * self.kv_heads)
         self.qkv = nn.Linear(sizes.width, channels, bias=layer.qkv_bias)
-        self.output = nn.Linear(sizes.width, sizes.width, bias=layer.bias)
+        self.output = nn.Linear(read, sizes.width, bias=layer.bias)
         self.gate = nn.Linear(sizes.width, sizes.heads) if layer.gated else None
         self.convolution = ShortConvolution(channels, conv) if conv else None
-        self.q_norm, self.k_norm = (nn.RMSNorm(H, eps=1e-6) if qk_norm else None for _ in "qk")
+        self.q_norm, self.k_norm = (nn.RMSNorm(H, eps=layer.norm_eps) if qk_norm else None for _ in "qk")
         scale = torch.full((sizes.heads,), 1 / math.log(max(2, sizes.length)))
         self.length_scale = nn.Parameter(scale) if length_scale else None
-        self.output_gate = nn.Linear(sizes.width, sizes.width, bias=False) if output_gate else None
+        self.output_gate = nn.Linear(sizes.width, read, bias=False) if output_gate else None
         self.shares_values = value_residual
         options = (conv, qk_norm, softcap, length_scale, output_gate, value_residual, self.kv_heads < sizes.heads)
         self.is_plain = type(self) is SelfAttention and not layer.gated and not any(options)

@@ -54,11 +54,21 @@ class Gated(nn.Module):
         return self.activation(a) * b
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
+class ClampedSwiGLU(nn.Module):
+    """a sigmoid(1.702 a) (b + 1), with a at most 7 and b from -7 to 7. OpenAI 2025, "gpt-oss"."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        a, b = a.clamp(max=7), b.clamp(-7, 7)
+        return a * (1.702 * a).sigmoid() * (b + 1)
+
+
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {
     "layer": nn.LayerNorm,
-    "rms": functools.partial(nn.RMSNorm, eps=1e-6),  # Zhang and Sennrich 2019
-    "dyt": DynamicTanh,
+    "rms": nn.RMSNorm,  # Zhang and Sennrich 2019
+    "dyt": lambda width, eps: DynamicTanh(width),
 }
+EPS = {"layer": 1e-5, "rms": 1e-6, "dyt": 0.0}
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": functools.partial(nn.ReLU, inplace=True),
     "gelu": nn.GELU,
@@ -66,7 +76,15 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu2": SquaredReLU,
     "swiglu": functools.partial(Gated, F.silu),
     "geglu": functools.partial(Gated, F.gelu),
+    "geglu_tanh": functools.partial(Gated, functools.partial(F.gelu, approximate="tanh")),
+    "swiglu_clamped": ClampedSwiGLU,
 }
+GATED = (Gated, ClampedSwiGLU)
+
+
+def new_norm(norm_type: str, norm_eps: float | None, width: int) -> nn.Module:
+    """Return a norm by `architecture.norm_type` and `architecture.norm_eps`."""
+    return NORMS[norm_type](width, EPS[norm_type] if norm_eps is None else norm_eps)
 
 
 class Block(nn.Module):
@@ -77,7 +95,7 @@ class Block(nn.Module):
         ff: F; a gated activation has two linear maps to it.
         dropout: rate, on each branch before it is added.
         norm: where the norms are: "pre", "post", "sandwich" or "parallel".
-        norm_type: a choice of `NORMS`.
+        norm_type, norm_eps: a choice of `NORMS`, and what its norms add to what they divide by; None: `EPS`.
         qkv_bias, bias: whether the projections to queries, keys and values, and all other linear layers, have a bias.
         cross: whether the block also attends to an encoder.
         dropout_class: the reference, or the fast version of the kernels.
@@ -96,25 +114,27 @@ class Block(nn.Module):
         bias: bool,
         activation: str,
         norm_type: str = "layer",
+        norm_eps: float | None = None,
         cross: bool = False,
         dropout_class: type[Dropout] = Dropout,
     ) -> None:
         super().__init__()
-        self.order, new_norm, function = norm, NORMS[norm_type], ACTIVATIONS[activation]()
+        self.order, function = norm, ACTIVATIONS[activation]()
+        norm_of = functools.partial(new_norm, norm_type, norm_eps)
         self.attention = attention
         self.feed_forward = nn.Sequential(
-            nn.Linear(width, 2 * ff if isinstance(function, Gated) else ff, bias=bias),
+            nn.Linear(width, 2 * ff if isinstance(function, GATED) else ff, bias=bias),
             function,
             nn.Linear(ff, width, bias=bias),
         )
-        self.attention_norm = new_norm(width)
-        self.feed_forward_norm = new_norm(width)
+        self.attention_norm = norm_of(width)
+        self.feed_forward_norm = norm_of(width)
         self.dropout = dropout_class(dropout)
         if cross:
             self.cross_attention = CrossAttention(width, heads, dropout_class(dropout), qkv_bias, bias)
-            self.cross_attention_norm = new_norm(width)
+            self.cross_attention_norm = norm_of(width)
         if norm == "sandwich":
-            self.output_norms = nn.ModuleList(new_norm(width) for _ in range(2 + cross))
+            self.output_norms = nn.ModuleList(norm_of(width) for _ in range(2 + cross))
 
     def residual(
         self,

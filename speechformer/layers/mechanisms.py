@@ -136,8 +136,8 @@ class Differential(SelfAttention):
         require(self.heads % 2 == 0, "heads", "even with attention=differential, which pairs them", self.heads)
         require(self.kv_heads == self.heads, "attention.kv_heads", "null with attention=differential", self.kv_heads)
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer.depth)
-        self.lambdas = nn.Parameter(0.1 * torch.randn(4, layer.head_width))
-        self.norm = nn.RMSNorm(2 * layer.head_width, eps=1e-5)
+        self.lambdas = nn.Parameter(0.1 * torch.randn(4, layer.sizes.head_width))
+        self.norm = nn.RMSNorm(2 * layer.sizes.head_width, eps=1e-5)
 
     def attend(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, attention: Attention, cache: KVCache

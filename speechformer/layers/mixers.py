@@ -132,8 +132,9 @@ class Normed(Mixer):
 
     def __init__(self, layer: Layer, conv: Whole = 0, qk_norm: bool = False) -> None:
         super().__init__(layer, conv, qk_norm)
-        self.norm = nn.RMSNorm(layer.head_width, eps=1e-6)
-        self.output_gate = nn.Linear(layer.sizes.width, layer.sizes.width, bias=False) if self.has_gate else None
+        self.norm = nn.RMSNorm(layer.sizes.head_width, eps=1e-6)
+        read = layer.sizes.head_width * layer.sizes.heads
+        self.output_gate = nn.Linear(layer.sizes.width, read, bias=False) if self.has_gate else None
 
     def read(self, output_BNTH: Tensor, x_BTD: Tensor, places: Places) -> Tensor:
         output_BTD = places.join(self.norm(output_BNTH))
@@ -163,8 +164,10 @@ class GatedLinear(Normed):
 
     def __init__(self, layer: Layer, conv: Whole = 0, qk_norm: bool = False) -> None:
         super().__init__(layer, conv, qk_norm)
-        width = layer.sizes.width
-        self.decay_map = nn.Sequential(nn.Linear(width, 16, bias=False), nn.Linear(16, width))
+        sizes = layer.sizes
+        self.decay_map = nn.Sequential(
+            nn.Linear(sizes.width, 16, bias=False), nn.Linear(16, sizes.head_width * sizes.heads)
+        )
 
     def decay(self, x_BTD: Tensor, k_BNTH: Tensor) -> Tensor:
         return (F.logsigmoid(self.decay_map(x_BTD)) / 16).unflatten(2, (self.heads, -1)).transpose(1, 2)

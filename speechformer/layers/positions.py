@@ -42,12 +42,14 @@ class Sizes(NamedTuple):
         heads: N.
         length: number of positions the model is trained on.
         causal: whether a query attends only to itself and earlier positions, as in a decoder.
+        head_width: H.
     """
 
     width: int
     heads: int
     length: int
     causal: bool
+    head_width: int
 
 
 class Positions(nn.Module):
@@ -232,6 +234,7 @@ class RoPE(Positions):
 
     Args:
         base: of the angles.
+        frequencies: the angle for each pair, in place of base^(-2d/R); null: by the base.
         fraction: R / H. The last H - R numbers of a head are not rotated (Black et al. 2022, "GPT-NeoX-20B").
         scaling: what evaluation does with a text, or a batch with one, that is longer than the training's `length`:
             "none": nothing.
@@ -253,28 +256,35 @@ class RoPE(Positions):
         self,
         sizes: Sizes,
         base: Positive = 10000.0,
+        frequencies: list[Positive] | None = None,
         fraction: Share = 1.0,
         scaling: Literal["none", "linear", "ntk", "yarn"] = "none",
         factor: Positive = 4.0,
     ) -> None:
         super().__init__(sizes)
         require(factor > 1, "model.factor", "above 1", factor)
-        share = fraction * sizes.width / sizes.heads
+        share = fraction * sizes.head_width
         rotated = round(share)
         if rotated % 2 or abs(rotated - share) > 1e-6 or rotated < 2:
             raise UserError(
-                "RoPE rotates pairs, so model.fraction * width / heads must be even and at least 2, "
-                f"not {fraction:g} * {sizes.width} / {sizes.heads} = {share:g}."
+                "RoPE rotates pairs, so model.fraction times the width of a head must be even and at least 2, "
+                f"not {fraction:g} * {sizes.head_width} = {share:g}."
             )
         if scaling == "ntk" and rotated == 2:
             raise UserError("model.scaling=ntk changes all pairs but the fastest, so it needs at least two of them.")
+        if frequencies is not None:
+            require(len(frequencies) == rotated // 2, "model.frequencies", f"{rotated // 2} numbers", frequencies)
+            require(scaling != "ntk", "model.scaling", "linear or yarn, as model.frequencies have no base", scaling)
         self.base, self.scaling, self.factor, self.length = base, scaling, factor, sizes.length
+        self.frequencies = frequencies
         self.can_cache, self.is_scaled = scaling == "none", False
         self.register_buffer("table_PR", self.table(sizes.length, rotated, "none"), persistent=False)
 
     def table(self, length: int, R: int, scaling: str) -> Tensor:
         """Return the sines and cosines of each position, [length, R]."""
         lengths, growth = wavelengths(R, self.base), 1.0
+        if self.frequencies is not None:
+            lengths = 1 / torch.tensor(self.frequencies, dtype=torch.float64)
         if scaling == "linear":
             lengths *= self.factor
         elif scaling == "ntk":
@@ -323,7 +333,7 @@ class XPos(RoPE):
         scale_base: Positive = 512.0,
     ) -> None:
         super().__init__(sizes, base=base)
-        H = sizes.width // sizes.heads
+        H = sizes.head_width
         z = (torch.arange(0, H, 2) / H + gamma) / (1 + gamma)
         self.register_buffer("log_decay_H", z.log().repeat_interleave(2) / scale_base, persistent=False)
         self.max_length = int(80 / -float(self.log_decay_H.min()))  # float32 overflows at e^88
@@ -351,7 +361,7 @@ class PoPE(RoPE):
 
     def __init__(self, sizes: Sizes, base: Positive = 10000.0) -> None:
         super().__init__(sizes, base=base)
-        H = sizes.width // sizes.heads
+        H = sizes.head_width
         self.register_buffer("table_PR", self.table(sizes.length, 2 * H, "none"), persistent=False)
         self.delta = nn.Parameter(torch.zeros(sizes.heads, 1, H))
 
@@ -560,7 +570,9 @@ class Randomised(Positions):
         return self.encoding.bias(i, j)
 
 
-def build_positions(spec: dict[str, Any], *, width: int, heads: int, length: int, causal: bool) -> Positions:
+def build_positions(
+    spec: dict[str, Any], *, width: int, heads: int, length: int, causal: bool, head_width: int | None = None
+) -> Positions:
     """Build the positional encoding of a config group such as `{"name": "alibi", "scale": 1.1}`."""
     every = {**POSITIONS, "by_layer": ByLayer, "randomised": Randomised}
-    return build(every, spec, "model", sizes=Sizes(width, heads, length, causal))
+    return build(every, spec, "model", sizes=Sizes(width, heads, length, causal, head_width or width // heads))

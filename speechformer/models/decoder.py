@@ -15,6 +15,15 @@ from speechformer.errors import UserError
 from speechformer.models.stack import Cache, Stack, Weights, build_stack
 
 
+class CappedLinear(nn.Linear):
+    """c tanh(y / c) of a linear map's y, with c = `softcap`: no logit is larger. Gemma 2, 2024."""
+
+    softcap: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softcap * (super().forward(x) / self.softcap).tanh()
+
+
 class Decoder(nn.Module):
     """A causal language model.
 
@@ -23,15 +32,27 @@ class Decoder(nn.Module):
         tied_output: whether the output layer shares the embedding table (Press and Wolf 2017), without a bias unless
             `output_bias` is "unigram". Use `recipe=normal` with it, since torch's normal(0, 1) embeddings would give
             huge logits.
-        output_bias: "unigram" if the task starts the output bias at log frequencies, else "init".
+        output_bias: "unigram" if the task starts the output bias at log frequencies, "none" for no bias, else "init".
+        output_softcap: the largest logit, by `CappedLinear`; None for no limit.
         stack: other arguments of `Stack`.
     """
 
-    def __init__(self, *, block_size: int, tied_output: bool, output_bias: str = "init", **stack: Any) -> None:
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        tied_output: bool,
+        output_bias: str = "init",
+        output_softcap: float | None = None,
+        **stack: Any,
+    ) -> None:
         super().__init__()
         self.decoder = build_stack(length=block_size, causal=True, **stack)
         self.max_length = self.decoder.max_length
-        self.output = nn.Linear(stack["width"], stack["vocab_size"], bias=not tied_output or output_bias == "unigram")
+        has_bias = output_bias == "unigram" or (output_bias == "init" and not tied_output)
+        linear = nn.Linear if output_softcap is None else CappedLinear
+        self.output = linear(stack["width"], stack["vocab_size"], bias=has_bias)
+        self.output.softcap = output_softcap
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 

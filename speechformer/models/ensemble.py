@@ -244,7 +244,7 @@ def stacked_leaf(
 ) -> nn.Module | None:
     """Return the version of a module that knows K; None for a module that needs none."""
     parameters: Any = [p if p is None else stacked[id(p)] for p in leaf._parameters.values()]
-    if isinstance(leaf, nn.Linear):
+    if type(leaf) is nn.Linear:
         return EnsembleLinear(*parameters)
     if isinstance(leaf, nn.LayerNorm):
         return EnsembleLayerNorm(parameters[0], parameters[1], leaf.eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from speechformer.options import Options, Size
+from speechformer.options import Options, Positive, Size
 
 
 class Architecture(Options):
@@ -12,14 +12,19 @@ class Architecture(Options):
 
     norm: Literal["pre", "post", "sandwich", "parallel"]
     norm_type: Literal["layer", "rms", "dyt"]
+    norm_eps: Positive | None
     final_norm: bool
+    embedding_norm: bool
+    head_width: Size | None
     qkv_bias: bool
     bias: bool
-    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu"]
-    pool: Literal["mean", "cls"]
+    activation: Literal["relu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "swiglu_clamped"]
+    pool: Literal["mean", "cls", "first"]
     classifier_width: Size
+    classifier_activation: Literal["relu", "tanh"]
     scale_embedding: bool
-    output_bias: Literal["init", "unigram"]
+    output_bias: Literal["init", "unigram", "none"]
+    output_softcap: Positive | None
     tied_output: bool
     shared_embeddings: bool
 
@@ -41,7 +46,8 @@ def check_attention(config: dict[str, Any]) -> None:
 
     patterns = build_patterns(config["pattern"], config["layers"])
     specs = per_layer_configs(config["attention"], "attention", config["layers"])
-    sizes = Sizes(config["width"], config["heads"], 1, True)
+    width, heads = config["width"], config["heads"]
+    sizes = Sizes(width, heads, 1, True, config["architecture"]["head_width"] or width // heads)
     with torch.device("meta"):  # without weights
         attentions = [
             build_attention(spec, Layer(sizes, k, Dropout(0.0), True, True)) for k, spec in enumerate(specs)

@@ -20,7 +20,7 @@ from speechformer.kernels.dispatch import choose_kernel
 from speechformer.kernels.dropout import FastDropout
 from speechformer.kernels.padding import unpadder_for
 from speechformer.layers.attention import Attention, Layer, Pairs, Places, checked, extend, forget_hidden_keys
-from speechformer.layers.block import NORMS, Block, Memory
+from speechformer.layers.block import EPS, Block, Memory, new_norm
 from speechformer.layers.by_layer import per_layer_configs
 from speechformer.layers.mechanisms import build_attention
 from speechformer.layers.patterns import build_patterns
@@ -54,6 +54,8 @@ class Stack(nn.Module):
         model, pattern, attention: config groups, `{"name": ..., options}`. See `conf/config.yaml` for the other
             options.
         embedding_dropout: rate on the embeddings; None for `dropout`.
+        embedding_norm: whether to norm the embeddings with their positions.
+        head_width: H; None for width / heads.
         first_token: whether to put a trained vector (CLS) in front of every sequence. It attends to all tokens,
             and all attend to it, whatever the pattern.
         cross: whether the blocks also attend to an encoder.
@@ -82,6 +84,9 @@ class Stack(nn.Module):
         final_norm: bool,
         attention: dict[str, Any] = SOFTMAX,
         norm_type: str = "layer",
+        norm_eps: float | None = None,
+        embedding_norm: bool = False,
+        head_width: int | None = None,
         qkv_bias: bool,
         bias: bool,
         embedding_dropout: float | None = None,
@@ -92,26 +97,31 @@ class Stack(nn.Module):
         **block: Any,
     ) -> None:
         super().__init__()
-        if width % heads:
+        if head_width is None and width % heads:
             raise UserError(f"width must be a multiple of heads, but {width} is not a multiple of {heads}.")
+        if head_width is not None and cross:
+            raise UserError("architecture.head_width is for task=classify, lm and probe; set it to null.")
+        sizes = Sizes(width, heads, length + first_token, causal, head_width or width // heads)
+        self.head_width = sizes.head_width
         self.causal, self.heads, self.config = causal, heads, {"model": model, "pattern": pattern}
         self.choose: Callable[..., Attention] = choose_kernel
         self.embedding = nn.Embedding(vocab_size, width) if embedding is None else embedding
         self.scale = math.sqrt(width) if scale_embedding else 1.0
         self.first_token = nn.Embedding(1, width) if first_token else None
         per_layer_configs(model, "model", layers)  # which they must divide
-        self.positions = build_positions(model, width=width, heads=heads, length=length + first_token, causal=causal)
+        self.positions = build_positions(model, **sizes._asdict())
         self.max_length = self.positions.max_length  # tokens; None for no limit
         self.patterns = build_patterns(pattern, layers, first_token)
         self.dropout_rate = dropout
         self.embedding_dropout = FastDropout(dropout if embedding_dropout is None else embedding_dropout)
         block |= {"width": width, "heads": heads, "dropout": dropout, "cross": cross}
-        block |= {"dropout_class": FastDropout, "qkv_bias": qkv_bias, "bias": bias, "norm_type": norm_type}
-        sizes = Sizes(width, heads, length + first_token, causal)
+        block |= {"dropout_class": FastDropout, "qkv_bias": qkv_bias, "bias": bias}
+        block |= {"norm_type": norm_type, "norm_eps": norm_eps}
+        qk_eps = EPS["rms"] if norm_eps is None else norm_eps
         blocks = []
         for k, spec in enumerate(per_layer_configs(attention, "attention", layers)):
             gated = self.positions.at_layer(k).overrides("gate")
-            layer = Layer(sizes, k, FastDropout(dropout), qkv_bias, bias, gated)
+            layer = Layer(sizes, k, FastDropout(dropout), qkv_bias, bias, gated, qk_eps)
             mechanism = build_attention(spec, layer)
             mechanism.check(self.positions.at_layer(k), self.patterns[k])
             blocks.append(Block(mechanism, **block))
@@ -121,7 +131,8 @@ class Stack(nn.Module):
             for k, block in enumerate(blocks)
         ]
         self.bias_groups = [groups.index(group) for group in groups]  # the first layer with the same bias
-        self.final_norm = NORMS[norm_type](width) if final_norm else nn.Identity()
+        self.final_norm = new_norm(norm_type, norm_eps, width) if final_norm else nn.Identity()
+        self.embedding_norm = new_norm(norm_type, norm_eps, width) if embedding_norm else None
 
     def embed(self, ids_BT: Tensor, token_mask_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return embeddings and token mask, with the first token if the stack has one."""
@@ -155,7 +166,7 @@ class Stack(nn.Module):
     ) -> list[Attention]:
         """Return the attention of each layer, from the tokens of x to them and those of the cache."""
         none = [None] * len(self.patterns)
-        (B, T, D), device, offset = x_BTD.shape, x_BTD.device, cached_tokens(cache)
+        (B, T, _), device, offset = x_BTD.shape, x_BTD.device, cached_tokens(cache)
         compiled = self.is_compiled or torch.compiler.is_compiling()
         rate, i_T = self.dropout_rate if self.training else 0.0, torch.arange(offset, offset + T, device=device)
         j_S = [i_T if past is None else extend(past, "j", i_T.expand(B, -1), 1)[0] for past in cache or none]
@@ -170,7 +181,7 @@ class Stack(nn.Module):
                 chosen[k] = Attention(None, pairs, places, with_weights)
             else:
                 rest = (rate, with_weights, compiled, places, kernel == "reference")
-                chosen[k] = self.choose(pairs, B, D // self.heads, *rest)
+                chosen[k] = self.choose(pairs, B, self.head_width, *rest)
             chosen[k].shared = shared
         return [chosen[k] for k in self.bias_groups]
 
@@ -209,6 +220,8 @@ class Stack(nn.Module):
         pairs = attentions[0].pairs
         assert pairs is not None
         x_BTD = checked(self.positions, "embed", self.positions.embed(x_BTD, pairs.query_positions), x_BTD.shape)
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.embedding_dropout(x_BTD)
         x_BTD = x_BTD if unpadder is None else unpadder.unpad(x_BTD)
         weights, cross_weights = [], []

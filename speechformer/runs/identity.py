@@ -31,6 +31,10 @@ NOT_IDENTITY = (
 # Settings that came later: at these values a run is what it was without them
 LATER: dict[str, Any] = {
     "architecture.norm_type": "layer",
+    **dict.fromkeys((f"architecture.{key}" for key in ("norm_eps", "head_width", "output_softcap")), None),
+    "architecture.embedding_norm": False,
+    "architecture.classifier_activation": "relu",
+    "model.frequencies": None,
     "attention.kv_heads": None,
     "attention.softcap": None,
     **dict.fromkeys(

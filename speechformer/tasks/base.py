@@ -26,7 +26,20 @@ from speechformer.tasks.view import View
 # What every network takes: keys of the config, and keys of its group `architecture`
 SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout")
 GROUPS = ("model", "pattern", "attention")
-COMMON_OPTIONS = ("norm", "norm_type", "final_norm", "qkv_bias", "bias", "activation", "scale_embedding")
+COMMON_OPTIONS = (
+    *(
+        "norm",
+        "norm_type",
+        "norm_eps",
+        "final_norm",
+        "embedding_norm",
+        "head_width",
+        "qkv_bias",
+        "bias",
+        "activation",
+    ),
+    "scale_embedding",
+)
 
 
 def log_of_mean(logs: Sequence[Tensor]) -> Tensor:

@@ -103,7 +103,7 @@ class Classify(Task):
     datamodule = SentenceData
     inputs: ClassVar = {"ids": "[sentences, tokens], whole numbers, 0 is padding at the end"}
     output = "logits [sentences, classes]"
-    options = ("pool", "classifier_width")
+    options = ("pool", "classifier_width", "classifier_activation")
     no_ensemble = None
     view_class = ClassifyView
     model: EncoderClassifier

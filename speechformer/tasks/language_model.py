@@ -140,7 +140,7 @@ class LanguageModel(Task):
     inputs: ClassVar = {"ids": "[texts, tokens], whole numbers"}
     output = "logits of the token after each [texts, tokens, vocabulary]"
     pads_input = False
-    options = ("tied_output", "output_bias")
+    options = ("tied_output", "output_bias", "output_softcap")
     no_ensemble = None
     view_class = LanguageModelView
     model: Decoder
@@ -173,6 +173,10 @@ class LanguageModel(Task):
         documents = config["task"]["documents"]
         if config["task"]["ngram_targets"] and config["recipe"]["label_smoothing"]:
             raise UserError("recipe.label_smoothing and task.ngram_targets both spread targets; set one to 0.")
+        if config["task"]["ngram_targets"] and config["architecture"]["output_softcap"] is not None:
+            raise UserError(
+                "task.ngram_targets knows no architecture.output_softcap; set one of them to its default."
+            )
         if documents == "separate" and config["model"]["name"] == "rnn":
             raise UserError("model=rnn reads one document after another; set task.documents=joined.")
         arguments = cls.architecture_arguments(config, data), config["recipe"], documents == "separate"
@@ -210,11 +214,16 @@ class LanguageModel(Task):
         inputs, targets, output = ids[:, :-1], ids[:, 1:].flatten(), self.model.output
         hidden = self.hidden(self.model, inputs).flatten(0, 1)
         if self.teacher is None:
-            loss = next_token_loss(output.weight, output.bias, hidden, targets, self.recipe["label_smoothing"])
+            loss = self.loss(hidden, targets, self.recipe["label_smoothing"])
         else:
             loss = self.teacher.loss(output.weight, output.bias, hidden, batch["start"], targets)
         self.tokens += inputs.numel()
         return loss
+
+    def loss(self, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the mean cross-entropy of targets, in nats."""
+        output = self.model.output
+        return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, output.softcap)
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""
@@ -244,8 +253,7 @@ class LanguageModel(Task):
     def update_metrics(self, hidden_BTD: Tensor, batch: Batch) -> None:
         (split, name), scored = batch["part"], batch["targets"] != IGNORE
         hidden, targets = hidden_BTD[scored], batch["targets"][scored]
-        weight, bias, tokens = self.model.output.weight, self.model.output.bias, len(targets)
-        loss, metric = next_token_loss(weight, bias, hidden, targets), "_".join(filter(None, ("perplexity", name)))
+        tokens, loss, metric = len(targets), self.loss(hidden, targets), "_".join(filter(None, ("perplexity", name)))
         self.measured[f"{split}_{metric}"].update(loss, tokens)
         if self.mixture_metric is not None and split in ("validation", "test"):
             self.mixture_metric.update(batch["part"], self.logs(hidden, targets), batch["places"][scored])
@@ -253,15 +261,14 @@ class LanguageModel(Task):
             return
         is_unknown = targets == UNKNOWN
         if unknown := int(is_unknown.sum()):  # a few: cheaper than the loss of the known ones
-            rest = loss * tokens - next_token_loss(weight, bias, hidden[is_unknown], targets[is_unknown]) * unknown
+            rest = loss * tokens - self.loss(hidden[is_unknown], targets[is_unknown]) * unknown
             loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
         if tokens:
             self.measured[f"{split}_known_{metric}"].update(loss, tokens)
 
     def logs(self, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
         """Return log p of targets, in nats, [R]."""
-        output = self.model.output
-        logits_RV = F.linear(hidden_RD, output.weight, output.bias).float()
+        logits_RV = self.model.output(hidden_RD).float()
         return logits_RV.log_softmax(dim=1).gather(1, targets_R[:, None])[:, 0]
 
     def evaluate_average(self, batch: Batch) -> None:
