@@ -2,6 +2,7 @@
 
     run = speechformer.fit("task=lm", "model=rope", "trainer.max_steps=200")   train, or load what is trained already
     run = speechformer.load("outputs/runs/lm_rope_full_seed0_01234567")    load a trained run
+    run = speechformer.load_pretrained("FOLDER")            load a model as Hugging Face saves it
     table = speechformer.read_results("outputs/runs")                          results as a pandas DataFrame
 
 Importing the package is fast: torch is imported when a function that needs it is called.
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speechformer.analysis.load import TrainedRun, load
+    from speechformer.analysis.load import TrainedRun, load, load_pretrained
     from speechformer.report.load import read_results
 
 __version__: str
-__all__ = ["TrainedRun", "__version__", "fit", "load", "read_results"]
+__all__ = ["TrainedRun", "__version__", "fit", "load", "load_pretrained", "read_results"]
 
 
 def __getattr__(name: str) -> Any:

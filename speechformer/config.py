@@ -65,6 +65,13 @@ class LoggerOptions(Named):
     tracking_uri: str | None = None
 
 
+class Pretrained(Options):
+    """The model that a run goes on from, `init_from`: where it is, and the sha256 of its files."""
+
+    folder: str
+    sha256: str
+
+
 class Choice(Named):
     """A choice whose options depend on its name."""
 
@@ -74,6 +81,7 @@ class Choice(Named):
 class Config(Options):
     """The config of a run, `conf/config.yaml`."""
 
+    init_from: Pretrained | None
     study: str | None
     seed: Whole
     width: Size
@@ -135,6 +143,8 @@ def check_config(config: dict[str, Any]) -> None:
     check(pick(CORPUS_OPTIONS, config["corpus"]["name"], "corpus.name"), config["corpus"], "corpus")
     check(TASK_OPTIONS.get(config["task"]["name"], Choice), config["task"], "task")  # a new task may declare none
     protocol, trainer = config["protocol"], config["trainer"]
+    if config["task"].get("tokens") == "pretrained" and not config["init_from"]:
+        raise UserError("task.tokens=pretrained is the tokenizer of a model: set init_from to its folder.")
     if ("probe" in config) != (config["task"]["name"] == "probe"):
         raise UserError("task=probe and a choice of probe need each other; set both, or neither.")
     if "probe" in config:
@@ -212,8 +222,18 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
         config: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
+    config = with_pretrained(config)
     check_config(config)
     return config
+
+
+def with_pretrained(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose `init_from`, if it names a folder, decides the architecture; torch is then imported."""
+    if not isinstance(config.get("init_from"), str):
+        return config
+    from speechformer.models.pretrained import settings_of
+
+    return settings_of(config)
 
 
 def explain(error: Exception, overrides: Sequence[str] = ()) -> str:

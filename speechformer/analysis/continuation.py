@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from speechformer.corpora.special_tokens import END
-from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -69,6 +67,7 @@ def continue_text(
         limit = min(limit, room)
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    drawn = sample(run.model, ids, words=len(run.tokenizer), mixture=run.task.counts, **options)  # type: ignore[arg-type]
-    end = END if isinstance(run.tokenizer, Subwords) else None  # of a document; other vocabularies have none
-    return itertools.takewhile(lambda index: index != end, itertools.islice(drawn, limit))
+    drawn = sample(
+        run.model, ids, words=len(run.tokenizer), padding=run.tokenizer.padding, mixture=run.task.counts, **options
+    )  # type: ignore[arg-type]
+    return itertools.takewhile(lambda index: index != run.tokenizer.end, itertools.islice(drawn, limit))

@@ -14,12 +14,16 @@ CHECKPOINTS = ("average.ckpt", "best.ckpt", "last.ckpt")
 def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str, dict[str, Any] | None]:
     """Return the name of the checkpoint that `load` reads, and the run's result, None if it has none.
 
+    A model of Hugging Face's, whose folder has a config.json, has neither.
+
     Raises:
         UserError: the folder is not a run's, has no such checkpoint, its result is damaged, or the run diverged.
     """
     directory = Path(run)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
+    if (directory / "config.json").exists():
+        return "model.safetensors", None  # of a model from elsewhere
     result = runs.result_or_none(directory)
     if result is not None and result["status"] == "diverged":
         raise UserError(f"{directory}: the run diverged. Train again with a lower recipe.lr.")

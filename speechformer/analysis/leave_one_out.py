@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from speechformer.corpora.special_tokens import UNKNOWN
-
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
 
@@ -79,7 +77,7 @@ def predict(run: TrainedRun, text: str) -> Prediction:
         speaker=max(probabilities, key=probabilities.__getitem__),
         probabilities=probabilities,
         words=words[: len(ids)],
-        known=[index != UNKNOWN for index in ids.tolist()],
+        known=[index != run.tokenizer.unknown for index in ids.tolist()],
         weights=None if weights is None else weights.tolist(),
         notes=inputs.notes,
     )

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
+from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load_tokenizer
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.errors import UserError
 from speechformer.layers.mechanisms import changed_options
+from speechformer.models.pretrained import WEIGHTS, is_pretrained, load_weights, read_architecture
 from speechformer.models.stack import SOFTMAX
 from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
@@ -36,6 +39,7 @@ class TrainedRun:
         tokenizer: converts between text and ids.
         checkpoint: the file that the weights come from.
         result: content of `result.json`, or None.
+        is_pretrained: whether it is a model from elsewhere, which has no result.
     """
 
     directory: Path
@@ -43,6 +47,7 @@ class TrainedRun:
     tokenizer: Any = field(repr=False)
     checkpoint: str
     result: dict[str, Any] | None = field(repr=False)
+    is_pretrained: bool = False
 
     @property
     def model(self) -> nn.Module:
@@ -52,7 +57,7 @@ class TrainedRun:
     @property
     def finished(self) -> bool:
         """Whether training has ended."""
-        return self.result is not None and self.result["status"] == "finished"
+        return self.is_pretrained or (self.result is not None and self.result["status"] == "finished")
 
     @property
     def label(self) -> str:
@@ -173,7 +178,7 @@ def unique_labels(runs: Sequence[TrainedRun]) -> list[str]:
 
 
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
-    """Load a trained run from its folder, with the weights behind the reported metrics.
+    """Load a trained run from its folder, with the weights behind the reported metrics; or do `load_pretrained`.
 
     These are the average checkpoint if the run computed one, else the best if a validation set chose it, else the
     last. Of an unfinished run it is the last.
@@ -187,6 +192,8 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """
     directory = Path(run)
     name, result = find_checkpoint(directory, checkpoint)
+    if is_pretrained(directory):
+        return load_pretrained(directory)
     with torch.random.fork_rng(devices=[]):  # building the model draws its initial weights
         task = load_task(directory / name)
     if task.diverged():
@@ -198,3 +205,33 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
         raise UserError(f"{path} is damaged, or of another run: its sha256 differs. Restore it, or train again.")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedRun(directory, task, tokenizer, name, result)
+
+
+def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> TrainedRun:
+    """Load a model from elsewhere, from a folder as Hugging Face's `save_pretrained` leaves it.
+
+    It has what a run of `task=lm` has, or of `task=classify` for an encoder: attention maps, `generate`, `predict`.
+    Only config.json, safetensors and tokenizer.json are read; nothing is downloaded or executed.
+
+    Args:
+        folder: with a model of a family in `speechformer.models.families`.
+        dtype: of the weights.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model has no counterpart here; the key is named.
+    """
+    directory = Path(folder)
+    _, config, architecture = read_architecture(directory)
+    architecture |= {"dropout": 0.0}
+    name = "classify" if "pool" in architecture else "lm"
+    arguments: dict[str, Any] = {"recipe": as_plain(compose([f"task={name}"]))["recipe"]}
+    if name == "classify":
+        classes = [str(label) for label in (config.get("id2label") or {0: "0", 1: "1"}).values()]
+        arguments["classes"] = classes
+        architecture |= {"classes": len(classes)}
+    with torch.random.fork_rng(devices=[]):
+        task = TASKS[name](architecture=architecture, **arguments)
+    load_weights(task.model, directory)
+    task.eval().to(dtype).to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = PretrainedTokenizer.of_folder(directory)
+    return TrainedRun(directory, task, tokenizer, WEIGHTS, None, is_pretrained=True)

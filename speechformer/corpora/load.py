@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer.corpora.documents import Documents, load_documents
 from speechformer.corpora.files import read_file
 from speechformer.corpora.pairs import Pairs, load_pairs
+from speechformer.corpora.pretrained import START, PretrainedTokenizer
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ from speechformer.errors import UserError
 if TYPE_CHECKING:
     from speechformer.probes.registry import GeneratedRows
 
+AnyTokenizer = Tokenizer | Subwords | PretrainedTokenizer
 Loader = Callable[[Mapping[str, Any]], Corpus | Pairs | Documents]
 SPEECHES: dict[str, Loader] = dict.fromkeys(("auto", "speeches", "sample"), load_corpus)
 CORPORA: dict[str, dict[str, Loader]] = {  # `task.data`, and what loads `corpus=`
@@ -26,9 +28,12 @@ CORPORA: dict[str, dict[str, Loader]] = {  # `task.data`, and what loads `corpus
 }
 
 
-def load_tokenizer(path: Path) -> Tokenizer | Subwords:
-    """Load the tokenizer of a run, of either kind; a `UserError` if the file is missing, or no tokenizer."""
-    is_subwords = read_file(path).startswith(b'{"version"')  # the format of the library `tokenizers`
+def load_tokenizer(path: Path) -> AnyTokenizer:
+    """Load the tokenizer of a run, of any kind; a `UserError` if the file is missing, or no tokenizer."""
+    content = read_file(path)
+    if content.startswith(START):
+        return PretrainedTokenizer.load(path)
+    is_subwords = content.startswith(b'{"version"')  # the format of the library `tokenizers`
     return Subwords.load(path) if is_subwords else Tokenizer.load(path)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from speechformer.corpora.files import read_file, write_file
-from speechformer.corpora.special_tokens import END, UNKNOWN
+from speechformer.corpora.special_tokens import END, PAD, UNKNOWN
 from speechformer.errors import UserError
 
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<eos>"]
@@ -30,6 +30,8 @@ SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctu
 
 class Subwords:
     """A vocabulary of subwords or words: <pad> is 0, <unk> 1, <bos> 2, <eos> 3."""
+
+    unknown, end, padding = UNKNOWN, END, PAD
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

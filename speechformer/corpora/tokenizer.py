@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from speechformer.corpora.files import read_file, write_file
-from speechformer.corpora.special_tokens import UNKNOWN
+from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.errors import UserError
 
 PAD_TOKEN, UNKNOWN_TOKEN = "<pad>", "<unk>"
@@ -61,6 +61,8 @@ def detokenize(words: Iterable[str]) -> Iterator[str]:
 
 class Tokenizer:
     """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then words by descending frequency."""
+
+    unknown, end, padding = UNKNOWN, None, PAD  # ids; no token ends a document
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN]:

@@ -9,6 +9,8 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from speechformer.corpora.files import on_any_machine
+from speechformer.corpora.load import AnyTokenizer
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -43,7 +45,7 @@ class TaskData(pl.LightningDataModule):
 
     has_folds: ClassVar[bool] = False  # whether protocol.fold can hold out another part of train
     corpus: Any  # of the class that the task reads
-    tokenizer: Tokenizer | Subwords
+    tokenizer: AnyTokenizer
     monitored: Mapping[Part, Rows | Windows]
     tested: Mapping[Part, Rows | Windows]
     extra_tests: Mapping[Part, Rows | Windows]
@@ -58,6 +60,7 @@ class TaskData(pl.LightningDataModule):
         batch_size: int,
         vocab_size: int | None,
         seed: int,
+        tokenizer: PretrainedTokenizer | None = None,
     ) -> None:
         super().__init__()
         self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)
@@ -66,7 +69,7 @@ class TaskData(pl.LightningDataModule):
             raise UserError("protocol.fold is for the sentences and texts of speeches; remove it.")
         self.monitored, self.tested, self.extra_tests = {}, {}, {}
         self.split()
-        self.tokenizer = self.fit_tokenizer()
+        self.tokenizer = self.fit_tokenizer() if tokenizer is None else tokenizer
         tokens = len(self.tokenizer)
         self.vocab_size = tokens if vocab_size is None else vocab_size
         if self.vocab_size < tokens:

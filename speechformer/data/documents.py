@@ -29,7 +29,6 @@ from tqdm import tqdm
 from speechformer import console
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.files import atomic_write, cache_directory, read_file, write_file
-from speechformer.corpora.special_tokens import END, UNKNOWN
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
 from speechformer.data.batches import Part, Stream
@@ -158,18 +157,21 @@ class DocumentData(StreamData):
                 yield from ((part, f"{line}\n", False) for line in others)
                 yield part, last, True
 
+        end, unknown = self.tokenizer.end, self.tokenizer.unknown
+        if end is None:
+            raise UserError("The tokenizer has no token that ends a document; set eos_token_id in its config.json.")
         with contextlib.ExitStack() as stack:
             files = {part: stack.enter_context(atomic_write(folder / f"{part}.bin")) for part in parts}
             bar = stack.enter_context(tqdm(unit="B", unit_scale=True, disable=None))  # None: shown on a terminal
             for file in files.values():
-                file.write(np.array([END], np.int32).tobytes())
+                file.write(np.array([end], np.int32).tobytes())
             remaining = lines()
             while batch := list(itertools.islice(remaining, LINES)):
                 encoded = self.tokenizer.encode_lines([line for _, line, _ in batch])
                 for (part, line, is_last), ids in zip(batch, encoded):
-                    ids, content = ids + [END] * is_last, line.encode()
+                    ids, content = ids + [end] * is_last, line.encode()
                     files[part].write(np.array(ids, np.int32).tobytes())
-                    counts[part].update(rows=is_last, tokens=len(ids), unknown_tokens=ids.count(UNKNOWN))
+                    counts[part].update(rows=is_last, tokens=len(ids), unknown_tokens=ids.count(unknown))
                     counts[part].update(bytes=len(content), words=len(content.split()))
                     bar.update(len(content))
         for part, digests in self.test_hashes.items():
@@ -179,8 +181,8 @@ class DocumentData(StreamData):
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         if self.task["documents"] == "joined":
             return super().segments(stream)
-        pieces = stream.split(1 << 24)  # so that little memory is needed
-        ends = torch.cat([(ids == END).nonzero().flatten() + (k << 24) for k, ids in enumerate(pieces)])
+        end, pieces = self.tokenizer.end, stream.split(1 << 24)  # so that little memory is needed
+        ends = torch.cat([(ids == end).nonzero().flatten() + (k << 24) for k, ids in enumerate(pieces)])
         return ends[:-1], ends[1:] + 1  # from one <eos> to the next
 
     def count_rows(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from speechformer.corpora.special_tokens import PAD, UNKNOWN
+from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.splits import Row, Splits, number_of_folds, split, with_extra_text
 from speechformer.corpora.subwords import Subwords
@@ -103,7 +103,7 @@ class SpeechData(TaskData):
                 "in_train": kinds["exact"],
                 "nearly_in_train": kinds["same"] + kinds["near"],
                 "tokens": len(ids),
-                "unknown_tokens": ids.count(UNKNOWN),
+                "unknown_tokens": ids.count(self.tokenizer.unknown),
             }
         return tests
 
@@ -252,7 +252,7 @@ class StreamData(SpeechData):
 
         Also that of the mean of the tests.
         """
-        unknown = {part: int((stream[1:] == UNKNOWN).sum()) for part, stream in self.streams.items()}
+        unknown = {part: int((stream[1:] == self.tokenizer.unknown).sum()) for part, stream in self.streams.items()}
         rates = {part: count / (len(self.streams[part]) - 1) for part, count in unknown.items()}
         tests = [rate for (part, _), rate in rates.items() if part == "test"]
         metrics = {f"{part}_unknown_rate{name and f'_{name}'}": rate for (part, name), rate in rates.items()}

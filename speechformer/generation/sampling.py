@@ -44,6 +44,7 @@ def sample(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     words: int | None = None,
+    padding: int | None = PAD,
     mixture: CountsMixture | None = None,
 ) -> Iterator[int]:
     """Yield the ids that follow a prompt, without end.
@@ -54,6 +55,7 @@ def sample(
         prompt: at least one id.
         generator: of the CPU; None for torch's default.
         words: the size of the vocabulary, if the embedding table has more rows. Those and padding are never drawn.
+        padding: id of padding; None if it is in no text.
         mixture: counts to average the probabilities with.
 
     Raises:
@@ -67,7 +69,8 @@ def sample(
             raise UserError("The model has diverged: logits are NaN or infinite; train it with a lower recipe.lr.")
         if mixture is not None:
             logits_V = mixture(logits_V, text)
-        logits_V[PAD] = float("-inf")
+        if padding is not None:
+            logits_V[padding] = float("-inf")
         logits_V[len(logits_V) if words is None else words :] = float("-inf")
         probabilities_V = sampling_probabilities(logits_V, temperature, top_k, top_p)
         unread = [int(torch.multinomial(probabilities_V, 1, generator=generator))]

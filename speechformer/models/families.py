@@ -113,7 +113,7 @@ class Family:
         fixed: keys of the config with the values that they must have.
         ours: settings that all models of the family have.
         activation, activations: the key of the config, and its values by ours.
-        model: our modules outside the blocks, theirs (several: separated by spaces), and how one is made of the other.
+        model: our modules outside the blocks, theirs (several: separated by spaces), and how ours are made of them.
         blocks: the names of both lists of blocks.
         block: as `model`, within a block. A trailing * stands for names without ".weight", with "_bias".
     """

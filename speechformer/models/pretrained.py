@@ -1,14 +1,18 @@
 """Read and write models as Hugging Face's `save_pretrained` leaves them: config.json and safetensors.
 
 Nothing in a folder is executed, and nothing is downloaded.
+
+`init_from=FOLDER` in a config goes on from such a model: `settings_of` takes the architecture from its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,12 @@ from torch import Tensor, nn
 
 from speechformer.corpora.files import read_file
 from speechformer.errors import UserError, pick
+from speechformer.keys import CONF, load_plain
 from speechformer.models.families import FAMILIES, Config, Family
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+SIZES = ("width", "heads", "layers", "ff", "vocab_size")  # that a folder decides
 # tensors of older versions that are no weights, and those of heads for other purposes
 NO_WEIGHTS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)$|^cls\.")
 
@@ -59,6 +66,57 @@ def read_architecture(folder: Path) -> tuple[Family, Config, Config]:
         raise UserError(f"{path} has a value that a {family.type} cannot have ({error}).") from None
 
 
+@functools.cache
+def sha256(folder: Path, *stamps: object) -> str:
+    """Return the sha256 of a model's files, which are read again if their `stamps` change."""
+    digest = hashlib.sha256()
+    for path in model_files(folder):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model that decide what it computes."""
+    paths = [*sorted(folder.glob("*.safetensors*")), folder / TOKENIZER, folder / CONFIG]
+    return [path for path in paths if path.exists()]
+
+
+def settings_of(config: Config) -> Config:
+    """Return a config with the architecture of the folder that its `init_from` names, and the sha256 of its files.
+
+    A pattern of the config stays, so that a model can be given a window; so does `block_size`.
+
+    Raises:
+        UserError: the folder has no model for the config's task.
+    """
+    folder = Path(config["init_from"])
+    family, _, architecture = read_architecture(folder)
+    task = "classify" if "pool" in architecture else "lm"
+    if config["task"]["name"] != task:
+        raise UserError(f"init_from={folder} is a {family.type}, for task={task}, not task={config['task']['name']}.")
+    groups = {
+        group: load_plain(CONF / group / f"{architecture[group]['name']}.yaml") | architecture[group]
+        for group in ("model", "pattern", "attention")
+    }
+    if config["pattern"]["name"] != "full":
+        groups["pattern"] = config["pattern"]
+    own = config["architecture"]
+    options = {key: architecture.get(key, value) for key, value in own.items()}
+    sizes = {key: architecture[key] for key in SIZES}
+    digest = sha256(folder.resolve(), *(path.stat().st_mtime_ns for path in model_files(folder)))
+    place = {"folder": str(folder), "sha256": digest}
+    task_options = {**config["task"], "tokens": "pretrained"}
+    return {**config, **sizes, **groups, "architecture": options, "task": task_options, "init_from": place}
+
+
+def check_overrides(config: Config, overrides: Sequence[str]) -> None:
+    """Raise a `UserError` if a command line sets what `init_from` decides."""
+    for key in (word.lstrip("+~").partition("=")[0] for word in overrides if config.get("init_from")):
+        if key.partition(".")[0] in (*SIZES, "architecture", "model", "attention") or key == "task.tokens":
+            raise UserError(f"init_from={config['init_from']['folder']} decides {key}; remove it.")
+
+
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[dict[str, Any]]:
     """Open the safetensors of a folder: the file of each tensor, by the tensor's name."""
@@ -83,21 +141,19 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
         yield tensors
 
 
-def load_weights(model: nn.Module, folder: Path, heads_missing: bool = False) -> None:
-    """Load a folder's weights into a model that has its architecture.
+def load_weights(model: nn.Module, folder: Path, fresh: str = "") -> None:
+    """Load a folder's weights into a model of its architecture, which may have fewer learned positions.
 
     Args:
-        heads_missing: keep the model's own weights of a classifier's head.
+        fresh: beginning of the names of weights that stay as they are, such as "head.".
 
     Raises:
         UserError: a file is missing or damaged, or a tensor is missing, has another shape, or has no counterpart.
     """
     family, config, architecture = read_architecture(folder)
-    heads, own = family.heads(architecture, config), model.state_dict()
-    if architecture.get("tied_output"):
-        del own["output.weight"]
-    if heads_missing:
-        own = {name: value for name, value in own.items() if not name.startswith("head.")}
+    heads, is_tied = family.heads(architecture, config), architecture.get("tied_output")
+    left_out = tuple(filter(None, (fresh, "output.weight" if is_tied else "")))
+    own = {name: value for name, value in model.state_dict().items() if not name.startswith(left_out or ("\n",))}
     with opened(folder) as files, torch.no_grad():
         prefix = f"{family.blocks[1].partition('.')[0]}."  # which a model without its head lacks
         unread = {*files}
@@ -106,22 +162,24 @@ def load_weights(model: nn.Module, folder: Path, heads_missing: bool = False) ->
             names = [each if each in files else each.removeprefix(prefix) for each in names]
             if missing := [each for each in names if each not in files]:
                 raise UserError(f"{folder} lacks the tensor {missing[0]}, which a {family.type} of its config has.")
+            unread -= {*names}
             try:
                 loaded = conversion.load(heads, *(files[each].get_tensor(each).to(value.dtype) for each in names))
-            except RuntimeError:
-                loaded = value[:0]
-            if loaded.shape != value.shape:
+                value.copy_(loaded[: len(value)] if name.endswith("positions.table.weight") else loaded)
+            except (RuntimeError, IndexError, ValueError):
                 shapes = " and ".join(f"{each} {files[each].get_slice(each).get_shape()}" for each in names)
-                raise UserError(f"{folder}: {shapes} does not fit the sizes in {CONFIG}.")
-            value.copy_(loaded)
-            unread -= {*names}
-    ignored = ("lm_head.", "embed_out.", ".router.") if architecture.get("tied_output") else (".router.",)
-    ignored += ("classifier.", "pooler.") if heads_missing else ()
+                raise UserError(f"{folder}: {shapes} does not fit the sizes in {CONFIG}.") from None
+    ignored = [*family.constants(architecture), *(["lm_head.weight", "embed_out.weight"] if is_tied else [])]
     more = sorted(
-        name for name in unread if not NO_WEIGHTS.search(name) and not any(part in name for part in ignored)
+        name for name in unread - {*ignored} if not NO_WEIGHTS.search(name) and not (fresh and is_head(name))
     )
     if more:
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
+
+
+def is_head(name: str) -> bool:
+    """Return whether a tensor of theirs is one of a head, which another head replaces."""
+    return name.startswith(("classifier.", "bert.pooler.", "pooler."))
 
 
 def to_family(family: Family, architecture: Config, config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

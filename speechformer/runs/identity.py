@@ -21,7 +21,7 @@ NUMERICS_VERSION = 9
 
 # Keys that do not change the result: the machine, which checkpoints are written, whether to run again, the logger
 NOT_IDENTITY = (
-    *("checkpoint_every", "compile", "force", "keep_every_n_steps", "task.data", "threads"),
+    *("checkpoint_every", "compile", "force", "keep_every_n_steps", "task.data", "threads", "init_from.folder"),
     *("logger", "logger.name", "logger.project", "logger.entity", "logger.offline"),
     *("logger.experiment", "logger.tracking_uri"),
     *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
@@ -44,6 +44,7 @@ LATER: dict[str, Any] = {
     "attention.name": "softmax",
     "attention": {},  # nothing of it is left
     "task.longer": 1,
+    "init_from": None,
 }
 
 

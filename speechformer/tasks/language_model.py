@@ -161,6 +161,7 @@ class LanguageModel(Task):
         self.text_sizes: dict[str, TextSize] = {}
         self.unknown_words: UnknownWords | None = None
         self.teacher: CrossFittedTargets | None = None
+        self.unknown, self.end = UNKNOWN, END  # ids of special tokens
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
@@ -185,6 +186,7 @@ class LanguageModel(Task):
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
+        self.unknown, self.end = data.tokenizer.unknown, data.tokenizer.end
         self.unit = "documents" if isinstance(data, DocumentData) else "lines"
         if self.hparams["architecture"].get("output_bias") == "unigram":
             self.model.output.bias.data = log_frequencies(data.stream, data.vocab_size)
@@ -227,7 +229,7 @@ class LanguageModel(Task):
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""
-        return model.hidden(ids, documents_BT=1 + (ids == END).cumsum(dim=1) if self.separate else None)
+        return model.hidden(ids, documents_BT=1 + (ids == self.end).cumsum(dim=1) if self.separate else None)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, int]:
         smoothing, tokens = self.recipe["label_smoothing"], batch["ids"][:, 1:].numel() // members
@@ -259,7 +261,7 @@ class LanguageModel(Task):
             self.mixture_metric.update(batch["part"], self.logs(hidden, targets), batch["places"][scored])
         if split not in ("validation", "test"):
             return
-        is_unknown = targets == UNKNOWN
+        is_unknown = targets == self.unknown
         if unknown := int(is_unknown.sum()):  # a few: cheaper than the loss of the known ones
             rest = loss * tokens - self.loss(hidden[is_unknown], targets[is_unknown]) * unknown
             loss, tokens = rest / max(1, tokens - unknown), tokens - unknown
@@ -281,7 +283,7 @@ class LanguageModel(Task):
             self.mixture_metric.update(batch["part"], logs, batch["places"][scored])
         chosen = {"": torch.ones_like(targets, dtype=torch.bool)}
         if split in ("validation", "test"):
-            chosen["known_"] = targets != UNKNOWN
+            chosen["known_"] = targets != self.unknown
         for prefix, mask in chosen.items():
             if number := int(mask.sum()):
                 self.measured[f"{split}_{prefix}{metric}"].update(-logs[mask].mean(), number)

@@ -27,7 +27,7 @@ class Recipe(Options):
 class TextOptions(Named):
     """The keys of all tasks that read text."""
 
-    tokens: Literal["words", "bpe", "bytes"]
+    tokens: Literal["words", "bpe", "bytes", "pretrained"]
     vocab_size: Size | None
 
 

@@ -13,6 +13,7 @@ import torch
 import speechformer.tasks
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.pairs import Pairs
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.speeches import Corpus
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
@@ -26,10 +27,10 @@ AnyCorpus = Corpus | Pairs | Documents | GeneratedRows
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-def build_data(config: dict[str, Any], corpus: AnyCorpus) -> TaskData:
-    """Return the LightningDataModule of a config's task."""
+def build_data(config: dict[str, Any], corpus: AnyCorpus, tokenizer: PretrainedTokenizer | None = None) -> TaskData:
+    """Return the LightningDataModule of a config's task; without a tokenizer it fits one."""
     data_class = TASKS[config["task"]["name"]].data_class(corpus)
-    return data_class(corpus, **{key: config[key] for key in DATA_KEYS})
+    return data_class(corpus, tokenizer=tokenizer, **{key: config[key] for key in DATA_KEYS})
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

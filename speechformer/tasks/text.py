@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speechformer.corpora.special_tokens import UNKNOWN
-from speechformer.corpora.subwords import Subwords
-from speechformer.corpora.tokenizer import UNKNOWN_TOKEN, Tokenizer
+from speechformer.corpora.load import AnyTokenizer
+from speechformer.corpora.tokenizer import UNKNOWN_TOKEN
 
 
 @dataclass
@@ -22,19 +21,19 @@ class TextInputs:
     notes: list[str]  # what to tell the user about the text
 
 
-def read_words(text: str, tokenizer: Tokenizer | Subwords, limit: int, why: str = "") -> TextInputs:
+def read_words(text: str, tokenizer: AnyTokenizer, limit: int, why: str = "") -> TextInputs:
     """Read the first `limit` tokens of a text; `why` explains the limit to the user."""
     words, ids = tokenizer.split(text), tokenizer.encode(text)
     cut = f"the first {limit} of its {len(ids)} words are read{why}" if len(ids) > limit else None
     words, ids = words[:limit], ids[:limit]
-    notes = [note for note in (cut, note_unknown(words, ids)) if note]
-    tokens = [word if index != UNKNOWN else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
+    notes = [note for note in (cut, note_unknown(words, ids, tokenizer.unknown)) if note]
+    tokens = [word if index != tokenizer.unknown else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
     return TextInputs([torch.tensor(ids)], [tokens], notes)
 
 
-def note_unknown(words: Sequence[str], ids: Sequence[int]) -> str | None:
+def note_unknown(words: Sequence[str], ids: Sequence[int], unknown_id: int) -> str | None:
     """Return a note that lists the words outside the vocabulary; None if there are none."""
-    unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == UNKNOWN))
+    unknown = list(dict.fromkeys(word for word, index in zip(words, ids) if index == unknown_id))
     if not unknown:
         return None
     shown = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from speechformer.analysis.find import find_checkpoint
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import load as load_corpus
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.splits import number_of_folds
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError
@@ -179,7 +180,7 @@ def data_of(run: TrainedRun, root: str | None = None) -> Any:
             f"{run.directory} trained on a corpus {trained['name']} that is not the one in {corpus.where}: their "
             "sha256 differ. Restore it, name its folder with --root, or train again."
         )
-    return build_data(config, corpus)
+    return build_data(config, corpus, run.tokenizer if isinstance(run.tokenizer, PretrainedTokenizer) else None)
 
 
 def default_folder(runs: Sequence[TrainedRun]) -> Path:

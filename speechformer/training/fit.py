@@ -19,6 +19,7 @@ import torch
 
 from speechformer import console
 from speechformer.config import count_devices
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.models.stack import compile_blocks
@@ -60,7 +61,8 @@ def fit(
     config, folder = members[0]
     rank = node_rank() * count_devices(config["trainer"]["devices"]) + local_rank()
     with devices.threads(config, folder.owner) as threads, contextlib.ExitStack() as stack:
-        data = build_data(config, corpus)
+        place = config["init_from"]
+        data = build_data(config, corpus, PretrainedTokenizer.of_folder(Path(place["folder"])) if place else None)
         check_memory(config, data.vocab_size)
         runs = [build_run(*member, data, len(members) > 1) for member in members]
         data.limit_length(runs[0].task.model.max_length)

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,6 +17,7 @@ from speechformer import console
 from speechformer.config import debug_arguments
 from speechformer.data.base import TaskData
 from speechformer.errors import one_sentence
+from speechformer.models.pretrained import load_weights
 from speechformer.models.stack import count_parameters
 from speechformer.runs import identity
 from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
@@ -41,6 +43,8 @@ class Run:
         self.config, self.folder, self.data = config, folder, data
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
+        if config.get("init_from"):
+            load_weights(self.task.model, Path(config["init_from"]["folder"]), fresh="head.")
         self.task.attach(data)
         self.averaged = config["task"].get("average_checkpoints", 1)
         self.monitor = self.task.metric_name(data.chosen_on)

@@ -58,6 +58,10 @@ def execute(
         check_sweep(config)
     force, logger = config.pop("force"), config.pop("logger")
     check_machines(config, force)
+    if config["init_from"]:
+        from speechformer.models.pretrained import check_overrides
+
+        check_overrides(config, overrides or ())
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)

@@ -1,0 +1,102 @@
+"""The tokenizer of a model from elsewhere: tokenizer.json of the library `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from speechformer.corpora.files import read_file, write_file
+from speechformer.errors import UserError
+
+START = b'{"kind": "pretrained"'  # of the file that `save` writes
+
+
+class PretrainedTokenizer:
+    """Encodes texts as the library does: with the tokens that the model expects around a text.
+
+    Attributes:
+        unknown: id of the token for what is unknown; -1 if there is none.
+        end: id of the token that ends a document; None if there is none.
+    """
+
+    padding = None  # it is in no text
+
+    def __init__(self, tokenizer: Any, end: int | None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer, self.end = tokenizer, end
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self.unknown = -1 if unknown is None else tokenizer.token_to_id(unknown)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> PretrainedTokenizer:
+        """Load tokenizer.json from the folder of a model; config.json says which token ends a document.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        path, end = folder / "tokenizer.json", json.loads(read_file(folder / "config.json")).get("eos_token_id")
+        if not path.exists():
+            raise UserError(f"{folder} has no tokenizer.json; save the model's fast tokenizer there.")
+        return cls(parse(read_file(path), path), end[0] if isinstance(end, list) else end)
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text, with the tokens around it."""
+        return self.tokenizer.encode(text).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts, faster than one by one."""
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """Encode lines of texts, with their line ends and without tokens around them."""
+        return [each.ids for each in self.tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
+
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of a text, as many as `encode` returns."""
+        return self.tokens(self.encode(text))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Decode each id by itself; special tokens are shown by name."""
+        decoded = (self.tokenizer.decode([index], skip_special_tokens=False) for index in ids)
+        return [text or self.tokenizer.id_to_token(index) or "" for index, text in zip(ids, decoded)]
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Decode ids one after another; several may make up one character."""
+        from tokenizers.decoders import DecodeStream
+
+        decoder = DecodeStream(skip_special_tokens=True)
+        yield from filter(None, (decoder.step(self.tokenizer, index) for index in ids))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids; special tokens are omitted."""
+        return self.tokenizer.decode(list(ids))
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as JSON."""
+        content = {"kind": "pretrained", "end": self.end, "tokenizer": json.loads(self.tokenizer.to_str())}
+        write_file(path, (json.dumps(content, ensure_ascii=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> PretrainedTokenizer:
+        """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
+        try:
+            content = json.loads(read_file(path))
+            return cls(parse(json.dumps(content["tokenizer"]).encode(), path), content["end"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is not a tokenizer of speechformer ({error}).") from None
+
+
+def parse(content: bytes, path: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a file's content."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise UserError(f"{path} is no tokenizer of the library tokenizers ({error}).") from None
