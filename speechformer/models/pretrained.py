@@ -141,19 +141,19 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
         yield tensors
 
 
-def load_weights(model: nn.Module, folder: Path, fresh: str = "") -> None:
+def load_weights(model: nn.Module, folder: Path, fresh: Sequence[str] = ()) -> None:
     """Load a folder's weights into a model of its architecture, which may have fewer learned positions.
 
     Args:
-        fresh: beginning of the names of weights that stay as they are, such as "head.".
+        fresh: beginnings of the names of weights that stay as they are, such as "head.".
 
     Raises:
         UserError: a file is missing or damaged, or a tensor is missing, has another shape, or has no counterpart.
     """
     family, config, architecture = read_architecture(folder)
     heads, is_tied = family.heads(architecture, config), architecture.get("tied_output")
-    left_out = tuple(filter(None, (fresh, "output.weight" if is_tied else "")))
-    own = {name: value for name, value in model.state_dict().items() if not name.startswith(left_out or ("\n",))}
+    left_out = (*fresh, *(["output.weight"] if is_tied else []))
+    own = {name: value for name, value in model.state_dict().items() if not name.startswith(left_out)}
     with opened(folder) as files, torch.no_grad():
         prefix = f"{family.blocks[1].partition('.')[0]}."  # which a model without its head lacks
         unread = {*files}
@@ -170,16 +170,11 @@ def load_weights(model: nn.Module, folder: Path, fresh: str = "") -> None:
                 shapes = " and ".join(f"{each} {files[each].get_slice(each).get_shape()}" for each in names)
                 raise UserError(f"{folder}: {shapes} does not fit the sizes in {CONFIG}.") from None
     ignored = [*family.constants(architecture), *(["lm_head.weight", "embed_out.weight"] if is_tied else [])]
-    more = sorted(
-        name for name in unread - {*ignored} if not NO_WEIGHTS.search(name) and not (fresh and is_head(name))
-    )
+    of_head = ("classifier.", "bert.pooler.", "pooler.") if fresh else ()
+    unknown = unread - {*ignored}
+    more = sorted(name for name in unknown if not NO_WEIGHTS.search(name) and not name.startswith(of_head))
     if more:
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
-
-
-def is_head(name: str) -> bool:
-    """Return whether a tensor of theirs is one of a head, which another head replaces."""
-    return name.startswith(("classifier.", "bert.pooler.", "pooler."))
 
 
 def to_family(family: Family, architecture: Config, config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

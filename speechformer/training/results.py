@@ -44,7 +44,7 @@ class Run:
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
         if config.get("init_from"):
-            load_weights(self.task.model, Path(config["init_from"]["folder"]), fresh="head.")
+            load_weights(self.task.model, Path(config["init_from"]["folder"]), fresh=["head."])
         self.task.attach(data)
         self.averaged = config["task"].get("average_checkpoints", 1)
         self.monitor = self.task.metric_name(data.chosen_on)
