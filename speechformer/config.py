@@ -81,7 +81,6 @@ class Choice(Named):
 class Config(Options):
     """The config of a run, `conf/config.yaml`."""
 
-    init_from: Pretrained | None
     study: str | None
     seed: Whole
     width: Size
@@ -98,6 +97,7 @@ class Config(Options):
     keep_every_n_steps: Count | None
     threads: Few | None
     compile: str | None
+    init_from: Pretrained | None
     force: bool
     architecture: Architecture
     trainer: TrainerOptions
@@ -229,8 +229,11 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
 
 def with_pretrained(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose `init_from`, if it names a folder, decides the architecture; torch is then imported."""
-    if not isinstance(config.get("init_from"), str):
+    place = config.get("init_from")
+    if place is None or (isinstance(place, dict) and place.keys() == Pretrained.model_fields.keys()):
         return config
+    if not isinstance(place, str):
+        raise UserError(f"init_from must be the folder of a model, not {place}.")
     from speechformer.models.pretrained import settings_of
 
     return settings_of(config)

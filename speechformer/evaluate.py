@@ -13,8 +13,10 @@ def test_again(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     runs = load_runs(arguments.run, arguments.checkpoint)
 
-    from speechformer.training.evaluation import default_folder, evaluate, prepare, results_of, write
+    from speechformer.training.evaluation import default_folder, evaluate, prepare, results_of, with_corpus, write
 
+    if arguments.corpus is not None:
+        runs = [with_corpus(run, arguments.corpus) for run in runs]
     results_of(runs)  # which checks them, before a folder is made
     output = prepare(arguments.output or default_folder(runs))
     result = evaluate(runs, arguments.root)
@@ -34,6 +36,8 @@ def main() -> None:
     default = "outputs/evaluate/FIRST_RUN[_and_NUMBER_more]_HASH"
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"folder to write (default: {default})")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the corpus (default: where the first run had it)")
+    corpus = "folder of text (corpus=text), for models from elsewhere"
+    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help=corpus)
     parser.add_argument("--study", help="study in which the report shows it (default: that of the first run)")
     parser.run(test_again)
 

@@ -23,7 +23,8 @@ def export(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command line."""
     parser = run_parser("export", "Export a trained model with its tokenizer.")
-    formats, default = ("safetensors", "torch.export"), "file format (default: both, if torch can export the model)"
+    formats = ("safetensors", "torch.export", "huggingface")
+    default = "file format (default: the first two, if torch can export the model)"
     parser.add_argument("--format", choices=formats, help=default)
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
     parser.run(export)

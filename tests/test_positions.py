@@ -260,7 +260,10 @@ def test_relative_is_one_number_for_each_head_and_bucket(causal: bool) -> None:
     ("spec", "sentence"),
     [
         ({"name": "rope", "width": 6}, "must be even"),
-        ({"name": "rope", "fraction": 0.3}, r"model.fraction times the width of a head must be even.* 0.3 \* 8 = 2.4"),
+        (
+            {"name": "rope", "fraction": 0.3},
+            r"model.fraction times the width of a head must be even.* 0.3 \* 8 = 2.4",
+        ),
         ({"name": "rope", "fraction": 0.25, "scaling": "ntk"}, "at least two of them"),
         ({"name": "rope", "scaling": "yarm"}, "model.scaling must be .* or 'yarn', not 'yarm'"),
         ({"name": "rope", "factor": 1.0}, "model.factor must be above 1"),

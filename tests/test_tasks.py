@@ -340,7 +340,7 @@ def test_words_are_cut_at_the_limit_and_unknown_ones_are_marked() -> None:
     assert inputs.notes[0] == "the first 4 of its 6 words are read, as in training"
     assert inputs.notes[1:] == ["not in the vocabulary, read as <unk>: We, old"]
     assert read_words("we mend", tokenizer, 4).notes == []
-    note = note_unknown([f"w{k}" for k in range(25)], [UNKNOWN] * 25)
+    note = note_unknown([f"w{k}" for k in range(25)], [UNKNOWN] * 25, UNKNOWN)
     assert note is not None and "w19 and 5 more" in note and "w20" not in note
 
 

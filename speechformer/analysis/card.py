@@ -10,7 +10,7 @@ import jinja2
 import speechformer
 from speechformer.analysis.load import TrainedRun
 from speechformer.corpora.special_tokens import BEGIN, END
-from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.escape import escape_markdown
 
 
@@ -30,7 +30,7 @@ def card(run: TrainedRun, formats: Sequence[str]) -> str:
         formats=formats,
         version=speechformer.__version__,
         length=min(run.max_length or 50, 50),
-        has_subwords=isinstance(run.tokenizer, Subwords),
+        has_subwords=not isinstance(run.tokenizer, Tokenizer),
         begin=BEGIN,
         end=END,
     )

@@ -67,7 +67,6 @@ def continue_text(
         limit = min(limit, room)
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-    drawn = sample(
-        run.model, ids, words=len(run.tokenizer), padding=run.tokenizer.padding, mixture=run.task.counts, **options
-    )  # type: ignore[arg-type]
+    options |= {"words": len(run.tokenizer), "padding": run.tokenizer.padding, "mixture": run.task.counts}
+    drawn = sample(run.model, ids, **options)  # type: ignore[arg-type]
     return itertools.takewhile(lambda index: index != run.tokenizer.end, itertools.islice(drawn, limit))

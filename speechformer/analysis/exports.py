@@ -4,8 +4,11 @@
     torch.export    model.pt2           the computation, for any batch size and up to 4,096 tokens (or the model's
                                         maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
-Both have the counts of words beside the network (`task.ngram_mixture`, `task.naive_bayes`), and so the training text
-that was counted.
+    huggingface     config.json, model.safetensors, tokenizer.json and tokenizer_config.json, which `transformers`
+                    loads without this package, if the model is one of `models.families`
+
+The first two have the counts of words beside the network (`task.ngram_mixture`, `task.naive_bayes`), and so the
+training text that was counted.
 
 Beside them are tokenizer.json, export.json (inputs, output, hyperparameters), tokenizers.json (the tokenizer in the
 format of the library `tokenizers`) and README.md (an example without this package, and a model card). Each export is
@@ -16,7 +19,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,20 +31,23 @@ from torch.export import Dim
 
 from speechformer import console
 from speechformer.analysis.card import card
-from speechformer.analysis.load import TrainedRun
+from speechformer.analysis.load import TrainedRun, load_pretrained
 from speechformer.corpora.files import OutputFolder, atomic_write
 from speechformer.corpora.portable import portable_subwords, portable_words
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
 from speechformer.layers.mixers import Mixer
 from speechformer.layers.positions import Positions
+from speechformer.models.pretrained import to_family
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
 MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
 COUNTS = "counts."  # begins the names of their tensors
 FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
+HUGGINGFACE = "huggingface"
 NAMES = (*FILES.values(), "tokenizer.json", "export.json", "tokenizers.json", "README.md")
 
 
@@ -158,8 +163,60 @@ def export(run: TrainedRun, format: str, path: Path) -> float:
     return difference
 
 
+def portable_tokenizer(run: TrainedRun) -> Any:
+    """Return a run's tokenizer as one of the library `tokenizers`."""
+    if isinstance(run.tokenizer, PretrainedTokenizer):
+        return run.tokenizer.tokenizer
+    if isinstance(run.tokenizer, Subwords):
+        return portable_subwords(run.tokenizer)
+    limit = run.block_size if "predict" in run.task.abilities else None  # a classifier reads no more than in training
+    return portable_words(run.tokenizer.vocabulary, limit)
+
+
+def export_huggingface(run: TrainedRun, folder: Path) -> None:
+    """Export a run as `transformers` reads it, load the export again, compare the logits, and print what was written.
+
+    Raises:
+        UserError: the model has no counterpart there; the setting is named.
+    """
+    run.task.cpu()
+    if run.task.counts is not None:
+        raise UserError("Hugging Face's models have no counts of words beside the network; train without them.")
+    architecture = run.task.hparams["architecture"]
+    config, tensors = to_family(architecture, run.model.state_dict())
+    if "predict" in run.task.abilities:
+        labels = list(run.task.hparams["classes"])
+        config |= {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
+    tokenizer = portable_tokenizer(run)
+    pads = PAD if "predict" in run.task.abilities else run.tokenizer.padding
+    every = {"pad": pads, "eos": run.tokenizer.end, "unk": max(run.tokenizer.unknown, 0) or None}
+    ids = {kind: index for kind, index in every.items() if index is not None}
+    config |= {f"{kind}_token_id": ids.get(kind) for kind in ("pad", "eos", "bos")} | {"dtype": "float32"}
+    special = {f"{kind}_token": tokenizer.id_to_token(index) for kind, index in ids.items()}
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
+    texts = {
+        "config.json": json.dumps(config, indent=2),
+        "tokenizer.json": tokenizer.to_str(pretty=False),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
+    }
+    output = OutputFolder(folder)
+    paths = {name: output.file(name) for name in (FILES["safetensors"], "README.md", *texts)}
+    texts["README.md"] = card(run, [HUGGINGFACE])
+    for name, text in texts.items():
+        paths[name].write_text(f"{text.rstrip()}\n", encoding="utf-8")
+    with atomic_write(paths[FILES["safetensors"]]) as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    difference = compare(run, load_pretrained(folder).task.cpu())
+    if not difference <= 1e-4:
+        raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
+    kind = config["model_type"]
+    console.write(f"{folder}: a {kind} for transformers; loaded again, logits differ by at most {difference:.0e}.")
+
+
 def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
     """Export a run in a format, None for each that its model has, and print what was written."""
+    if format == HUGGINGFACE:
+        return export_huggingface(run, folder)
     output, formats = OutputFolder(folder), []
     paths = {name: output.file(name) for name in NAMES}  # before any is written
     for name in [format] if format else FILES:
@@ -176,13 +233,10 @@ def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
         console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
     if run.task.counts is not None:
         console.say("The export has the counts of words, too, and so the training text that was counted.")
-    if isinstance(run.tokenizer, Subwords):
-        tokenizer = portable_subwords(run.tokenizer)
-    else:  # a classifier reads no more words than in training
-        limit = run.block_size if "predict" in run.task.abilities else None
-        tokenizer = portable_words(run.tokenizer.vocabulary, limit)
-    shutil.copy(run.directory / "tokenizer.json", paths["tokenizer.json"])
-    texts = {"export.json": json.dumps(description(run), indent=2), "tokenizers.json": tokenizer.to_str(pretty=False)}
+    run.tokenizer.save(paths["tokenizer.json"])
+    portable = portable_tokenizer(run).to_str(pretty=False)
+    texts = {"export.json": json.dumps(description(run), indent=2), "tokenizers.json": portable}
     for name, text in {**texts, "README.md": card(run, formats)}.items():
         paths[name].write_text(f"{text.rstrip()}\n", encoding="utf-8")
     console.write(f"{paths['README.md']} has an example that needs no speechformer.")
+    return None

@@ -230,7 +230,7 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> T
         arguments["classes"] = classes
         architecture |= {"classes": len(classes)}
     with torch.random.fork_rng(devices=[]):
-        task = TASKS[name](architecture=architecture, **arguments)
+        task = TASKS[name](architecture=architecture, **arguments)  # type: ignore[call-arg]
     load_weights(task.model, directory)
     task.eval().to(dtype).to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = PretrainedTokenizer.of_folder(directory)

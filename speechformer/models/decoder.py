@@ -50,9 +50,10 @@ class Decoder(nn.Module):
         self.decoder = build_stack(length=block_size, causal=True, **stack)
         self.max_length = self.decoder.max_length
         has_bias = output_bias == "unigram" or (output_bias == "init" and not tied_output)
-        linear = nn.Linear if output_softcap is None else CappedLinear
+        self.softcap, linear = output_softcap, nn.Linear if output_softcap is None else CappedLinear
         self.output = linear(stack["width"], stack["vocab_size"], bias=has_bias)
-        self.output.softcap = output_softcap
+        if isinstance(self.output, CappedLinear) and output_softcap is not None:
+            self.output.softcap = output_softcap
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 

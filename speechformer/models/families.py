@@ -31,6 +31,7 @@ Config = dict[str, Any]
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu2": "relu2"}
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}  # other names of activations
+SIZES = ("width", "heads", "layers", "ff", "block_size", "vocab_size")
 FAMILIES: dict[str, Family] = {}
 
 
@@ -154,6 +155,9 @@ class Family:
         if missing:
             raise UserError(f"config.json has no {missing[0]}, which a {self.type} must have.")
         settings = {ours: read[theirs] for ours, theirs in self.keys.items()}
+        for ours, value in settings.items():
+            if ours in SIZES and (type(value) is not int or value < 1):
+                raise no_counterpart(self.keys[ours], value, "whole numbers above 0")
         common = {"scale_embedding": False, "embedding_norm": False, "head_width": None, "pattern": {"name": "full"}}
         return {**common, **self.ours, **settings, "activation": activation, **self.special(read)}
 
@@ -210,7 +214,7 @@ class Family:
 
 def no_counterpart(key: str, value: object, valid: str) -> UserError:
     """Return the error of a config's value that has no counterpart."""
-    return UserError(f"config.json: {key}={value!r} has no counterpart here; {valid} has.")
+    return UserError(f"config.json: {key}={value!r} has no counterpart here, as {valid} would have.")
 
 
 def without_defaults(spec: Mapping[str, Any], kinds: Mapping[str, Any], common: str) -> Config:
@@ -228,7 +232,11 @@ def filled_in(architecture: Config) -> Config:
     if "tied_output" in architecture:
         bias = architecture.get("output_bias", "init")
         filled["output_bias"] = "none" if architecture["tied_output"] and bias == "init" else bias
-    every = {"model": (POSITIONS, "sizes"), "pattern": (PATTERNS, ""), "attention": (MECHANISMS, "layer")}
+    every: dict[str, Any] = {
+        "model": (POSITIONS, "sizes"),
+        "pattern": (PATTERNS, ""),
+        "attention": (MECHANISMS, "layer"),
+    }
     for group, (kinds, common) in every.items():
         specs = per_layer_configs(architecture.get(group, {"name": "softmax"}), group, layers)
         filled[group] = [without_defaults(spec, kinds, common) if spec["name"] in kinds else spec for spec in specs]
@@ -263,7 +271,7 @@ def family_of(architecture: Config) -> tuple[Family, Config]:
     """Return the family to which an architecture belongs, and its config.
 
     Raises:
-        UserError: there is none; the setting that the closest one lacks is named.
+        UserError: there is none; the settings that the closest one lacks are named.
     """
     closest: tuple[list[str], Family] | None = None
     for family in FAMILIES.values():
@@ -279,11 +287,11 @@ def family_of(architecture: Config) -> tuple[Family, Config]:
         if closest is None or len(missing) < len(closest[0]):
             closest = missing, family
     assert closest is not None
-    (key, *_), family = closest
-    value, valid = (filled_in(each)[key] for each in (architecture, family.architecture(family.config(architecture))))
+    missing, family = closest
+    one, two = filled_in(architecture), filled_in(family.architecture(family.config(architecture)))
     raise UserError(
-        f"No family of Hugging Face's models ({', '.join(FAMILIES)}) has {key}={readable(value)}; the closest, "
-        f"{family.type}, has {readable(valid)}."
+        f"No family of Hugging Face's models ({', '.join(FAMILIES)}) has these settings; the closest, {family.type}, "
+        f"has other ones: {'; '.join(f'{key}: {readable(two[key])} (here {readable(one[key])})' for key in missing)}."
     )
 
 
@@ -304,11 +312,13 @@ def read_rope(config: Config, H: int) -> tuple[Config, float]:
     The angle per position of each pair is that of the library: for "llama3" (Dubey et al. 2024, "The Llama 3 Herd of
     Models") and "yarn" (Peng et al. 2023) fixed, whatever the length of the text.
     """
-    options = {"rope_theta": config.get("rope_theta", config.get("rotary_emb_base", 10000.0))}
+    options: Config = {"rope_theta": config.get("rope_theta", config.get("rotary_emb_base", 10000.0))}
     options |= config.get("rope_scaling") or {}
     options |= config.get("rope_parameters") or {}
     kind = options.get("rope_type", options.get("type", "default"))
-    share = options.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
+    share: float = options.get(
+        "partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
+    )
     base, R = float(options["rope_theta"]), int(H * share)
     spec: Config = {"name": "rope", "base": base, "fraction": R / H}
     f, factor, growth = 1 / wavelengths(R, base), options.get("factor", 1.0), 1.0

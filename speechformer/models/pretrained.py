@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from speechformer.corpora.files import read_file
 from speechformer.errors import UserError, pick
 from speechformer.keys import CONF, load_plain
-from speechformer.models.families import FAMILIES, Config, Family
+from speechformer.models.families import FAMILIES, Config, Family, family_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -129,7 +129,7 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
         why = f" ({pickles[0]} is a pickle, which could run code; save it again with safetensors)" if pickles else ""
         raise UserError(f"{folder} has no {WEIGHTS}{why}.")
     with contextlib.ExitStack() as stack:
-        tensors = {}
+        tensors = dict[str, Any]()
         for file in files:
             if Path(file).name != file:
                 raise UserError(f"{folder / INDEX} names {file}, which is not in its folder.")
@@ -159,9 +159,9 @@ def load_weights(model: nn.Module, folder: Path, fresh: Sequence[str] = ()) -> N
         unread = {*files}
         for name, value in own.items():
             names, conversion = family.names(name)
-            names = [each if each in files else each.removeprefix(prefix) for each in names]
-            if missing := [each for each in names if each not in files]:
+            if missing := [each for each in names if not {each, each.removeprefix(prefix)} & files.keys()]:
                 raise UserError(f"{folder} lacks the tensor {missing[0]}, which a {family.type} of its config has.")
+            names = [each if each in files else each.removeprefix(prefix) for each in names]
             unread -= {*names}
             try:
                 loaded = conversion.load(heads, *(files[each].get_tensor(each).to(value.dtype) for each in names))
@@ -177,13 +177,17 @@ def load_weights(model: nn.Module, folder: Path, fresh: Sequence[str] = ()) -> N
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
 
 
-def to_family(family: Family, architecture: Config, config: Config, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a model by the names of a family."""
-    heads, tensors = family.heads(architecture, config), {}
+def to_family(architecture: Config, state: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
+    """Return the config and the weights of a model as its family has them.
+
+    Raises:
+        UserError: no family has such a model; the setting that the closest one lacks is named.
+    """
+    family, config = family_of(architecture)
+    heads, tensors = family.heads(architecture, config), dict[str, Tensor]()
     for name, value in state.items():
         if name != "output.weight" or not architecture.get("tied_output"):
             names, conversion = family.names(name)
             parts = conversion.save(heads, value.detach().cpu())
             tensors |= {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
-    tensors |= family.constants(architecture)
-    return tensors
+    return config, tensors | family.constants(architecture)

@@ -186,7 +186,7 @@ class LanguageModel(Task):
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
-        self.unknown, self.end = data.tokenizer.unknown, data.tokenizer.end
+        self.unknown, self.end = data.tokenizer.unknown, -1 if data.tokenizer.end is None else data.tokenizer.end
         self.unit = "documents" if isinstance(data, DocumentData) else "lines"
         if self.hparams["architecture"].get("output_bias") == "unigram":
             self.model.output.bias.data = log_frequencies(data.stream, data.vocab_size)
@@ -225,7 +225,7 @@ class LanguageModel(Task):
     def loss(self, hidden_RD: Tensor, targets_R: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the mean cross-entropy of targets, in nats."""
         output = self.model.output
-        return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, output.softcap)
+        return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, self.model.softcap)
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
         """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from speechformer.analysis.find import find_checkpoint
+from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.splits import number_of_folds
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError
+from speechformer.keys import quote
+from speechformer.models.stack import count_parameters
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
 from speechformer.tasks.registry import build_data
@@ -52,9 +56,10 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
     """
     start, results = time.perf_counter(), results_of(runs)
     task, config = runs[0].task, results[0]["config"]
-    metrics = measure(runs, data_of(runs[0], root))
+    data = data_of(runs[0], root)
+    metrics = measure(runs, data)
     settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
-    again = len(runs) == 1 and runs[0].checkpoint == find_checkpoint(runs[0].directory)[0]
+    again = len(runs) == 1 and not runs[0].is_pretrained and runs[0].checkpoint == find_checkpoint(runs[0].directory)[0]
     if len(runs) > 1:
         settings["ensemble"] = name_of(results)
     result = {
@@ -75,7 +80,30 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
+    result["corpus"] = data.description
     return result | {"summary": [list(row) for row in task.view.summary(result)]}
+
+
+def with_corpus(run: TrainedRun, folder: Path) -> TrainedRun:
+    """Return a model from elsewhere as a run that ended with it, on a folder of text (`corpus=text`).
+
+    Raises:
+        UserError: it is no language model from elsewhere, or the folder is no such corpus.
+    """
+    if not run.is_pretrained:
+        raise UserError(f"--corpus is for models from elsewhere; {run.directory} is a run, which has its corpus.")
+    run.require("generate")
+    words = ["task=lm", "corpus=text", f"block_size={min(run.block_size, 1024)}"]
+    places = {"corpus.root": folder.resolve(), "init_from": run.directory.resolve()}
+    words += [f"{key}={quote(str(place))}" for key, place in places.items()]
+    config = as_plain(compose(words))
+    corpus = load_corpus(config)
+    result = {
+        **{"status": "finished", "task": "lm", "seed": 0, "steps": 0, "numerics": identity.NUMERICS_VERSION},
+        **{"config": config, "overrides": words, "parameters": count_parameters(run.model)},
+        "corpus": {"name": "text", "where": corpus.where, "sha256": corpus.sha256, "classes": corpus.classes},
+    }
+    return replace(run, result=result)
 
 
 def name_of(results: Sequence[dict[str, Any]]) -> int | str:
@@ -125,6 +153,8 @@ def results_of(runs: Sequence[TrainedRun]) -> list[dict[str, Any]]:
     """
     folders, results = [run.directory.resolve() for run in runs], []
     for run in runs:
+        if run.is_pretrained and run.result is None:
+            raise UserError(f"{run.directory} is a model from elsewhere: name a folder of text with --corpus.")
         if run.result is None or not run.finished:
             raise UserError(f"{run.directory} has not finished; repeat its command to finish it.")
         results.append(run.result)

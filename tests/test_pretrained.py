@@ -1,0 +1,464 @@
+"""Models of Hugging Face's are ours with other names. Oracle: `transformers`, on tiny random models.
+
+Nothing is downloaded. Logits and weights of attention are compared to 1e-5, which the order of sums explains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import compose
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+import speechformer
+from speechformer.analysis.exports import export_all
+from speechformer.config import as_plain
+from speechformer.errors import UserError
+from speechformer.models import families
+from speechformer.models.classifier import EncoderClassifier
+from speechformer.models.decoder import Decoder
+from speechformer.models.families import FAMILIES
+from speechformer.models.pretrained import load_weights, read_architecture, to_family
+from speechformer.training.evaluation import evaluate, with_corpus
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+T = 13  # tokens, an odd number, more than three windows of 4
+SIZES = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 12}
+SIZES |= {"vocab_size": 31, "max_position_embeddings": 32}
+SHARED = {**SIZES, "num_key_value_heads": 2}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE = {"rope_theta": 500.0, "original_max_position_embeddings": 16}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"n_layer": 2, "n_embd": 16, "n_head": 4, "vocab_size": 31, "n_positions": 32}),
+    "gpt2, relu, inner": (
+        "gpt2",
+        {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_inner": 20, "vocab_size": 31, "n_positions": 32}
+        | {"activation_function": "relu", "tie_word_embeddings": False},
+    ),
+    "gpt_neox": ("gpt_neox", {**SIZES, "rotary_pct": 0.5}),
+    "gpt_neox, one after another": ("gpt_neox", {**SIZES, "num_attention_heads": 2, "use_parallel_residual": False}),
+    "llama": ("llama", SHARED),
+    "llama, tied, head_dim": ("llama", {**SHARED, "tie_word_embeddings": True, "head_dim": 6, "hidden_act": "gelu"}),
+    "llama 3": ("llama", {**SHARED, "rope_parameters": {**ROPE, **LLAMA3}}),
+    "llama, linear": ("llama", {**SHARED, "rope_parameters": {**ROPE, "rope_type": "linear", "factor": 2.0}}),
+    "mistral": ("mistral", {**SHARED, "sliding_window": 4}),
+    "mistral, full": ("mistral", {**SHARED, "sliding_window": None}),
+    "qwen3": ("qwen3", {**SHARED, "head_dim": 6}),
+    "qwen3, windows, yarn": (
+        "qwen3",
+        {**SHARED, "head_dim": 6, "sliding_window": 4, "use_sliding_window": True}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0}},
+    ),
+    "gemma2": (
+        "gemma2",
+        {**SHARED, "head_dim": 6, "sliding_window": 4, "query_pre_attn_scalar": 9}
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {**SHARED, "head_dim": 6, "sliding_window": 4, "intermediate_size": 16}
+        | {"num_local_experts": 1, "num_experts_per_tok": 1},
+    ),
+    "bert": ("bert", {**SIZES, "num_labels": 3}),
+}
+FIXED_ANGLES = {"llama 3", "llama, linear", "qwen3, windows, yarn", "gpt_oss"}  # not those of a base
+
+
+def theirs(name: str, **changes: Any) -> Any:
+    """Return a random model of the library, whose norms and biases are random, too."""
+    kind, settings = CONFIGS[name]
+    config = transformers.AutoConfig.for_model(kind, **{**settings, **changes}, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = getattr(transformers, FAMILIES[kind].head)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def ours(folder: Path) -> Decoder | EncoderClassifier:
+    """Return our model of a folder."""
+    family, config, architecture = read_architecture(folder)
+    classes = {"classes": len(config["id2label"])} if family.type == "bert" else {}
+    model_class: Any = EncoderClassifier if family.type == "bert" else Decoder
+    model = model_class(**architecture, **classes, dropout=0.0).eval()
+    load_weights(model, folder)
+    return model
+
+
+def saved(name: str, folder: Path, **changes: Any) -> Any:
+    """Save a model of the library into a folder, and return it."""
+    model = theirs(name, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def ids_of(rows: int = 2, tokens: int = T) -> Tensor:
+    return torch.randint(1, 31, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_logits_and_attention_are_those_of_the_library(name: str, tmp_path: Path) -> None:
+    reference, ids = saved(name, tmp_path), ids_of()
+    model = ours(tmp_path)
+    expected = reference(ids, output_attentions=True)
+    torch.testing.assert_close(model(ids), expected.logits, atol=1e-5, rtol=1e-5)
+    (weights,) = model.attention(ids).values()
+    for own, other in zip(weights, expected.attentions, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_padding_is_hidden_as_in_the_library(tmp_path: Path) -> None:
+    reference, ids = saved("bert", tmp_path), ids_of()
+    ids[1, 9:] = 0
+    expected = reference(ids, attention_mask=(ids != 0).long()).logits
+    torch.testing.assert_close(ours(tmp_path)(ids), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "bert"])
+@torch.no_grad()
+def test_greedy_generation_gives_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """With a cache, token by token, beyond the window."""
+    reference, ids = saved(name, tmp_path), ids_of(1, 5)
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = reference.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, 5:].tolist()
+    model = ours(tmp_path)
+    assert isinstance(model, Decoder)
+    from speechformer.generation.sampling import sample
+
+    drawn = sample(model, ids[0].tolist(), temperature=0, padding=None)
+    assert [next(drawn) for _ in expected] == expected
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_half_precision_is_close_to_single(name: str, tmp_path: Path) -> None:
+    """Both libraries in bfloat16 are as far from single precision as its rounding."""
+    reference, ids, model = saved(name, tmp_path), ids_of(), ours(tmp_path)
+    exact = model(ids)
+    error = (model.bfloat16()(ids).float() - exact).abs().mean()
+    theirs_error = (reference.bfloat16()(ids).logits.float() - exact).abs().mean()
+    assert error <= 2 * theirs_error + 1e-3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_a_round_trip_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Our weights, written for the library, which loads and computes them, are ours again."""
+    saved(name, tmp_path / "first")
+    model, ids = ours(tmp_path / "first"), ids_of()
+    _, config, architecture = read_architecture(tmp_path / "first")
+    if name in FIXED_ANGLES:
+        with pytest.raises(UserError, match=r"closest, .*, has other ones: model: rope, base .*frequencies"):
+            to_family(architecture, model.state_dict())
+        return
+    written, tensors = to_family(architecture, model.state_dict())
+    folder = tmp_path / "second"
+    folder.mkdir()
+    labels = {key: config[key] for key in ("id2label", "label2id") if key in config}
+    (folder / "config.json").write_text(json.dumps(written | labels))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    reference = getattr(transformers, written["architectures"][0]).from_pretrained(folder).eval()
+    torch.testing.assert_close(reference(ids).logits, model(ids), atol=1e-5, rtol=1e-5)
+    again = ours(folder).state_dict()
+    if name == "gemma2":  # its library keeps the gains less 1, and less the factor of the scores
+        torch.testing.assert_close(again, model.state_dict(), atol=1e-6, rtol=1e-6)
+    else:
+        assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+
+
+def untouched(heads: families.Heads, rows: Tensor) -> Tensor:
+    return rows
+
+
+FIRST = families.Conversion(lambda _, positions, types: positions, families.FIRST_TYPE.save)
+FAULTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
+    ("gpt2", "a transposed weight", lambda m: fault(m, families.GPT2, "attention.output", families.COPY)),
+    ("gpt_neox", "rows by head", lambda m: fault(m, families.GPTNeoX, "attention.qkv", families.COPY)),
+    ("llama", "halves as pairs", lambda m: m.setattr(families, "to_pairs", untouched)),
+    ("mistral", "halves as pairs", lambda m: m.setattr(families, "to_pairs", untouched)),
+    (
+        "qwen3",
+        "gains of queries in another order",
+        lambda m: fault(m, families.Qwen3, "attention.q_norm", families.COPY),
+    ),
+    ("gemma2", "a norm without its + 1", lambda m: fault(m, families.Gemma2, "attention_norm", families.COPY)),
+    ("gemma2", "embeddings without their scale", lambda m: m.setitem(families.Gemma2.ours, "scale_embedding", False)),
+    (
+        "gpt_oss",
+        "gates and values in halves",
+        lambda m: fault(m, families.GptOss, "feed_forward.0", families.ONLY_EXPERT),
+    ),
+    ("bert", "no vector of the sentence", lambda m: fault(m, families.Bert, "encoder.positions.table", FIRST)),
+]
+
+
+def fault(patch: pytest.MonkeyPatch, family: type[families.Family], module: str, conversion: Any) -> None:
+    """Make our module of a family with another conversion."""
+    for table in ("model", "block"):
+        rows = [(own, other, conversion if own == module else right) for own, other, right in getattr(family, table)]
+        patch.setattr(family, table, rows)
+
+
+@pytest.mark.parametrize(("name", "what", "plant"), FAULTS, ids=[f"{name}: {what}" for name, what, _ in FAULTS])
+@torch.no_grad()
+def test_a_fault_in_a_table_is_seen(
+    name: str, what: str, plant: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison of logits turns red for each of these."""
+    reference, ids = saved(name, tmp_path), ids_of()
+    plant(monkeypatch)
+    try:
+        logits = ours(tmp_path)(ids)
+    except UserError:
+        return  # the shapes do not fit
+    assert (logits - reference(ids).logits).abs().max() > 1e-2
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+SPOILED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda f: change_weights(f, lambda w: w.pop(Q)), f"lacks the tensor {Q}, which a llama"),
+    (lambda f: change_weights(f, lambda w: w.update(more=torch.ones(1))), "has the tensor more, which a llama"),
+    (
+        lambda f: change_weights(f, lambda w: w.update({Q: torch.ones(3, 16)})),
+        rf"{Q} \[3, 16\] .*does not fit the sizes",
+    ),
+    (truncate, "model.safetensors is damaged"),
+    (only_pickle, r"has no model.safetensors \(pytorch_model.bin is a pickle, which could run code; save it again"),
+    (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
+    (lambda f: (f / "config.json").write_text("{}"), "config.json has no model_type"),
+    (
+        lambda f: change_config(f, model_type="mixtral"),
+        "model_type has no choice 'mixtral'; the valid ones are: gpt2, ",
+    ),
+    (
+        lambda f: change_config(f, hidden_act="tanh"),
+        "config.json: hidden_act='tanh' has no counterpart here, as silu, gelu",
+    ),
+    (
+        lambda f: change_config(f, attention_bias=True),
+        "attention_bias=True has no counterpart here, as only False would",
+    ),
+    (
+        lambda f: change_config(f, quantization_config={"bits": 4}),
+        "quantization_config: quantised weights cannot be read",
+    ),
+    (
+        lambda f: change_config(f, rope_parameters={"rope_type": "longrope", "rope_theta": 5.0}),
+        "rope_parameters=.*longrope",
+    ),
+    (
+        lambda f: change_config(f, hidden_size="16"),
+        "hidden_size='16' has no counterpart here, as whole numbers above 0 would",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILED)
+def test_a_spoiled_folder_is_one_sentence(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=message):
+        ours(tmp_path)
+
+
+def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
+    saved("gpt_oss", tmp_path, num_local_experts=2)
+    with pytest.raises(UserError, match="num_local_experts=2 has no counterpart here, as only 1 would"):
+        read_architecture(tmp_path)
+
+
+# With a tokenizer
+
+TEXTS = ["We will mend the old bridge. Hello there!", "My fellow citizens, the work goes on; it must.", "Ça va? 😀"]
+
+
+def byte_level() -> Any:
+    """Return a tokenizer as GPT-2's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    options: Any = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, **options))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def word_pieces() -> Any:
+    """Return a tokenizer as BERT's."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=90, special_tokens=special))
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of a GPT-2, a Llama and a BERT with their tokenizers."""
+    made = {}
+    for name in ("gpt2", "llama", "bert"):
+        tokenizer = word_pieces() if name == "bert" else byte_level()
+        made[name] = tmp_path_factory.mktemp("pretrained") / name
+        ends = {"eos_token_id": 0, "id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+        saved(name, made[name], vocab_size=len(tokenizer), **ends)
+        tokenizer.save_pretrained(made[name])
+    return made
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@torch.no_grad()
+def test_a_loaded_model_reads_text_as_the_library_does(name: str, folders: dict[str, Path]) -> None:
+    run, tokenizer = (
+        speechformer.load_pretrained(folders[name]),
+        transformers.AutoTokenizer.from_pretrained(folders[name]),
+    )
+    for text in TEXTS:
+        assert run.tokenizer.encode(text) == tokenizer(text).input_ids
+        assert len(run.tokenizer.split(text)) == len(tokenizer(text).input_ids)
+    reference = getattr(transformers, FAMILIES[name].head).from_pretrained(folders[name]).eval()
+    expected = reference(**tokenizer(TEXTS[0], return_tensors="pt")).logits[0]
+    torch.testing.assert_close(run.logits(TEXTS[0]), expected, atol=1e-5, rtol=1e-5)
+    assert run.finished and run.attention(TEXTS[0])[0].weights.shape[:2] == (2, 4)
+
+
+def test_a_loaded_model_generates_and_predicts(folders: dict[str, Path]) -> None:
+    run, tokenizer = speechformer.load(folders["llama"]), transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    reference = transformers.LlamaForCausalLM.from_pretrained(folders["llama"])
+    inputs = tokenizer("We will", return_tensors="pt")
+    ids = reference.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0)[0]
+    expected = tokenizer.decode(ids, skip_special_tokens=True)
+    assert run.generate("We will", tokens=8, temperature=0) == expected
+    prediction = speechformer.load(folders["bert"]).predict("We will mend.")
+    assert [*prediction.probabilities] == ["a", "b", "c"] and prediction.words[0] == "[CLS]"
+
+
+RUN = ["corpus=sample", "threads=1", "trainer.accelerator=cpu", "logger=csv", "batch_size=8", "recipe.warmup_steps=1"]
+
+
+@pytest.mark.parametrize(("name", "task"), [("llama", "lm"), ("gpt2", "lm"), ("bert", "classify")])
+@torch.no_grad()
+def test_training_goes_on_from_a_model(name: str, task: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """With a learning rate of 0 the run is the model itself; exported, it is the library's again."""
+    words = [
+        f"task={task}",
+        f"init_from={folders[name]}",
+        "recipe.lr=0",
+        "trainer.max_steps=2",
+        "block_size=24",
+        *RUN,
+    ]
+    run, loaded = speechformer.fit(*words, directory=tmp_path / "run"), speechformer.load_pretrained(folders[name])
+    ids = torch.randint(1, 60, (2, 24), generator=torch.Generator().manual_seed(1))
+    if task == "lm":
+        torch.testing.assert_close(run.model(ids), loaded.model(ids))
+    else:  # which has a head of its own
+        for own, other in zip(run.attention(TEXTS[0])[0].weights, loaded.attention(TEXTS[0])[0].weights):
+            torch.testing.assert_close(own, other)
+    assert run.result is not None and run.result["config"]["model"]["name"] == loaded.label.split(",")[0]
+    export_all(run, "huggingface", tmp_path / "export")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer(TEXTS[0]).input_ids == run.tokenizer.encode(TEXTS[0])
+    reference = getattr(transformers, FAMILIES[name].head).from_pretrained(tmp_path / "export").eval()
+    torch.testing.assert_close(reference(ids).logits, run.model(ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=classify", "init_from={llama}"], "is a llama, for task=lm, not task=classify"),
+        (["task=lm", "init_from={llama}", "model=alibi"], "init_from=.* decides model; remove it"),
+        (["task=lm", "init_from={llama}", "architecture.norm=post"], "decides architecture.norm; remove it"),
+        (["task=lm", "task.tokens=pretrained"], "task.tokens=pretrained is the tokenizer of a model: set init_from"),
+        (["task=lm", "init_from=nowhere"], "nowhere"),
+    ],
+)
+def test_invalid_runs_are_one_sentence(
+    words: list[str], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        speechformer.fit(*(word.format(**folders) for word in words), *RUN, directory=tmp_path / "run")
+
+
+def test_a_run_is_identified_by_the_files_of_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Not by the place of their folder."""
+    words, copy = ["task=lm", *RUN], tmp_path / "copy"
+    shutil.copytree(folders["llama"], copy)
+    first, second = (as_plain(compose(*words, f"init_from={place}")) for place in (folders["llama"], copy))
+    assert first["init_from"]["sha256"] == second["init_from"]["sha256"] and first["width"] == 16
+    change_weights(copy, lambda weights: weights.update({Q: weights[Q] + 1}))
+    assert as_plain(compose(*words, f"init_from={copy}"))["init_from"]["sha256"] != first["init_from"]["sha256"]
+
+
+@torch.no_grad()
+def test_evaluation_on_a_text_gives_the_perplexity_of_the_library(folders: dict[str, Path], tmp_path: Path) -> None:
+    """In blocks as long as the text, which follows the end of another."""
+    text = " ".join(TEXTS[1:2] * 2)
+    (tmp_path / "train_LM.txt").write_text("\n\n".join(f"{TEXTS[0]} {k}" for k in range(20)))
+    (tmp_path / "test_LM_news.txt").write_text(text)
+    run = with_corpus(speechformer.load_pretrained(folders["llama"]), tmp_path)
+    metrics = evaluate([run])["metrics"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    reference = transformers.LlamaForCausalLM.from_pretrained(folders["llama"])
+    end = tokenizer.eos_token_id
+    ids = torch.tensor([[end, *tokenizer(f" {text}").input_ids, end]])
+    assert ids.shape[1] <= run.block_size
+    assert metrics["test_perplexity_news"] == pytest.approx(reference(ids, labels=ids).loss.exp().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=alibi"], "No family of .*closest, .*, has other ones: .*alibi"),
+        (["model=learned"], "output_bias: none .here init."),
+        (["model=learned", "task.ngram_mixture=fixed", "protocol=clean"], "no counts of words beside the network"),
+    ],
+)
+def test_what_no_family_has_is_named(words: list[str], message: str, tmp_path: Path) -> None:
+    sizes = ["task=lm", "width=16", "layers=1", "ff=16", "trainer.max_steps=2"]
+    run = speechformer.fit(*sizes, *words, *RUN, directory=tmp_path / "run")
+    with pytest.raises(UserError, match=message):
+        export_all(run, "huggingface", tmp_path / "export")
