@@ -65,13 +65,6 @@ class LoggerOptions(Named):
     tracking_uri: str | None = None
 
 
-class Pretrained(Options):
-    """The model that a run goes on from, `init_from`: where it is, and the sha256 of its files."""
-
-    folder: str
-    sha256: str
-
-
 class Choice(Named):
     """A choice whose options depend on its name."""
 
@@ -97,7 +90,7 @@ class Config(Options):
     keep_every_n_steps: Count | None
     threads: Few | None
     compile: str | None
-    init_from: Pretrained | None
+    init_from: dict[str, str] | None  # after `with_pretrained`
     force: bool
     architecture: Architecture
     trainer: TrainerOptions
@@ -230,7 +223,7 @@ def as_plain(cfg: DictConfig) -> dict[str, Any]:
 def with_pretrained(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose `init_from`, if it names a folder, decides the architecture; torch is then imported."""
     place = config.get("init_from")
-    if place is None or (isinstance(place, dict) and place.keys() == Pretrained.model_fields.keys()):
+    if place is None or (isinstance(place, dict) and place.keys() == {"folder", "sha256"}):
         return config
     if not isinstance(place, str):
         raise UserError(f"init_from must be the folder of a model, not {place}.")

@@ -316,7 +316,7 @@ def read_rope(config: Config, H: int) -> tuple[Config, float]:
     options |= config.get("rope_scaling") or {}
     options |= config.get("rope_parameters") or {}
     kind = options.get("rope_type", options.get("type", "default"))
-    share: float = options.get(
+    share: Any = options.get(
         "partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
     )
     base, R = float(options["rope_theta"]), int(H * share)

@@ -59,7 +59,8 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
     data = data_of(runs[0], root)
     metrics = measure(runs, data)
     settings: dict[str, Any] = {"checkpoint": " and ".join(sorted({run.checkpoint for run in runs}))}
-    again = len(runs) == 1 and not runs[0].is_pretrained and runs[0].checkpoint == find_checkpoint(runs[0].directory)[0]
+    is_run = len(runs) == 1 and not runs[0].is_pretrained
+    again = is_run and runs[0].checkpoint == find_checkpoint(runs[0].directory)[0]
     if len(runs) > 1:
         settings["ensemble"] = name_of(results)
     result = {
