@@ -217,8 +217,9 @@ def save(part: AttentionMap, title: str, file: Path | BinaryIO, scale: float | N
         scale: the weight with the darkest colour; None: the largest of the map.
     """
     families = [*(name for name in ("DejaVu Sans", *WIDE) if name in font_manager.get_font_names()), "sans-serif"]
-    look = {"font.family": families, "text.parse_math": False, "font.size": 9, "svg.fonttype": "none"}
-    with matplotlib.rc_context(look):
+    with matplotlib.rc_context(
+        {"font.family": families, "text.parse_math": False, "font.size": 9, "svg.fonttype": "none"}
+    ):
         figure_of(part, title, scale).savefig(file)
 
 
