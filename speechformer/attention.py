@@ -1,7 +1,7 @@
 """Draw the attention weights of every layer and head: `python -m speechformer.attention RUN "sentence"`.
 
-The command writes one PNG for each part of the model, and the page of `python -m speechformer.play`, opened on the
-sentence, if that page computes the model. It prints a sanity check of the weights and a line for each head. With
+The command writes one PNG or SVG for each part of the model, and the page of `python -m speechformer.play`, opened on
+the sentence, if that page computes the model. It prints a sanity check of the weights and a line for each head. With
 `--beside RUN ...` it compares several runs.
 """
 
@@ -59,7 +59,7 @@ def attention(arguments: argparse.Namespace) -> None:
     if len(sentences) != 1:
         raise UserError(f"Give one sentence, not {len(sentences)}; put it in quotes, before --beside.")
 
-    from speechformer.analysis.attention_maps import check_maps, draw
+    from speechformer.analysis.attention_maps import check_maps, save
     from speechformer.analysis.play_page import write_page
 
     (text,) = sentences
@@ -78,8 +78,9 @@ def attention(arguments: argparse.Namespace) -> None:
     )
     for number, (run, maps) in enumerate(zip(runs, maps_of_runs), start=1):
         for part in maps:
-            path = output.file(f"{number}_{part.name}.png" if len(runs) > 1 else f"{part.name}.png")
-            draw(part, f"{run.task.name}, model={run.label}", largest).save(path)
+            name = f"{number}_{part.name}" if len(runs) > 1 else part.name
+            path = output.file(f"{name}.{arguments.format}")
+            save(part, f"{run.task.name}, model={run.label}", path, largest)
             console.say(str(path))
     try:
         write_page(runs, output.file("attention.html"), text, alone=True)
@@ -93,12 +94,13 @@ def attention(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command line."""
     parser = run_parser(
-        "attention", "Draw the attention weights of every layer and head, as PNG and HTML; check them."
+        "attention", "Draw the attention weights of every layer and head, as pictures and HTML; check them."
     )
     parser.add_argument("text", nargs="*", help="one sentence (default: a line of standard input)")
     beside = "more runs, to compare with"
     parser.add_argument("--beside", type=Path, nargs="+", default=[], metavar="RUN", help=beside)
     folder = "folder to write to (default: outputs/attention/NAME_OF_RUN/SENTENCE)"
+    parser.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=folder)
     parser.run(attention)
 

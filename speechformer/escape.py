@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# C0 but tab and line feed, DEL, C1; what reverses the direction of text (Unicode TR 9, Bidi_Control)
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 but tab and line feed, DEL, C1; what reverses the direction of text (Unicode TR 9, Bidi_Control) or XML forbids
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 MARKUP = re.compile(r"[\\`*{}\[\]<>|#&$~]|(?<![^\W_])_|_(?![^\W_])")  # "_" inside a word marks nothing
 
 

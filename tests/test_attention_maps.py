@@ -1,22 +1,26 @@
-"""Oracles: closed forms of entropy and distance; weights that are wrong in one way; the pixels of the picture."""
+"""Oracles: closed forms of entropy and distance; weights that are wrong in one way; the cells of the picture."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 from conftest import MODELS, PATTERNS, group
-from matplotlib.colors import to_rgba
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, to_hex, to_rgba
 from test_encoder_decoder import pairs, translator
 from test_models import classifier, decoder, sentences
 
-from speechformer.analysis.attention_maps import CLS, MASKED, AttentionMap, check_maps, draw, figure_of, maps_of
+from speechformer.analysis.attention_maps import CLS, MASKED, AttentionMap, check_maps, draw, figure_of, maps_of, save
 from speechformer.attention import format_heads
 
 WORDS = [f"w{k}" for k in range(12)]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def a_map(weights: torch.Tensor, name: str = "encoder") -> AttentionMap:
@@ -110,17 +114,47 @@ def test_the_picture_has_the_colour_of_each_weight() -> None:
     """Each panel shows its weights on one scale, and masked pairs as what lies behind them."""
     part = a_map(torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)))
     part.mask[0, 3] = False
-    panels = [axis for axis in figure_of(part, "title").axes if axis.images][:6]
+    panels = figure_of(part, "title").axes[:6]
     for axis, weights in zip(panels, part.weights.flatten(0, 1), strict=True):
-        shown = axis.images[0].get_array()
+        shown = axis.collections[0].get_array()
         assert shown.mask.nonzero() == (np.array([0]), np.array([3])) and axis.get_facecolor() == to_rgba(MASKED)
         torch.testing.assert_close(torch.tensor(shown.data), weights)
-        assert axis.images[0].get_clim() == (0, pytest.approx(part.weights.max().item()))
+        assert axis.collections[0].get_clim() == (0, pytest.approx(part.weights.max().item()))
     assert [axis.get_title(loc="left").split("\n")[0] for axis in panels[:2]] == [
         "layer 1, head 1",
         "layer 1, head 2",
     ]
     assert min(draw(part, "title").size) > 300
+
+
+HARMFUL = ["<script>alert(1)</script>", "a&b", "]]>", "$x_1$", '"', "\x00\x1b[31m", "\ufffe\u202e", "\ud800", "日😀"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_an_svg_has_each_cell_in_place_and_each_token_as_text(sign: int, tmp_path: Path) -> None:
+    """Oracle: the XML; the colour of each cell is that of its weight, its path where row and column are."""
+    weights = torch.rand(2, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    weights[..., 1] *= sign
+    part = AttentionMap("decoder", HARMFUL, HARMFUL, weights, torch.ones(9, 9).tril().bool())
+    save(part, "a\x00 <b>title</b>", path := tmp_path / "map.svg")
+    root = ElementTree.parse(path).getroot()
+    elements = [element.tag.rpartition("}")[2] for element in root.iter()]
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    labels = ["<script>alert…", "a&b", "]]>", "$x_1$", '"', "[31m", "?", "日😀"]
+    assert {*labels} <= {*texts} and "a <b>title</b>" in texts
+    assert all(texts.count(label) == 4 for label in labels)  # two rows and two columns of panels
+    assert "layer 2, head 2" in texts and "script" not in elements
+    colors = colormaps["Blues" if sign > 0 else "RdBu"]
+    scale = Normalize(0 if sign > 0 else -weights.abs().max(), weights.abs().max())
+    for k, n in np.ndindex(2, 2):
+        (panel,) = root.iterfind(f".//{SVG}g[@id='QuadMesh_{1 + 2 * k + n}']")
+        cells = panel.findall(f"{SVG}path")
+        for (i, j), cell in zip(np.ndindex(9, 9), cells, strict=True):
+            color = to_hex(colors(scale(weights[k, n, i, j].item()))) if i >= j else "none"
+            assert f"fill: {color}" in cell.get("style")
+        corners = np.array([cell.get("d").split()[1:3] for cell in cells], float).reshape(9, 9, 2)
+        assert (np.diff(corners[..., 0], axis=1) > 1).all() and (np.diff(corners[..., 1], axis=0) > 1).all()
 
 
 def test_a_line_for_each_head_names_its_strongest_key() -> None:

@@ -97,6 +97,8 @@ def test_a_long_text_is_cut_and_a_note_says_so(a_language_model: Path, a_transla
 def test_runs_are_shown_side_by_side(a_classifier: Path, tmp_path: Path) -> None:
     """Runs with equal labels are named by folder; unknown words are marked."""
     again, out = shutil.copytree(a_classifier, tmp_path / "again"), tmp_path / "out"
+    call(main, a_classifier, SENTENCE, "--beside", again, "--output", out, "--format", "svg")
+    assert sorted(path.name for path in out.glob("*.?[vn]g")) == ["1_encoder.svg", "2_encoder.svg"]
     said = call(main, a_classifier, f"{SENTENCE} 😀", "--beside", again, "--output", out)[0]
     assert said.count("read as <unk>: harbours") + said.count(", 😀") >= 2
     assert sorted(path.name for path in out.glob("*.png")) == ["1_encoder.png", "2_encoder.png"]

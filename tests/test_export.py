@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -91,6 +92,21 @@ def test_a_model_with_tables_of_positions_can_be_exported(model: str, tmp_path: 
     own = [f"model={model}", "trainer.max_steps=1", "architecture.pool=cls", "pattern=bigbird"]
     run = load(run_in(tmp_path / "run", *own))
     assert export(run, "torch.export", tmp_path / "model.pt2") < 1e-5
+
+
+def test_where_torch_cannot_export_the_command_says_so_and_writes_the_weights(
+    a_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: an error that sympy raised within torch 2.8."""
+    error = TypeError("BooleanAtom not allowed in this context.\nMore.")
+    monkeypatch.setattr(torch.export, "export", MagicMock(side_effect=error))
+    said = " ".join(call(main, a_classifier, "--output", tmp_path)[0].split())
+    reason = r"\(TypeError: BooleanAtom not allowed in this context\.\)\. Use the safetensors"
+    assert re.search(rf"torch \S+ cannot export model=.* {reason} .*, or try a newer torch\.", said)
+    assert "model.safetensors (" in said and (tmp_path / "model.safetensors").exists()
+    assert not (tmp_path / "model.pt2").exists() and "model.pt2" not in (tmp_path / "README.md").read_text()
+    with pytest.raises(SystemExit, match=reason):
+        call(main, a_classifier, "--output", tmp_path, "--format", "torch.export")
 
 
 def test_errors(a_classifier: Path, tmp_path: Path) -> None:

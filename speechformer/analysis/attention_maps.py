@@ -12,21 +12,23 @@ Shapes: L layers, N heads, T queries, S keys.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib import font_manager
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
+from speechformer.escape import one_line
 from speechformer.layers.attention import attention_mask
 
 CLS = "<cls>"
@@ -171,50 +173,57 @@ MASKED = "#e8e8e5"
 
 def shorten(token: str) -> str:
     """Shorten a token for an axis; a dot marks a space, which shows where a word begins."""
-    token = token.replace(" ", "·").replace("\n", "⏎")
-    return token if len(token) <= 14 else f"{token[:13]}…"
+    return one_line(token.replace(" ", "·").replace("\n", "⏎"), 14)
 
 
 def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Figure:
-    """Draw a map; see `draw`."""
+    """Draw a map; see `save`."""
     weights = np.ma.masked_array(part.weights.detach().numpy(), (~part.mask).expand_as(part.weights).numpy())
     L, N, T, S = weights.shape
     cell = max(0.05, min(0.24, 4 / max(T, S)))  # inches
     size = (max(6.5, N * (S * cell + 0.5) + 2), L * (T * cell + 0.7) + 2)
-    families = [name for name in ("DejaVu Sans", *WIDE) if name in font_manager.get_font_names()]
-    with matplotlib.rc_context({"font.family": families, "text.parse_math": False, "font.size": 9}):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(L, N, sharex=True, sharey=True, squeeze=False)
-        largest = max(float(part.weights.abs().max()) if scale is None else scale, 1e-9)
-        least, colors = (-largest, "RdBu") if part.weights.min() < 0 else (0, "Blues")
-        entropy, distance = part.entropy(), part.distance()
-        every = -(-10 // int(72 * cell))  # of small cells only some have a label
-        for (k, n), axis in np.ndenumerate(axes):
-            image = axis.imshow(weights[k, n], cmap=colors, vmin=least, vmax=largest, interpolation="nearest")
-            axis.set_facecolor(MASKED)
-            far = "" if distance is None else f", distance {distance[k, n]:.1f}"
-            heading = part.heading or f"layer {k + 1}, head {n + 1}"
-            axis.set_title(f"{heading}\nentropy {entropy[k, n]:.2f}{far}", loc="left", fontsize=9)
-            axis.tick_params(length=0, axis="both")
-            axis.tick_params(rotation=90, axis="x")
-        axes[0, 0].set_xticks(range(0, S, every), [shorten(token) for token in part.keys[::every]])
-        axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
-        figure.suptitle(f"{title}\n{CAPTIONS[part.name]}", fontsize=10)
-        sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
-        implied = "\nwithout scores: what multiplies the value of each key" if part.implied else ""
-        figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
-        figure.colorbar(image, ax=axes, label="weight", shrink=0.6)
-        FigureCanvasAgg(figure).draw()
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(L, N, sharex=True, sharey=True, squeeze=False)
+    largest = max(float(part.weights.abs().max()) if scale is None else scale, 1e-9)
+    least, colors = (-largest, "RdBu") if part.weights.min() < 0 else (0, "Blues")
+    entropy, distance = part.entropy(), part.distance()
+    every = -(-10 // int(72 * cell))  # of small cells only some have a label
+    for (k, n), axis in np.ndenumerate(axes):
+        edges = np.arange(S + 1) - 0.5, np.arange(T + 1) - 0.5
+        mesh = axis.pcolormesh(*edges, weights[k, n], cmap=colors, vmin=least, vmax=largest)
+        axis.set(aspect="equal", ylim=(T - 0.5, -0.5), facecolor=MASKED)
+        far = "" if distance is None else f", distance {distance[k, n]:.1f}"
+        heading = part.heading or f"layer {k + 1}, head {n + 1}"
+        axis.set_title(f"{heading}\nentropy {entropy[k, n]:.2f}{far}", loc="left", fontsize=9)
+        axis.tick_params(length=0, axis="both")
+        axis.tick_params(rotation=90, axis="x")
+    axes[0, 0].set_xticks(range(0, S, every), [shorten(token) for token in part.keys[::every]])
+    axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
+    figure.suptitle(f"{one_line(title, 200)}\n{CAPTIONS[part.name]}", fontsize=10)
+    sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
+    implied = "\nwithout scores: what multiplies the value of each key" if part.implied else ""
+    figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
+    figure.colorbar(mesh, ax=axes, label="weight", shrink=0.6)
     return figure
 
 
-def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Image:
-    """Draw a map as a picture: one row of panels for each layer, one column for each head, masked pairs in grey.
+def save(part: AttentionMap, title: str, file: Path | BinaryIO, scale: float | None = None) -> None:
+    """Draw a map to a file: one row of panels for each layer, one column for each head, masked pairs in grey.
 
     Args:
+        part: the map; its text may hold any characters.
         title: the first line of the picture.
+        file: a path, whose suffix is the format (PNG, or SVG with selectable text), or a file for a PNG.
         scale: the weight with the darkest colour; None: the largest of the map.
     """
-    canvas = figure_of(part, title, scale).canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    families = [*(name for name in ("DejaVu Sans", *WIDE) if name in font_manager.get_font_names()), "sans-serif"]
+    with matplotlib.rc_context(
+        {"font.family": families, "text.parse_math": False, "font.size": 9, "svg.fonttype": "none"}
+    ):
+        figure_of(part, title, scale).savefig(file)
+
+
+def draw(part: AttentionMap, title: str, scale: float | None = None) -> Image.Image:
+    """Draw a map as a picture; see `save`."""
+    save(part, title, file := io.BytesIO(), scale)
+    return Image.open(file).convert("RGB")

@@ -118,13 +118,18 @@ def as_program(run: TrainedRun) -> bytes:
             module.prepare(min(limit + 1, module.max_length or limit + 1))  # one more for a CLS token
     batch = Dim("batch", min=1, max=1 << 20)
     sizes = tuple({0: batch, 1: Dim(f"{name}_tokens", min=1, max=limit)} for name in run.task.inputs)
+    # torch 2.9 loses the names of the inputs of a task, whose forward takes *ids
+    module, shapes = (run.model, sizes) if run.task.counts is None else (run.task, (sizes,))
     try:
-        program = torch.export.export(run.task, inputs, dynamic_shapes=(sizes,))
+        program = torch.export.export(module, inputs, dynamic_shapes=shapes)
+        torch.export.save(program, file := io.BytesIO())
+        program.module()(*inputs)  # which compiles the guards: some errors of torch come only here
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"torch.export cannot export model={run.label} ({reason}).") from error
-    file = io.BytesIO()
-    torch.export.save(program, file)
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise UserError(
+            f"torch {torch.__version__} cannot export model={run.label} ({reason}). Use the safetensors "
+            "(`--format safetensors`), or try a newer torch."
+        ) from error
     return file.getvalue()
 
 
