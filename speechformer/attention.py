@@ -20,6 +20,7 @@ from speechformer.errors import UserError, fail
 
 if TYPE_CHECKING:
     from speechformer.analysis.attention_maps import AttentionMap, Check
+    from speechformer.analysis.heads import HeadScores
 
 MAX_TOKENS = 128  # on each side; larger pictures cannot be read
 
@@ -34,12 +35,14 @@ def format_checks(checks: Sequence[Check]) -> str:
     return console.table(rows)
 
 
-def format_heads(maps: Sequence[AttentionMap]) -> str:
-    """Format a line for each head: entropy, distance, and the key with the largest mean weight.
+def format_heads(maps: Sequence[AttentionMap], scores: HeadScores | None = None) -> str:
+    """Format a line for each head: entropy, distance, its scores if there are any, and the key with the largest mean.
 
     The mean is over the queries that may attend to the key: otherwise causal masks would favour the first keys.
     """
-    rows = [["", "entropy", "distance", "attends most to"]]
+    shown = {"previous": "to previous", "first": "to first", "induction": "induction", "cost": "loss without"}
+    columns = [] if scores is None else [name for name in shown if getattr(scores, name) is not None]
+    rows = [["", "entropy", "distance", *(shown[name] for name in columns), "attends most to"]]
     for part in maps:
         entropy, distance = part.entropy(), part.distance()
         means = part.weights.sum(dim=2) / part.mask.sum(dim=0).clamp(min=1)
@@ -47,7 +50,8 @@ def format_heads(maps: Sequence[AttentionMap]) -> str:
             mean, key = means[layer, n].max(dim=0)
             far = "-" if distance is None else f"{distance[layer, n]:.1f}"
             name = f"{part.name}, layer {layer + 1}, head {n + 1}"
-            rows.append([name, f"{entropy[layer, n]:.2f}", far, f"{part.keys[int(key)]} ({mean:.2f})"])
+            own = [f"{getattr(scores, column)[layer, n]:{'+' * (column == 'cost')}.3f}" for column in columns]
+            rows.append([name, f"{entropy[layer, n]:.2f}", far, *own, f"{part.keys[int(key)]} ({mean:.2f})"])
     return console.table(rows)
 
 
@@ -60,6 +64,7 @@ def attention(arguments: argparse.Namespace) -> None:
         raise UserError(f"Give one sentence, not {len(sentences)}; put it in quotes, before --beside.")
 
     from speechformer.analysis.attention_maps import check_maps, save
+    from speechformer.analysis.heads import has_heads
     from speechformer.analysis.play_page import write_page
 
     (text,) = sentences
@@ -69,8 +74,10 @@ def attention(arguments: argparse.Namespace) -> None:
         inputs = run.read(text, MAX_TOKENS)
         maps = run.attention(inputs)
         checks = check_maps(run.model, inputs.ids, maps)
+        scored = "generate" in run.task.abilities and len(inputs.ids[0]) > 1 and has_heads(run.model)
+        scores = run.heads(inputs) if scored else None
         console.say("; ".join([f"{run.directory.name} ({run.label})", *inputs.notes]))
-        console.say(f"{format_checks(checks)}\n{format_heads(maps)}")
+        console.say(f"{format_checks(checks)}\n{format_heads(maps, scores)}")
         passed = passed and all(check.passed for check in checks)
         maps_of_runs.append(maps)
     largest = (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
+from speechformer.analysis.heads import HeadScores, has_heads, head_scores
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load_tokenizer
 from speechformer.corpora.pretrained import PretrainedTokenizer
@@ -134,6 +135,14 @@ class TrainedRun:
         if not maps:
             raise UserError(f"{self.directory} is a run of model={self.label}, which has no attention weights.")
         return maps
+
+    def heads(self, text: str | TextInputs) -> HeadScores:
+        """Score each head of a language model on a text: where it attends, and what the text costs without it."""
+        self.require("generate")
+        inputs = self.read(text) if isinstance(text, str) else text
+        if len(inputs.ids[0]) < 2 or not has_heads(self.model):
+            raise UserError("Heads are scored on a text of two tokens or more, where each has an output of its own.")
+        return head_scores(self.model, inputs.ids[0], self.attention(inputs)[0].weights)
 
     def predict(self, text: str) -> leave_one_out.Prediction:
         """Predict the class of a text: the probability of each class, and the importance of each word."""

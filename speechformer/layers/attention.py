@@ -343,6 +343,7 @@ class SelfAttention(nn.Module):
     """
 
     sums_to_one = True  # whether the weights of a query do
+    pairs_heads = False  # whether two heads share an output
 
     def __init__(
         self,

@@ -130,6 +130,7 @@ class Differential(SelfAttention):
     """
 
     sums_to_one = False
+    pairs_heads = True
 
     def __init__(self, layer: Layer, **options: Any) -> None:
         super().__init__(layer, **options)
