@@ -122,7 +122,12 @@ def mechanism(variant: Variant) -> str:
     layers = settings.get("attention.layers") or [settings.get("attention.name", LATER["attention.name"])]
     changed = (key for key in variant.words if key.startswith("attention.") and settings[key] != LATER.get(key))
     options = (variant.words[key] for key in changed if key not in ("attention.name", "attention.layers"))
-    return ", ".join([", then ".join(in_words(f"attention={layer}", {}) for layer in layers), *options])
+    return ", ".join([named(layers), *options])
+
+
+def named(layers: Sequence[str]) -> str:
+    """Return the name of an attention of one or several layers in words."""
+    return ", then ".join(in_words(f"attention={layer}", {}) for layer in layers)
 
 
 def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about: str) -> Cell:
