@@ -32,10 +32,10 @@ from studies.results import HERE, Claim, PageError, Values, read_yaml
 TITLE = "Attention mechanisms: what they recall, keep and cost"
 STEPS = HERE.parent / "outputs" / "reference" / "mechanisms" / "steps.json"
 LOSS = "test_loss"
-TOKENS, CHUNK = 1024, 32  # after so many tokens a state is measured; so many are read at once
+TOKENS, CHUNK = 1024, 128  # after so many tokens a state is measured; so many are read at once
 RECALL, PAIRS = "recall", (8, 16)
 DRAWS = 10_000  # of mechanisms, for an interval of a correlation
-APART, MARGIN = 5.5, 3.5  # of a figure: per cent between two labels; octaves beside the points
+APART, MARGIN = 5.5, 3.8  # of a figure: per cent between two labels; octaves beside the points
 
 
 class Mechanisms:
@@ -199,19 +199,20 @@ def configs(studies: Sequence[Study], probe: str = RECALL) -> dict[str, dict[str
 
 
 def build(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Build the task of a config, with random weights, and its data."""
+    """Build the task of a config, with random weights, and its data. From then on torch has one thread."""
     import torch
 
     from speechformer.corpora.load import load
     from speechformer.tasks.registry import TASKS, build_data
 
+    torch.set_num_threads(1)  # several wait for each other on a busy machine
     torch.manual_seed(0)
     data = build_data(config, load(config))
     return TASKS[config["task"]["name"]].from_config(config, data), data
 
 
 def state_size(config: dict[str, Any], tokens: int = TOKENS) -> int:
-    """Count the numbers in the cache of a config's model after so many tokens of one text, a multiple of 32."""
+    """Count the numbers in the cache of a config's model after so many tokens of one text, a multiple of 128."""
     import torch
 
     model = build(config)[0].model.eval()
@@ -277,14 +278,14 @@ def draw(found: Mechanisms) -> Figure:
                     textcoords="data",
                     ha="left" if is_last else "right",
                     va="center",
-                    fontsize=8,
+                    fontsize=7.5,
                     arrowprops={"arrowstyle": "-", "color": "#8a949e", "lw": 0.6, "shrinkB": 4},
                 )
         axis.set_xscale("log", base=2)
         axis.set_xlim(states[0] / 2**MARGIN, states[-1] * 2**MARGIN)
         axis.set_xticks([4**k for k in range(2, 14) if states[0] / 2 < 4**k < states[-1] * 2])
         axis.xaxis.set_major_formatter("{x:,.0f}")
-        axis.set(title=f"{length} pairs" + " (trained to 8)" * (length > 8), ylim=(-8, 125), yticks=range(0, 101, 20))
+        axis.set(title=f"{length} pairs" + " (trained to 8)" * (length > 8), ylim=(-8, 120), yticks=range(0, 101, 20))
     axes[0].set_ylabel(f"accuracy on {RECALL}, %")
     figure.supxlabel(f"numbers kept of a text of {TOKENS:,} tokens", fontsize=10)
     return figure
