@@ -2,7 +2,7 @@
 
 Spearman's correlation, with a 95 % interval by the bootstrap over mechanisms: Efron 1979, "Bootstrap Methods".
 
-    PYTHONPATH=benchmarks python -m studies.mechanisms outputs/reproduce-mechanisms    time a step of each mechanism
+    python -m studies.mechanisms outputs/reproduce-mechanisms    time a step of each mechanism
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -84,20 +85,24 @@ class Mechanisms:
             name: {**of, "mean": statistics.mean(of.values())} for name, of in scores.items() if len(of) == complete
         }
 
+    def values(self, name: str, where: Mapping[str, Any]) -> Values:
+        """Return by seed the accuracies of a mechanism on a probe at one length, or its losses on a corpus."""
+        words = named(name.split(","))
+        if "corpus" in where:
+            return self.losses.get(where["corpus"], {}).get(words, {})
+        at = (words, where["probe"], where["length"])
+        cells = (cell for cell in self.tuned if (cell["attention"], cell["probe"], cell["length"]) == at)
+        return {run["seed"]: run["value"] for cell in cells for run in cell["runs"]}
+
     @cached_property
     def claims(self) -> dict[str, Claim]:
         """The claims of `claims.yaml: mechanisms` whose runs are all there; see `studies.results`."""
-        runs = {(c["attention"], c["probe"], c["length"]): {r["seed"]: r["value"] for r in c["runs"]} for c in self.tuned}
         found = []
         for name, entry in read_yaml("claims.yaml")["mechanisms"].items():
-            about, on_probe = entry["effect"], "probe" in entry["effect"]
-            sides = [named(about[side].split(",")) for side in ("of", "less")]
-            if on_probe:
-                values = [runs.get((side, about["probe"], about["length"]), {}) for side in sides]
-            else:
-                values = [self.losses[about["corpus"]].get(side, {}) for side in sides]
-            if (effect := contrast([*zip((1, -1), values)])) is not None:
-                sign, metric = {"more": 1, "less": -1, "same": 0}[entry["expect"]], ACCURACY if on_probe else LOSS
+            where, sign = entry["effect"], {"more": 1, "less": -1, "same": 0}[entry["expect"]]
+            effect = contrast([(1, self.values(where["of"], where)), (-1, self.values(where["less"], where))])
+            metric = ACCURACY if "probe" in where else LOSS
+            if effect is not None:
                 found.append(Claim(name, "mechanisms", entry["by"], entry["says"], sign, False, metric, effect))
         corrected = holm([claim.estimated.p for claim in found])
         return {claim.name: replace(claim, p=p) for claim, p in zip(found, corrected)}
@@ -114,7 +119,8 @@ class Mechanisms:
 
     def costs(self) -> Rows:
         """Return the mean score, what it takes, and the losses of each mechanism, the best score first."""
-        rows = [["", "mean score", "numbers kept", "a step, times softmax", *(f"loss, {name}" for name in self.losses)]]
+        losses_on = (f"loss, {corpus}" for corpus in self.losses)
+        rows = [["", "mean score", "numbers kept", "a step, times softmax", *losses_on]]
         for name in sorted(self.scores, key=lambda name: -self.scores[name]["mean"]):
             losses = (self.losses[corpus].get(name) for corpus in self.losses)
             cells = (mean_and_sd(LOSS, Summary(own.values())) if own else NONE for own in losses)
@@ -126,7 +132,8 @@ class Mechanisms:
         """Return the correlation of each score with each loss, the mean last."""
         rows = [["score", *(f"loss on {corpus}" for corpus in self.losses)]]
         for probe in next(iter(self.scores.values()), ()):
-            rows.append([probes.words(probe), *("{}; {} 0".format(*self.correlation(own, probe)) for own in self.losses)])
+            found = (self.correlation(corpus, probe) for corpus in self.losses)
+            rows.append([probes.words(probe), *(f"{text}; {verdict} 0" for text, verdict in found)])
         return rows
 
     def write(self, output: Path) -> None:
@@ -152,7 +159,7 @@ class Mechanisms:
         score = [self.scores[name][probe] for name in both]
         rho, interval = spearman(score, [statistics.mean(losses[name].values()) for name in both])
         texts = [f"{value:+.2f}".replace("-", "−") for value in (rho, *interval)]
-        return "{} [{}, {}]".format(*texts), verdict(interval)
+        return "{} [{}, {}]".format(*texts), includes_0(interval)
 
     def compared(self, corpus: str) -> int:
         """Return of how many mechanisms scores and losses are compared."""
@@ -181,7 +188,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval]:
     return float(rho), (float(low), float(high))
 
 
-def verdict(interval: Interval) -> str:
+def includes_0(interval: Interval) -> str:
     """Return whether an interval "excludes" or "includes" 0."""
     return "excludes" if interval[0] > 0 or interval[1] < 0 else "includes"
 
@@ -241,6 +248,7 @@ def training_step(config: dict[str, Any]) -> Callable[[], None]:
 
 def time_steps(folder: Path, output: Path, rounds: int) -> None:
     """Time a training step of each mechanism in turns on one thread, and write the rows, relative to softmax."""
+    sys.path.append(str(HERE.parent / "benchmarks"))  # whose scripts import each other by name
     from common import Row, record, time_in_turns
 
     found = configs(build_studies(read_runs([folder])[0])[0])
@@ -302,7 +310,7 @@ def spread_labels(heights: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     """Run the command line."""
-    parser = ArgumentParser(prog="python -m studies.mechanisms", description="Time a training step of each mechanism.")
+    parser = ArgumentParser(prog="python -m studies.mechanisms", description="Time a step of each mechanism.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="runs of studies/mechanisms.sh")
     parser.add_argument("--output", type=Path, default=STEPS, help="file (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="blocks of each (%(default)s)")

@@ -31,5 +31,5 @@ small=(task=lm task.tokens=bpe task.vocab_size=1000 width=64 heads=4 layers=2 ff
     recipe=cosine recipe.lr=3e-3 recipe.warmup_steps=50 trainer.max_steps=600 eval_interval=200 'seed=range(3)')
 each stories "${small[@]}" corpus=stories corpus.documents=20000 corpus.words=200
 each speeches "${small[@]}" corpus=speeches
-[ "$DRY" ] || PYTHONPATH=benchmarks "$PYTHON" -m studies.mechanisms $OUT
+[ "$DRY" ] || "$PYTHON" -m studies.mechanisms $OUT
 archive outputs/reference/mechanisms . -name result.json -o -name tuned.json -o -name sweep.json

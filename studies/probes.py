@@ -145,7 +145,9 @@ def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about:
     cell["tuned"] = any(tuned_keys(run, tuned) & overridden(run) for run in runs)
     rest = [text for key, text in words.items() if key.partition(".")[0] not in AXES]
     cell["more"] = ", ".join(filter(None, [about, *rest]))
-    return {**cell, "probe": variant.settings["probe.name"], "longest": variant.settings["probe.max_length"]}
+    cell |= {"probe": variant.settings["probe.name"], "longest": variant.settings["probe.max_length"]}
+    longer = variant.settings.get("task.longer", 1)  # than in training, the rows of the curve
+    return cell | ({"longer": longer} if longer > 1 else {})
 
 
 def measured(study: Study, variant: Variant, length: int) -> Cell:
@@ -174,7 +176,7 @@ def measured(study: Study, variant: Variant, length: int) -> Cell:
 
 
 def about_run(run: Run, metric: str) -> Cell:
-    """Return the seed, accuracy, commit and curve (steps and accuracy at the lengths of training) of a run."""
+    """Return the seed, accuracy, commit and curve (steps and accuracy on held-out rows) of a run."""
     split = "test" if run.metrics.get("validation_accuracy") is None else "validation"
     points = ((point["step"], point.get(f"{split}_accuracy")) for point in run.result.get("curve", []))
     curve = [(step, round(value, 4)) for step, value in points if value is not None]

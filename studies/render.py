@@ -277,7 +277,7 @@ class Words:
             raise PageError("there are no results of studies/mechanisms.sh.")
         return self._found
 
-    def table(self, rows: probes.Rows) -> str:
+    def table(self, rows: Sequence[Sequence[str]]) -> str:
         """Return rows as a table."""
         return markdown(rows)
 
