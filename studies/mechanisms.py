@@ -36,7 +36,8 @@ LOSS = "test_loss"
 TOKENS, CHUNK = 1024, 128  # after so many tokens a state is measured; so many are read at once
 RECALL, PAIRS = "recall", (8, 16)
 DRAWS = 10_000  # of mechanisms, for an interval of a correlation
-APART, MARGIN = 5.5, 3.8  # of a figure: per cent between two labels; octaves beside the points
+APART, MARGINS = 5.0, (3.7, 3.1)  # of a figure: per cent between two labels; octaves left and right of the points
+LEADER = {"arrowstyle": "-", "color": "#8a949e", "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
 
 
 class Mechanisms:
@@ -286,11 +287,11 @@ def draw(found: Mechanisms) -> Figure:
                     textcoords="data",
                     ha="left" if is_last else "right",
                     va="center",
-                    fontsize=7.5,
-                    arrowprops={"arrowstyle": "-", "color": "#8a949e", "lw": 0.6, "shrinkB": 4},
+                    fontsize=7,
+                    arrowprops={**LEADER, "relpos": (0 if is_last else 1, 0.5)},
                 )
         axis.set_xscale("log", base=2)
-        axis.set_xlim(states[0] / 2**MARGIN, states[-1] * 2**MARGIN)
+        axis.set_xlim(states[0] / 2 ** MARGINS[0], states[-1] * 2 ** MARGINS[1])
         axis.set_xticks([4**k for k in range(2, 14) if states[0] / 2 < 4**k < states[-1] * 2])
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set(title=f"{length} pairs" + " (trained to 8)" * (length > 8), ylim=(-8, 120), yticks=range(0, 101, 20))
