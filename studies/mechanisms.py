@@ -22,7 +22,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from speechformer.errors import ArgumentParser, run_command
-from speechformer.report.figures import INK, LOOKS, Figure, panels, style, write
+from speechformer.report.figures import INK, LOOKS, Figure, plt, style, write
 from speechformer.report.load import Study, build_studies, read_runs
 from speechformer.report.statistics import Interval, Summary, contrast, holm
 from speechformer.report.tables import NONE, mean_and_sd, number, within_scale
@@ -36,7 +36,8 @@ LOSS = "test_loss"
 TOKENS, CHUNK = 1024, 128  # after so many tokens a state is measured; so many are read at once
 RECALL, PAIRS = "recall", (8, 16)
 DRAWS = 10_000  # of mechanisms, for an interval of a correlation
-APART, MARGINS = 5.0, (3.7, 3.1)  # of a figure: per cent between two labels; octaves left and right of the points
+APART, ASIDE = 5.0, 0.13  # of a figure: per cent between two labels, octaves between points of about one state
+MARGINS = (2.8, 2.4)  # octaves left and right of all points
 LEADER = {"arrowstyle": "-", "color": "#8a949e", "lw": 0.6, "shrinkA": 1, "shrinkB": 4}
 
 
@@ -113,6 +114,14 @@ class Mechanisms:
     def accuracies(self, tuned: bool = True, **lengths: int) -> Rows:
         """Return accuracies on probes, each at one length, the best first."""
         return probes.accuracies(self.cells, "attention", {"tuned": tuned}, lengths)
+
+    def two_groups(self) -> str:
+        """Return which mechanisms have seeds in two groups far apart, at the longest length of training."""
+        found = []
+        for name, cells in probes.at_longest(self.tuned, beyond=False):
+            apart = [c["attention"] for c in cells if Summary(run["value"] for run in c["runs"]).is_bimodal]
+            found += [f"{name}: {', '.join(sorted(apart))}"] if apart else []
+        return "; ".join(found) or "none"
 
     def tuning(self, beyond: bool) -> Rows:
         """Return what tuning changes."""
@@ -266,24 +275,25 @@ def time_steps(folder: Path, output: Path, rounds: int) -> None:
 
 def draw(found: Mechanisms) -> Figure:
     """Draw accuracy on recall over the numbers that a mechanism keeps, with intervals over seeds."""
-    figure, axes = panels(len(PAIRS), 4.8, 4.6, sharey=True)
+    figure, axes = plt.subplots(len(PAIRS), 1, figsize=(9, 4 * len(PAIRS)), sharex=True, layout="constrained")
     for axis, length in zip(axes, PAIRS):
         cells = [cell for cell in found.tuned if (cell["probe"], cell["length"]) == (RECALL, length)]
-        cells.sort(key=lambda cell: found.states[cell["attention"]])
+        cells.sort(key=lambda cell: (found.states[cell["attention"]], cell["mean"]))
         states = [found.states[cell["attention"]] for cell in cells]
         gaps = np.flatnonzero(np.diff(np.log2(states)) > 0.5) + 1
         groups = np.split(np.arange(len(cells)), gaps)
         for group, look in zip(groups, LOOKS):
             is_last = len(groups) > 1 and group is groups[-1]
             y = np.array([100 * cells[k]["mean"] for k in group])
-            for k, mean, height in zip(group, y, spread_labels(y)):
+            x = [states[k] * 2.0 ** (ASIDE * (k - group.mean())) for k in group]  # or intervals hide each other
+            for k, place, mean, height in zip(group, x, y, spread_labels(y)):
                 interval = within_scale(ACCURACY, cells[k]["interval"] or (cells[k]["mean"],) * 2)
-                axis.plot([states[k]] * 2, 100 * np.array(interval), color=look["color"], lw=1.6, zorder=2)
-                axis.plot(states[k], mean, look["marker"], color=look["color"], mec=INK, zorder=3)
+                axis.plot([place] * 2, 100 * np.array(interval), color=look["color"], lw=1.6, zorder=2)
+                axis.plot(place, mean, look["marker"], color=look["color"], mec=INK, zorder=3)
                 axis.annotate(
                     cells[k]["attention"],
-                    (states[k], mean),
-                    xytext=(states[group[-1 if is_last else 0]] * 2.0 ** (0.5 if is_last else -0.5), height),
+                    (place, mean),
+                    xytext=(x[-1] * 2**0.5 if is_last else x[0] / 2**0.5, height),
                     textcoords="data",
                     ha="left" if is_last else "right",
                     va="center",
@@ -295,8 +305,8 @@ def draw(found: Mechanisms) -> Figure:
         axis.set_xticks([4**k for k in range(2, 14) if states[0] / 2 < 4**k < states[-1] * 2])
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set(title=f"{length} pairs" + " (trained to 8)" * (length > 8), ylim=(-8, 120), yticks=range(0, 101, 20))
-    axes[0].set_ylabel(f"accuracy on {RECALL}, %")
-    figure.supxlabel(f"numbers kept of a text of {TOKENS:,} tokens", fontsize=10)
+        axis.set_ylabel(f"accuracy on {RECALL}, %")
+    axes[-1].set_xlabel(f"numbers kept of a text of {TOKENS:,} tokens")
     return figure
 
 

@@ -622,6 +622,10 @@ def test_the_results_of_mechanisms(compared: Path, tmp_path: Path) -> None:
         ]
     )
     assert found.scores["delta rule"] == pytest.approx({"recall": score, "mean": score})
+    assert found.two_groups() == "none"
+    (softmax,) = (cell for cell in found.tuned if (cell["attention"], cell["length"]) == ("softmax", 8))
+    softmax["runs"] = [{"seed": seed, "value": value} for seed, value in enumerate([1.0, 0.99, 0.2, 1.0, 1.0])]
+    assert found.two_groups() == "recall, 8: softmax"
     with pytest.raises(PageError, match="steps.json is missing"):
         found.step("delta")
 
