@@ -28,6 +28,8 @@ def main() -> None:
     for page in PAGES.values():
         name = page.relative_to(ROOT).as_posix()
         shown = subprocess.run(["git", "show", f"{commit}:{name}"], cwd=ROOT, capture_output=True, text=True)
+        if shown.returncode == 128 and "exists on disk, but not in" in shown.stderr:
+            continue
         if shown.returncode:
             sys.exit(shown.stderr.strip())
         before, after = numbers(shown.stdout), numbers(page.read_text(encoding="utf-8"))

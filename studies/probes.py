@@ -1,4 +1,4 @@
-"""The study of the probes: accuracy by encoding, pattern, probe and length, in tables, a figure and a page.
+"""The studies of probes: accuracy by encoding or mechanism, probe and length, in tables, a figure and a page.
 
 python -m studies.probes outputs/sweeps/mine    write index.html and the figure for other runs of task=probe
 """
@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ from speechformer.report.load import Run, Study, build_studies, read_runs
 from speechformer.report.statistics import Summary, contrast, holm
 from speechformer.report.tables import NONE, found_below, mean_and_sd, number, state
 from speechformer.runs.folder import read_json
+from speechformer.runs.identity import LATER
 from studies.results import HERE, PageError, read_yaml
 
-AXES = ("model", "pattern", "layers", "tuned", "more")
+AXES = ("model", "attention", "pattern", "layers", "tuned", "more")
 SEEDS = 5  # of a model, at least, to say that it differs from another
 ACCURACY = "test_accuracy"  # for the number of digits
 TITLE = "Encodings and patterns on ten probes"
+OWN_POSITIONS = "positions of the mechanism"
 Cell = dict[str, Any]
 Rows = list[list[str]]
 
@@ -47,6 +49,8 @@ def read_cells(folder: Path) -> list[Cell]:
 
     A tuned study also runs variants as by default. Where the choice is the default, both are the same runs, which
     have a cell in both places.
+
+    Where mechanisms have different positions, each those of its own, these are no axis but `positions` of a cell.
     """
     tuned = {
         file.parent: {word.partition("=")[0] for point in (read_json(file) or {})["points"] for word in point}
@@ -59,6 +63,12 @@ def read_cells(folder: Path) -> list[Cell]:
     for study in studies:
         about = f"{study.study or 'no study'}, {study.protocol['name']}" if several else ""
         placed += [(place(study, variant, tuned, about), study, variant) for variant in study.variants]
+    models = defaultdict[str, set[str]](set)
+    for cell, *_ in placed:
+        models[cell["attention"]].add(cell["model"])
+    if len(set().union(*models.values())) > 1 and len(models) > 1 and all(len(own) == 1 for own in models.values()):
+        for cell, *_ in placed:
+            cell |= {"positions": cell["model"], "model": OWN_POSITIONS}
     untuned = {key_of(cell) for cell, *_ in placed if not cell["tuned"]}
     for cell, study, variant in [*placed]:
         again = {**cell, "tuned": False}
@@ -106,6 +116,20 @@ def is_default(run: Run, tuned: Mapping[Path, set[str]]) -> bool:
     return all(OmegaConf.select(chosen, key) == run.config.get(key) for key in keys)
 
 
+def mechanism(variant: Variant) -> str:
+    """Return the name of the attention of a variant, with the options in which it differs and that are not usual."""
+    settings = variant.settings
+    layers = settings.get("attention.layers") or [settings.get("attention.name", LATER["attention.name"])]
+    changed = (key for key in variant.words if key.startswith("attention.") and settings[key] != LATER.get(key))
+    options = (variant.words[key] for key in changed if key not in ("attention.name", "attention.layers"))
+    return ", ".join([named(layers), *options])
+
+
+def named(layers: Sequence[str]) -> str:
+    """Return the name of an attention of one or several layers in words."""
+    return ", then ".join(in_words(f"attention={layer}", {}) for layer in layers)
+
+
 def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about: str) -> Cell:
     """Return where a variant stands on the axes; encodings and patterns have the options in which they differ."""
     runs = all_runs(study, variant)
@@ -117,11 +141,13 @@ def place(study: Study, variant: Variant, tuned: Mapping[Path, set[str]], about:
         name = in_words(override(group, variant.settings[f"{group}.name"]), {})
         options = (text for key, text in words.items() if key.startswith(f"{group}.") and key != f"{group}.name")
         cell[group] = ", ".join([name, *options])
-    cell |= {"layers": variant.settings["layers"]}
+    cell |= {"attention": mechanism(variant), "layers": variant.settings["layers"]}
     cell["tuned"] = any(tuned_keys(run, tuned) & overridden(run) for run in runs)
-    rest = [text for key, text in words.items() if key.partition(".")[0] not in ("model", "pattern")]
+    rest = [text for key, text in words.items() if key.partition(".")[0] not in AXES]
     cell["more"] = ", ".join(filter(None, [about, *rest]))
-    return {**cell, "probe": variant.settings["probe.name"], "longest": variant.settings["probe.max_length"]}
+    cell |= {"probe": variant.settings["probe.name"], "longest": variant.settings["probe.max_length"]}
+    longer = variant.settings.get("task.longer", 1)  # than in training, the rows of the curve
+    return cell | ({"longer": longer} if longer > 1 else {})
 
 
 def measured(study: Study, variant: Variant, length: int) -> Cell:
@@ -150,7 +176,7 @@ def measured(study: Study, variant: Variant, length: int) -> Cell:
 
 
 def about_run(run: Run, metric: str) -> Cell:
-    """Return the seed, accuracy, commit and curve (steps and accuracy at the lengths of training) of a run."""
+    """Return the seed, accuracy, commit and curve (steps and accuracy on held-out rows) of a run."""
     split = "test" if run.metrics.get("validation_accuracy") is None else "validation"
     points = ((point["step"], point.get(f"{split}_accuracy")) for point in run.result.get("curve", []))
     curve = [(step, round(value, 4)) for step, value in points if value is not None]
@@ -165,12 +191,17 @@ def skill(cell: Mapping[str, Any] | None) -> float:
     return float(np.clip((cell["mean"] - cell["chance"]) / max(1 - cell["chance"], 1e-9), 0, 1))
 
 
-def usual(cells: Sequence[Cell], by: str = "model") -> list[Cell]:
-    """Return the cells that differ in one axis alone.
+def rows_of(cells: Sequence[Cell]) -> str:
+    """Return what the rows are: mechanisms, if there are more of them than encodings."""
+    return max(("model", "attention"), key=lambda axis: len({cell[axis] for cell in cells}))
+
+
+def usual(cells: Sequence[Cell], by: str | None = None) -> list[Cell]:
+    """Return the cells that differ in one axis alone, by default in that of `rows_of`.
 
     Of all such groups it is the one with the most values of the axis that have runs; of equal ones, a tuned one.
     """
-    groups: dict[tuple, list[Cell]] = {}
+    by, groups = by or rows_of(cells), dict[tuple, list[Cell]]()
     for cell in cells:
         groups.setdefault(tuple(cell[axis] for axis in AXES if axis != by), []).append(cell)
 
@@ -250,19 +281,19 @@ def tuning_gains(cells: Sequence[Cell], beyond: bool) -> Rows:
     A change is the mean tuned less the mean as by default, of models for which other settings were chosen.
     """
     rows = [["probe, length", "as by default", "tuned", "other settings chosen", "largest change", "smallest change"]]
-    at = {(key_of(cell), cell["length"]): cell for cell in cells}
+    at, by = {(key_of(cell), cell["length"]): cell for cell in cells}, rows_of(cells)
     for name, own in at_longest(usual(cells), beyond):
         both = [(at.get((key_of({**cell, "tuned": False}), cell["length"])), cell) for cell in own]
         pairs = [(old, new) for old, new in both if old and old["runs"] and new["runs"] and new["tuned"]]
         changed = {
-            new["model"]: new["mean"] - old["mean"]
+            new[by]: new["mean"] - old["mean"]
             for old, new in pairs
             if re.sub(r" threads=\d+", "", old["command"]) != re.sub(r" threads=\d+", "", new["command"])
         }
         if len(pairs) > 1:
             means = [number(ACCURACY, float(np.mean([cell["mean"] for cell in column]))) for column in zip(*pairs)]
             extremes = [most(changed, key=changed.__getitem__) for most in (max, min)] if changed else []
-            named = [f"{model} {number(ACCURACY, changed[model], True)}" for model in extremes] or [NONE, NONE]
+            named = [f"{row} {number(ACCURACY, changed[row], True)}" for row in extremes] or [NONE, NONE]
             rows.append([name, *means, f"{len(changed)} of {len(pairs)}", *named])
     return rows
 
@@ -299,13 +330,13 @@ def longer(cells: Sequence[Cell]) -> Rows:
 
 
 def draw(cells: Sequence[Cell]) -> tuple[Any, str]:
-    """Draw the map of the encodings."""
-    cells = usual(cells)
-    table = {(cell["model"], cell["probe"], cell["length"]): cell for cell in cells}
+    """Draw the map of the encodings or mechanisms."""
+    cells, by = usual(cells), rows_of(cells)
+    table = {(cell[by], cell["probe"], cell["length"]): cell for cell in cells}
     columns = sorted({(cell["probe"], cell["length"]): cell["length"] > cell["longest"] for cell in cells}.items())
     skills: dict[str, list[float]] = {}
     for cell in cells:
-        skills.setdefault(cell["model"], []).append(skill(cell))
+        skills.setdefault(cell[by], []).append(skill(cell))
     rows = sorted(skills, key=lambda row: -float(np.mean(np.nan_to_num(skills[row]))))
     figure, axis = plt.subplots(figsize=(2.6 + 0.25 * len(columns), 1.7 + 0.32 * len(rows)), layout="constrained")
     values = [[skill(table.get((row, *at))) for at, _ in columns] for row in rows]
@@ -329,16 +360,17 @@ def draw(cells: Sequence[Cell]) -> tuple[Any, str]:
     return figure, "Accuracy per symbol in per cent, mean over seeds."
 
 
-def write_map(cells: Sequence[Cell], output: Path) -> None:
+def write_map(cells: Sequence[Cell], output: Path, title: str = TITLE) -> None:
     """Write `index.html`, which needs no other file, and `figures/probes.png` into a folder."""
     (output / "figures").mkdir(parents=True, exist_ok=True)
     template = (HERE / "probe_map.html").read_text(encoding="utf-8")
-    content = {"cells": cells, "start": {axis: usual(cells)[0][axis] for axis in AXES}}
+    start = {**{axis: usual(cells)[0][axis] for axis in AXES}, "rows": rows_of(cells)}
+    content = {"cells": cells, "start": start}
     data = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
     assert script
     digest = hashlib.sha256(script[1].replace("DATA", data).encode()).digest()
-    parts = {"TITLE": html.escape(TITLE), "DIGEST": base64.b64encode(digest).decode(), "DATA": data}
+    parts = {"TITLE": html.escape(title), "DIGEST": base64.b64encode(digest).decode(), "DATA": data}
     page = re.sub("|".join(parts), lambda match: parts[match[0]], template)
     (output / "index.html").write_text(page, encoding="utf-8")
     with style():

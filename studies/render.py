@@ -32,7 +32,7 @@ from speechformer.report.page import report
 from speechformer.report.statistics import Effect, Summary, contrast
 from speechformer.report.tables import NONE, estimate, heading, mean_and_sd, number, p_value, precision, seeds_of
 from speechformer.report.tables import test_name as name_of_test
-from studies import probes
+from studies import mechanisms, probes
 from studies.figures import draw_links
 from studies.ladders import ladder_rows, name_variants, step_text, steps_text
 from studies.published import agreement
@@ -63,11 +63,13 @@ ARCHIVES = {
     "ladder_classify": "The ladder of the classifier",
     "ladder_translate": "The ladder of translation",
 }
+PROBED = {"probes": probes.TITLE, "mechanisms": mechanisms.TITLE}  # archives of runs of probes, which have maps
+PROBED = {name: title for name, title in PROBED.items() if (REFERENCE / name / "runs.tar.xz").exists()}
 PAGES = {
     "README": ROOT / "README.md",
     "findings": REFERENCE / "README.md",
     **{name: REFERENCE / name / "README.md" for name in ("bench", "contexts", "ladder", "ladder_classify")},
-    **{name: REFERENCE / name / "README.md" for name in ("ladder_translate", "play", "probes", "translation")},
+    **{name: REFERENCE / name / "README.md" for name in ("ladder_translate", "play", "translation", *PROBED)},
 }
 ACCURACY = "test_accuracy"
 
@@ -82,8 +84,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 class Words:
     """What a page can say. Its public methods are the functions of a template."""
 
-    def __init__(self, results: Results, cells: Sequence[probes.Cell]) -> None:
-        self.results, self.cells = results, cells
+    def __init__(
+        self, results: Results, cells: Sequence[probes.Cell], found: mechanisms.Mechanisms | None = None
+    ) -> None:
+        self.results, self.cells, self._found = results, cells, found
+        self.results.claims |= found.claims if found else {}
 
     def value(self, variant: str, metric: str | None = None, at: float | None = None, **options: Any) -> str:
         """Return a value of a variant; see `Results.value`."""
@@ -266,6 +271,16 @@ class Words:
         """Return the accuracies on probes, each at one length, by encoding or along another axis of the map."""
         return markdown(probes.accuracies(self.cells, by, fixed or {}, lengths))
 
+    def mechanisms(self) -> mechanisms.Mechanisms:
+        """Return the results of the study of mechanisms, whose rows `table` shows."""
+        if self._found is None:
+            raise PageError("there are no results of studies/mechanisms.sh.")
+        return self._found
+
+    def table(self, rows: Sequence[Sequence[str]]) -> str:
+        """Return rows as a table."""
+        return markdown(rows)
+
     def longer(self) -> str:
         """Return the table of what Kazemnejad et al. conclude about longer texts."""
         return markdown(probes.longer(self.cells))
@@ -324,10 +339,10 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
 
 def unpack(folder: Path) -> None:
     """Unpack all archives, each into a folder of its name; the runs that tuned probes are no results."""
-    for name in (*ARCHIVES, "probes"):
+    for name in (*ARCHIVES, *PROBED):
         archive = REFERENCE / ("" if name == "reports" else name) / "runs.tar.xz"
         with tarfile.open(archive) as file:
-            members = [member for member in file.getmembers() if "_probes-tuning_" not in member.name]
+            members = [member for member in file.getmembers() if f"_{name}-tuning_" not in member.name]
             file.extractall(folder / name, members, filter="data")
 
 
@@ -336,7 +351,8 @@ def read(folder: Path) -> Words:
     unpack(folder)
     results = Results([folder / name for name in ARCHIVES])
     name_variants(results)
-    return Words(results, probes.read_cells(folder / "probes"))
+    found = mechanisms.Mechanisms(folder / "mechanisms") if "mechanisms" in PROBED else None
+    return Words(results, probes.read_cells(folder / "probes"), found)
 
 
 def pages(words: Words) -> Iterator[tuple[Path, str]]:
@@ -373,13 +389,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             words = read(Path(place))
             for page, text in pages(words):
-                draw_links(text if page.parent.name != "probes" else "", page.parent, words.results)
+                draw_links(text if page.parent.name not in PROBED else "", page.parent, words.results)
                 with atomic_write(page) as file:
                     file.write(text.encode())
                 print(page.relative_to(ROOT))
             probes.write_map(words.cells, REFERENCE / "probes")
-            titles = {**ARCHIVES, "probes": probes.TITLE}
-            for name, title in titles.items() if arguments.reports else ():
+            if "mechanisms" in PROBED:
+                words.mechanisms().write(REFERENCE / "mechanisms")
+            for name, title in {**ARCHIVES, **PROBED}.items() if arguments.reports else ():
                 report([Path(place) / name], REPORTS / name, title=title, formats=["png"])
                 print((REPORTS / name / "report.html").relative_to(ROOT))
 

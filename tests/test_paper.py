@@ -23,7 +23,7 @@ from speechformer.runs.predictions import write_predictions
 
 if not IS_CHECKOUT:
     pytest.skip("needs studies/, which an installed package has not", allow_module_level=True)
-from studies import figures, ladders, probes, published, render
+from studies import figures, ladders, mechanisms, probes, published, render
 from studies.results import Claim, PageError, Results, best_values, published_name, read_yaml
 from studies.sentences import over_seeds_and_items
 
@@ -420,7 +420,7 @@ def test_a_choice_that_is_the_default_has_a_cell_in_both_places(tmp_path: Path) 
 
 
 def cell(model: str, values: list[float], length: int = 40, interval: list[float] | None = None) -> dict[str, Any]:
-    place = dict(zip(probes.AXES, (model, "full", 2, False, "")))
+    place = dict(zip(probes.AXES, (model, "softmax", "full", 2, False, "")))
     own = [{"seed": seed, "value": value} for seed, value in enumerate(values)]
     more = {"probe": "copy", "length": length, "longest": 20, "interval": interval, "chance": 0.1, "finished": True}
     return {**place, **more, "mean": statistics.mean(values), "runs": own}
@@ -518,3 +518,124 @@ def test_over_seeds_and_sentences_where_all_vary() -> None:
     assert math.sqrt(np.mean([effect.error**2 for effect in effects])) == pytest.approx(spread, rel=0.15)
     inside = np.mean([effect.interval[0] <= 0 <= effect.interval[1] for effect in effects])
     assert 0.92 <= inside <= 0.99
+
+
+# Mechanisms
+
+
+ATTENTIONS = {
+    "attention=softmax model=rope": 2 * 2 * 64 * 1024,  # keys and values of each token: 2 L D T
+    "attention=softmax attention.kv_heads=1 model=rope": 2 * 2 * 32 * 1024,  # of one of two heads
+    "attention=linear model=rope": 2 * 2 * 32 * 33,  # L N H (H + 1): the state and its normaliser
+    "attention=delta model=nope": 2 * (2 * 32 * 32 + 3 * 3 * 64),  # L N H H, three tokens of q, k and v
+    "attention=by_layer attention.layers=[delta,softmax] model=by_layer model.layers=[nope,rope]": 2 * 32 * 32
+    + 3 * 3 * 64
+    + 2 * 64 * 1024,
+}
+
+
+@pytest.mark.parametrize(("words", "numbers"), ATTENTIONS.items())
+def test_the_state_of_a_mechanism_is_its_closed_form(words: str, numbers: int) -> None:
+    """Oracle: the sizes of keys, values, states and convolutions in the papers, of L = 2 layers of N = 2 heads."""
+    config = result("task=probe", "probe=recall", *words.split())["config"]
+    assert mechanisms.state_size(config) == numbers
+    grows = numbers > 2 * 64 * 1024 - 1
+    assert (mechanisms.state_size(config, 512) < numbers) == grows
+
+
+def test_a_correlation_is_that_of_scipy() -> None:
+    """Oracle: `scipy.stats.spearmanr` and its bootstrap, with ties; another draw moves the ends a little."""
+    x, y = np.random.default_rng(1).normal(size=(2, 14)).round(1)
+    y = y - x
+    rho, interval = mechanisms.spearman([*x], [*y])
+    assert rho == pytest.approx(stats.spearmanr(x, y).statistic)
+
+    def statistic(first: Any, second: Any) -> float:
+        return stats.spearmanr(first, second).statistic
+
+    drawn = stats.bootstrap(
+        (x, y), statistic, paired=True, vectorized=False, n_resamples=2000, method="percentile", rng=0
+    )
+    assert interval == pytest.approx([*drawn.confidence_interval], abs=0.04)
+    assert mechanisms.spearman([1.0, 2.0, 3.0], [5.0, 4.0, 3.0])[0] == pytest.approx(-1)
+    assert math.isnan(mechanisms.spearman([1.0, 1.0], [1.0, 2.0])[0])
+
+
+def test_a_correlation_with_0_in_its_interval_says_so() -> None:
+    """Oracle: the definition of the words; nothing is excluded without an interval."""
+    ends = {(0.1, 0.9): "excludes", (-0.9, -0.1): "excludes", (-0.1, 0.9): "includes", (math.nan,) * 2: "includes"}
+    assert {interval: mechanisms.includes_0(interval) for interval in ends} == ends
+
+
+@pytest.mark.parametrize("heights", [[100.0] * 6, [3.0, 100.0, 99.0, 50.0], [7.0]])
+def test_labels_are_apart_and_as_near_as_can_be(heights: list[float]) -> None:
+    """Oracle: labels that are far from each other stay; equal ones lie evenly around their height."""
+    spread = mechanisms.spread_labels(np.array(heights))
+    assert np.diff(np.sort(spread)).min(initial=mechanisms.APART) >= mechanisms.APART - 1e-9
+    assert spread.mean() == pytest.approx(np.mean(heights))
+    assert (spread[np.array(heights) < 90] == np.array(heights)[np.array(heights) < 90]).all()
+
+
+SKILLS = {"softmax": 0.9, "linear": 0.3, "delta": 0.7, "gated_delta": 0.8, "sigmoid": 0.5}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five mechanisms of two positions, and their losses: the higher the score, the lower."""
+    written, folder = [], tmp_path_factory.mktemp("mechanisms")
+    for name, skill in SKILLS.items():
+        words = ["study=mechanisms", f"attention={name}", f"model={'nope' if 'delta' in name else 'rope'}"]
+        for seed in range(5):
+            accuracies = {8: skill, 16: skill * (1 - seed / 100), 32: skill / 2}
+            own = probe(
+                "rope", seed, [0.0], "recipe.lr=0.007", "probe=recall", *words, "probe.test_lengths=[8,16,32]"
+            )
+            for length, accuracy in accuracies.items():
+                own["metrics"] |= {f"test_accuracy_length_{length}": accuracy}
+                own["metrics"] |= {f"chance_accuracy_length_{length}": CHANCE}
+            written.append(own)
+        for seed in range(3):
+            lm = ["task=lm", "protocol=clean", f"seed={seed}", *words]
+            written.append(result(*lm, metrics={"test_perplexity_mean": math.exp(2 - skill * (1 + seed / 100))}))
+    return put_tuned(folder, 0.007, *written)
+
+
+def test_the_results_of_mechanisms(compared: Path, tmp_path: Path) -> None:
+    """Oracles: the fixture, in which positions belong to mechanisms, claims and correlations that follow from it."""
+    found = mechanisms.Mechanisms(compared, tmp_path / "steps.json")
+    assert {(cell["attention"], cell["positions"]) for cell in found.cells if "delta" in cell["attention"]} == {
+        ("delta rule", "no positions"),
+        ("gated delta rule", "no positions"),
+    }
+    assert found.compared("speeches") == 5
+    text, says = found.correlation("speeches")
+    assert text.startswith("−1.00 [−1.00") and says == "excludes"
+    assert found.losses["speeches"]["softmax"] == pytest.approx({0: 1.1, 1: 1.091, 2: 1.082})
+    claim = found.claims["delta_recalls"]
+    assert claim.verdict == "supported" and claim.estimated.mean == pytest.approx(0.5 * 0.98)
+    assert found.claims["sigmoid_matches"].verdict == "contradicted"
+    assert found.claims.keys() == {"delta_recalls", "sigmoid_matches"}  # the others lack a side, or the stories
+    score = np.mean(
+        [
+            (SKILLS["delta"] + more - CHANCE) / (1 - CHANCE)
+            for more in (0, -0.02 * SKILLS["delta"], -SKILLS["delta"] / 2)
+        ]
+    )
+    assert found.scores["delta rule"] == pytest.approx({"recall": score, "mean": score})
+    assert found.two_groups() == "none"
+    (softmax,) = (cell for cell in found.tuned if (cell["attention"], cell["length"]) == ("softmax", 8))
+    softmax["runs"] = [{"seed": seed, "value": value} for seed, value in enumerate([1.0, 0.99, 0.2, 1.0, 1.0])]
+    assert found.two_groups() == "recall, 8: softmax"
+    with pytest.raises(PageError, match="steps.json is missing"):
+        found.step("delta")
+
+
+def test_the_map_has_the_mechanisms(compared: Path, tmp_path: Path) -> None:
+    """Oracle: the names of labels.yaml; the rows are mechanisms, whose positions are no switch."""
+    mechanisms.Mechanisms(compared).write(tmp_path)
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r"^const { cells, start } = (.*)$", text, re.MULTILINE)[1])  # type: ignore[index]
+    names = {"softmax", "linear attention", "delta rule", "gated delta rule", "sigmoid"}
+    assert {cell["attention"] for cell in data["cells"]} == names
+    assert data["start"]["rows"] == "attention" and len({cell["model"] for cell in data["cells"]}) == 1
+    assert f"<title>{mechanisms.TITLE}</title>" in text and (tmp_path / "figures" / "state.png").exists()
