@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import speechformer
 from speechformer import console
-from speechformer.config import explain
+from speechformer.config import explain, with_pretrained
 from speechformer.errors import UserError, fail, run_command
 from speechformer.keys import CONF
 from speechformer.runs import folder as runs
@@ -43,7 +43,7 @@ from speechformer.workers import end_with_parent
 
 def run_name(*, _root_: DictConfig) -> str:
     """Return `${run_name:}` in the config: the name of the run's folder."""
-    return naming.run_name(naming.plain(_root_))
+    return naming.run_name(with_pretrained(naming.plain(_root_)))
 
 
 def sweep_name(overrides: Sequence[str]) -> str:

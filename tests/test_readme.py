@@ -17,6 +17,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pages import IS_CHECKOUT, PAGES, ROOT, blocks, commands, name_of
 
+import speechformer
+from speechformer.analysis.exports import export_all
 from speechformer.config import CONF, check_config
 from speechformer.sweeps import search
 from speechformer.sweeps.sweeper import combinations
@@ -96,7 +98,8 @@ def plain(overrides: list[str]) -> dict:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
         cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]
+    config: dict = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    return config | {"init_from": None}  # whose folder is not there
 
 
 def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +116,10 @@ def is_executed(command: str) -> bool:
     """
     words = shlex.split(command)
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    placeholder = re.search(r'"\.\.\."|\b(NAME|PART|PAGE)\b|experiment=|logger=(mlflow|wandb)|export RUN$', command)
+    placeholder = re.search(
+        r'"\.\.\."|\b(NAME|PART|PAGE)\b|experiment=|logger=(mlflow|wandb)|export RUN( --format huggingface)?$',
+        command,
+    )
     elsewhere = module.removeprefix("speechformer.").split(" ")[0] in NOT_EXECUTED
     other = {"-m", "--help", "--cfg", "<", "--watch"} & set(words[3:])
     return module.startswith("speechformer.") and not (placeholder or elsewhere or other)
@@ -141,12 +147,23 @@ def test_a_command_does_what_it_says(
     # copies, for a command may write there
     shutil.copytree(request.getfixturevalue("little_pairs" if "task=translate" in command else "little"), "FOLDER")
     shutil.copytree(request.getfixturevalue("texts"), "TEXTS")
+    if "MODEL" in words:
+        shutil.copytree(request.getfixturevalue("a_pretrained_model"), "MODEL")
     shutil.copytree(request.getfixturevalue("a_classifier"), "outputs/sweeps/run")  # for status and report
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr("webbrowser.open", lambda url: True)  # `play`
     if words[0] == "speechformer.corpora.sample":
         words[1] = "new"
     importlib.import_module(main_of(words[0])).main()
+
+
+@pytest.fixture(scope="session")
+def a_pretrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as Hugging Face's library saves it: our own export."""
+    folder, own = tmp_path_factory.mktemp("model"), ["model=learned", "architecture.tied_output=true"]
+    run = speechformer.fit(*TINY, "task=lm", *own, "trainer.max_steps=1", directory=folder / "run")
+    export_all(run, "huggingface", folder / "MODEL")
+    return folder / "MODEL"
 
 
 @pytest.fixture(scope="session")
@@ -166,9 +183,15 @@ def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:
         corpus = ["corpus=ted", f"corpus.root={request.getfixturevalue('little_pairs')}", "task.vocab_size=40"]
     elif "task=probe" in overrides:
         corpus = []
+    elif "corpus=text" in overrides:
+        corpus = ["corpus=text", f"corpus.root={request.getfixturevalue('little')}"]
     else:
         corpus = ["corpus=speeches", f"corpus.root={request.getfixturevalue('little')}", "corpus.classes=[a,b,c]"]
     sizes = ["width=8", "heads=2", "layers=1", "ff=8"]
+    if "init_from=MODEL" in own:
+        sizes = ["block_size=8"]
+        own = [word for word in own if word.partition("=")[0] not in ("init_from", "block_size")]
+        own.append(f"init_from={request.getfixturevalue('a_pretrained_model')}")
     last = ["trainer.max_steps=2", "recipe.warmup_steps=1", "trainer.accelerator=cpu"]
     result = execute(compose(*sizes, *own, *corpus, *last), Path("run"))
     assert result["status"] == "finished"

@@ -289,9 +289,11 @@ def family_of(architecture: Config) -> tuple[Family, Config]:
     assert closest is not None
     missing, family = closest
     one, two = filled_in(architecture), filled_in(family.architecture(family.config(architecture)))
+    shown = [f"{key}: {readable(two[key])} (here {readable(one[key])})" for key in missing]
+    more = f"; and {len(shown) - 4} more" if len(shown) > 4 else ""
     raise UserError(
         f"No family of Hugging Face's models ({', '.join(FAMILIES)}) has these settings; the closest, {family.type}, "
-        f"has other ones: {'; '.join(f'{key}: {readable(two[key])} (here {readable(one[key])})' for key in missing)}."
+        f"has other ones: {'; '.join(shown[:4])}{more}."
     )
 
 
@@ -598,7 +600,7 @@ class Bert(Family):
     keys: ClassVar = {
         **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
         **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
-        **{"norm_eps": "layer_norm_eps", "classifier_width": "hidden_size"},
+        **{"norm_eps": "layer_norm_eps"},
     }
     defaults: ClassVar = {"layer_norm_eps": 1e-12, "hidden_act": "gelu"}
     fixed: ClassVar = {"is_decoder": False, "position_embedding_type": "absolute", "pad_token_id": 0}
@@ -626,6 +628,9 @@ class Bert(Family):
         ("feed_forward.2", "output.dense", COPY),
         ("feed_forward_norm", "output.LayerNorm", COPY),
     ]
+
+    def special(self, config: Config) -> Config:
+        return {**super().special(config), "classifier_width": config["hidden_size"]}
 
     def special_config(self, architecture: Config) -> Config:
         return {"type_vocab_size": 2}

@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from speechformer.config import with_pretrained
 from speechformer.runs import identity
 
 GROUPS = ("task", "probe", "model", "pattern", "attention", "study")
@@ -19,7 +18,7 @@ GROUPS = ("task", "probe", "model", "pattern", "attention", "study")
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain data, resolved and without Hydra's own."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return with_pretrained(OmegaConf.to_container(own, resolve=True))  # type: ignore[arg-type]
+    return OmegaConf.to_container(own, resolve=True)  # type: ignore[return-value]
 
 
 def safe(name: str) -> str:
