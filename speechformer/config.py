@@ -161,10 +161,11 @@ def check_config(config: dict[str, Any]) -> None:
         from lightning.pytorch import Trainer  # takes seconds
 
         check(options_of(Trainer), {name: trainer[name] for name in others}, "trainer")
-    chosen = (
-        (config[group], CONF / group / f"{config[group]['name']}.yaml") for group in ("model", "pattern", "attention")
-    )
-    if any(options != load_plain(file) for options, file in chosen):
+    own_options = False
+    for group in ("model", "pattern", "attention"):
+        files = {file.stem: file for file in sorted((CONF / group).glob("*.yaml"))}
+        own_options |= config[group] != load_plain(pick(files, config[group]["name"], f"{group}.name"))
+    if own_options:
         check_attention(config)
 
 

@@ -143,7 +143,8 @@ def summary(result: dict[str, Any]) -> str:
     """Return the console's text at the end of a run: its summary, the checkpoint behind it, and the time."""
     seconds, best = f"{result['seconds']:.1f} s", result["best"]
     if result["status"] == "diverged":
-        return f"The run DIVERGED by step {result['steps']}: NaN or infinity. Try a lower recipe.lr.\n{seconds}."
+        early = " So early, the model itself may return NaN." if (step := result["steps"]) < 3 else ""
+        return f"The run DIVERGED by step {step}: NaN or infinity. Try a lower recipe.lr.{early}\n{seconds}."
     if best["value"] is None:
         return f"{table(result['summary'])}\nNo evaluation measured {best['metric']}.\n{seconds}."
     best_line = f"the best {best['metric']}, {format_metric(best['metric'], best['value'])} at step {best['step']}"

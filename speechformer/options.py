@@ -79,7 +79,7 @@ def check(model: type[M], options: Mapping[str, Any], place: str = "") -> M:
         raise cause
     key = ".".join(filter(None, (place, *path)))
     if first["type"] == "missing":
-        raise UserError(f"{key or 'the config'} lacks {first['loc'][-1]}; keys cannot be removed.")
+        raise UserError(f"{key or 'the config'} lacks {first['loc'][-1]}; every key of its yaml file is required.")
     if first["type"] == "extra_forbidden":
         raise unknown(place or "the config", "key", ".".join(path), model.model_fields)
     rules = [
@@ -95,13 +95,17 @@ def options_of(function: Callable[..., Any], *common: str) -> type[Options]:
     """Declare the parameters of a function, or of a class's constructor, but for the `common` ones, as options.
 
     A constructor that takes `**options` passes those of its base class on.
+
+    Raises:
+        UserError: a parameter has no type.
     """
     parameters = inspect.signature(function, eval_str=True).parameters.values()
-    fields: Any = {
-        p.name: (p.annotation, ... if p.default is p.empty else p.default)
-        for p in parameters
-        if p.name not in common and p.kind is not p.VAR_KEYWORD
-    }
+    fields: Any = {}
+    for p in parameters:
+        if p.name not in common and p.kind is not p.VAR_KEYWORD:
+            if p.annotation is p.empty:
+                raise UserError(f"{function.__name__}: {p.name} needs a type, for example {p.name}: Positive = 2.0.")
+            fields[p.name] = p.annotation, ... if p.default is p.empty else p.default
     takes_more = isinstance(function, type) and any(p.kind is p.VAR_KEYWORD for p in parameters)
     base = options_of(function.__base__, *common) if takes_more else Options  # type: ignore[attr-defined]
     return create_model(function.__name__, __base__=base, **fields)

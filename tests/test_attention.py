@@ -22,6 +22,7 @@ from speechformer.layers.attention import (
     attention_reference,
 )
 from speechformer.layers.dropout import Dropout
+from speechformer.layers.mechanisms import MECHANISMS
 from speechformer.layers.patterns import build_pattern
 from speechformer.layers.positions import POSITIONS, Positions, Sizes, build_positions
 
@@ -86,3 +87,13 @@ def test_an_encoding_of_a_wrong_shape_is_an_error(place: str, sentence: str, mon
     monkeypatch.setitem(POSITIONS, "wrong", type("Wrong", (Positions,), {place: wrong[place]}))
     with pytest.raises(UserError, match=sentence):
         decoder(model={"name": "wrong"})(torch.ones(2, T, dtype=torch.long))
+
+
+@pytest.mark.parametrize("method", ["score", "normalise"])
+def test_a_mechanism_of_a_wrong_shape_is_an_error(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that torch could broadcast."""
+    wrong = type("Wrong", (SelfAttention,), {method: lambda self, *x: getattr(SelfAttention, method)(self, *x)[:1]})
+    monkeypatch.setitem(MECHANISMS, "wrong", wrong)
+    sentence = rf"Wrong.{method} returned the shape \[1, 2, 12, 12\]; it must return \[2, 2, 12, 12\]"
+    with pytest.raises(UserError, match=sentence):
+        decoder(attention={"name": "wrong"})(torch.ones(2, T, dtype=torch.long))

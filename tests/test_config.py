@@ -54,10 +54,12 @@ def test_what_hydra_cannot_follow_is_an_error_that_names_it(word: str) -> None:
         ("model=alibi model.scale=far", "model.scale must be a number, not 'far'."),
         ("pattern=window pattern.window=0", "pattern.window must be at least 1, not 0."),
         ("probe=copy task=probe probe.symbols=no", "probe.symbols must be a whole number, not 'no'."),
-        ("~architecture.norm", "architecture lacks norm; keys cannot be removed."),
+        ("~architecture.norm", "architecture lacks norm; every key of its yaml file is required."),
         ("+foo=1", "the config has no key 'foo'; the valid ones are: study, seed"),
         ("+architecture.nrm=1", "the config has no key 'architecture.nrm'"),
         ("task.name=lm", "task"),
+        ("attention.name=squard", "attention.name has no choice 'squard'; the valid ones are: by_layer, delta"),
+        ("model.name=rop", "model.name has no choice 'rop'; the valid ones are: alibi"),
         ("+trainer.logger=true", "trainer.logger cannot be set, because a run sets it; set logger."),
         ("+trainer.max_tim=1", "trainer has no key 'max_tim'; the valid ones are: accelerator"),
         ("+trainer.callbacks=[1]", "trainer.callbacks.0 must be a"),
@@ -145,6 +147,8 @@ def test_the_parameters_with_a_default_are_options() -> None:
         build({"window": window}, {"name": "window", "sise": 5}, "pattern", width=8)
     with pytest.raises(UserError, match=r"^pattern\.size must be at least 1, not 0\.$"):
         build({"window": window}, {"name": "window", "size": 0}, "pattern", width=8)
+    with pytest.raises(UserError, match=r"^<lambda>: power needs a type, for example power: Positive = 2\.0\.$"):
+        build({"window": lambda power=2: power}, {"name": "window"}, "pattern")
 
 
 @pytest.mark.parametrize(

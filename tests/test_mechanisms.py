@@ -11,8 +11,7 @@ import entmax as entmax_library
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CONF, group
-from omegaconf import OmegaConf
+from conftest import group
 from test_dispatch import reference_kernel
 from test_models import classifier, decoder, sentences, with_another_word
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from speechformer.layers.mechanisms import MECHANISMS, build_attention
 from speechformer.layers.mixers import MIXERS
 from speechformer.layers.patterns import all_pairs
 from speechformer.layers.positions import Sizes, build_positions
-from speechformer.options import options_of
 
 T, LENGTH, D, N, H = 7, 20, 16, 4, 4  # a text is shorter than those of training
 
@@ -261,7 +259,8 @@ def layer_of(spec: dict[str, Any], model: str = "nope", causal: bool = True) -> 
 )
 def test_a_layer_is_its_formula(spec: dict[str, Any], model: str, causal: bool) -> None:
     name = spec["name"]
-    assert name in {*SCORES, *ORACLES, *READ}, f"attention={name} has no formula: add it to tests/test_mechanisms.py"
+    missing = f"attention={name} has no formula: add SCORES[{name!r}] or ORACLES[{name!r}] to this file"
+    assert name in {*SCORES, *ORACLES, *READ}, missing
     layer, attention = layer_of(spec, model, causal)
     x = torch.randn(2, T, D)
     texts = [expected(layer, name, x[b], model, causal, 99, attention.shared["values"][b]) for b in range(2)]
@@ -276,12 +275,13 @@ def test_the_gradients_of_a_layer_are_finite_differences(spec: dict[str, Any]) -
     assert torch.autograd.gradcheck(lambda x, *_: layer(x, attention)[0], (x, *parameters), fast_mode=True)
 
 
-def test_every_choice_has_a_file() -> None:
-    """With its options and their default values."""
-    files = {path.stem: OmegaConf.load(path) for path in (CONF / "attention").glob("*.yaml")}
-    fields = {name: options_of(kind, "layer").model_fields.items() for name, kind in MECHANISMS.items()}
-    del files["by_layer"]
-    assert files == {name: {"name": name, **{key: f.default for key, f in own}} for name, own in fields.items()}
+@every_choice
+def test_a_mechanism_says_whether_its_weights_sum_to_one(spec: dict[str, Any]) -> None:
+    layer, attention = layer_of(spec)
+    attention.with_weights = True
+    sums = layer(torch.randn(2, T, D), attention)[1].sum(dim=-1)
+    ones = not ((sums - 1).abs() > 1e-4).any()
+    assert layer.sums_to_one is ones, f"set {type(layer).__name__}.sums_to_one = {ones}"
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])

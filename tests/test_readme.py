@@ -26,7 +26,8 @@ from speechformer.training.run import execute
 
 pytestmark = pytest.mark.skipif(not IS_CHECKOUT, reason="not a checkout")
 OURS = [page for page in PAGES if page.name == "README.md"]
-COMMANDS = sorted({(name_of(page), command) for page, command in commands(*OURS)})
+# test_adding.py adds the attention `squared` and runs its command
+COMMANDS = sorted({(name_of(page), line) for page, line in commands(*OURS) if "squared" not in line})
 # Commands that set up a machine, or that take too long here; their options are checked nevertheless
 NOT_EXECUTED = ("download", "baselines")
 SHELL = {"python3", "source", "pip", "tensorboard"}

@@ -206,7 +206,7 @@ def test_help_names_the_choices_without_heavy_imports() -> None:
         (["corpus.classes=a,b"], "so add -m; a list needs brackets, as in '[a,b]'."),
         (["task=translate", "corpus.target=en"], "corpus.source and corpus.target are both en; name two languages"),
         (["task=lm", "corpus=ted"], "task=lm reads texts, and corpus=ted has none"),
-        (["~model"], "the config lacks model; keys cannot be removed."),
+        (["~model"], "the config lacks model; every key of its yaml file is required."),
         (["+trainer.max_time={days:9999999999}"], "trainer: Python int too large"),
         (["width=65536", "ff=65536", "layers=100"], "GiB for its weights, gradients and the optimizer's state, and "),
         (["model==alibi"], "'model==alibi' cannot be parsed; write KEY=VALUE"),

@@ -61,7 +61,10 @@ def attention_reference(
         scores_BNTS = q_BNTH @ k_BNSH.transpose(-2, -1) / math.sqrt(q_BNTH.shape[-1]) + bias
         weights_BNTS = scores_BNTS.softmax(dim=-1)
     else:
-        weights_BNTS = mechanism.normalise(mechanism.score(q_BNTH, k_BNSH) + bias)
+        shape = (*q_BNTH.shape[:-1], k_BNSH.shape[2])
+        scores_BNTS = checked(mechanism, "score", mechanism.score(q_BNTH, k_BNSH), shape) + bias
+        shape = (*v_BNSH.shape[:2], *shape[2:])  # a mechanism may join heads
+        weights_BNTS = checked(mechanism, "normalise", mechanism.normalise(scores_BNTS), shape)
     dropped_BNTS = weights_BNTS if dropout is None else dropout(weights_BNTS)
     return dropped_BNTS.to(v_BNSH.dtype) @ v_BNSH, weights_BNTS
 
@@ -97,11 +100,11 @@ def gate_bias(gates_BNS: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return -(gates_BNS[..., i] - gates_BNS[..., j]).abs()
 
 
-def checked(positions: Positions, place: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return what an encoding returned in a place, or raise a `UserError` if it has another shape than it must."""
+def checked(module: nn.Module, method: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the result of a method of an encoding or a mechanism, or raise a `UserError` if its shape is wrong."""
     if x.shape != shape:
         raise UserError(
-            f"{type(positions).__name__}.{place} returned the shape {[*x.shape]}; it must return {[*shape]}."
+            f"{type(module).__name__}.{method} returned the shape {[*x.shape]}; it must return {[*shape]}."
         )
     return x
 
