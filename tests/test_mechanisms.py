@@ -473,6 +473,10 @@ ACTIVATION_FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: x**2 * (x > 0),
     "swiglu": lambda x: silu(x[..., :24]) * x[..., 24:],
     "geglu": lambda x: ACTIVATION_FORMULAS["gelu"](x[..., :24]) * x[..., 24:],
+    "geglu_tanh": lambda x: ACTIVATION_FORMULAS["gelu_tanh"](x[..., :24]) * x[..., 24:],
+    "swiglu_clamped": lambda x: (
+        (a := x[..., :24].clamp(max=7)) / (1 + (-1.702 * a).exp()) * (x[..., 24:].clamp(-7, 7) + 1)
+    ),
 }
 
 

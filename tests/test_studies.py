@@ -85,7 +85,9 @@ def test_a_study_says_what_it_answers_needs_and_writes(study: str) -> None:
     assert "# Time: " in head and "Repeat the command to resume." in " ".join(head.replace("# ", "").split())
     assert "# Data: " in head
     archive = head.split("# Writes ")[1].split(".\n")[0]
-    assert f"\narchive {Path(archive).parent} " in script and (ROOT / archive).exists()
+    assert f"\narchive {Path(archive).parent} " in script
+    page = (ROOT / archive).with_name("README.md")  # of a study that has not been run to its end there is none
+    assert (ROOT / archive).exists() or not page.exists()
 
 
 @pytest.mark.parametrize(

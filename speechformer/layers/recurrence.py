@@ -130,14 +130,14 @@ def chunked(
     The exponents G_i - G_j are at most 0, so nothing overflows. exp(-G_j) alone would.
 
     Args:
-        chunk: the largest L, which is rounded up to a power of two if channels decay. The cost within chunks grows
+        chunk: the largest L, which is rounded down to a power of two if channels decay. The cost within chunks grows
             with L, the number of steps with 1 / L.
     """
     T, V, dtype = *v.shape[2:], v.dtype
     q, k, v, g, b, state = prepare(q, k, v, g, b, state)
     L = -(-T // -(-T // chunk))  # as few chunks, of equal lengths
     if g.shape[-1] > 1:
-        L = 1 << (L - 1).bit_length()  # a power of two can be halved down to 1
+        L = 1 << (L.bit_length() - 1)  # a power of two can be halved down to 1
     q, k, v, g, b = (F.pad(x, (0, 0, 0, -T % L)).unflatten(2, (-1, L)) for x in (q, k, v, g, b))  # [B, N, C, L, ...]
     states, writes = [], []
     with torch.autocast(q.device.type, enabled=False):
