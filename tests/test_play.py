@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from commands import call
 from conftest import group, opened, run_in
@@ -22,7 +23,9 @@ from torch import nn
 from speechformer.analysis import play_page
 from speechformer.analysis.command_line import short_name
 from speechformer.analysis.load import load
+from speechformer.attention import main as attention_main
 from speechformer.corpora import sample
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.errors import UserError
@@ -145,9 +148,7 @@ def check(cases: dict[str, Case]) -> None:
 def test_logits_and_weights_are_torchs(every_pair: bool) -> None:
     """Oracle: torch, for every position and pattern in every kind of model; texts of 1 to 14 tokens."""
     cases = {}
-    positions, patterns = (
-        sorted(names | {"by_layer"}) for names in (play_page.KNOWN_POSITIONS, play_page.KNOWN_PATTERNS)
-    )
+    positions, patterns = (sorted(play_page.KNOWN[group].keys() | {"by_layer"}) for group in ("model", "pattern"))
     for shift, kind in enumerate(KINDS):
         pairs = itertools.product(positions, patterns) if every_pair else zip(positions, (patterns * 2)[shift:])
         for seed, (model, pattern) in enumerate(pairs, start=shift):
@@ -163,11 +164,18 @@ def test_options_of_the_models() -> None:
     positions += [("rope", {"scaling": name, "factor": 3.0}) for name in ("linear", "ntk", "yarn")]
     positions += [("alibi", {"slopes": slopes, "scale": 1.7}) for slopes in ("learned", [0.3, 0.02])]
     options = [{"model": {**choice("model", name), **changes}} for name, changes in positions]
-    options += [{"activation": "gelu"}, {"scale_embedding": True}]
-    options += [{key: False} for key in ("final_norm", "qkv_bias", "bias")]
+    options += [{"model": {"name": "rope", "frequencies": [0.7, 0.03], **more}} for more in ({}, {"scaling": "yarn"})]
+    options += [{"activation": name} for name in play_page.KNOWN_VALUES["activation"].split()]
+    options += [{"attention": {"name": "softmax", **more}} for more in ({"kv_heads": 1}, {"qk_norm": True})]
+    options += [{"norm": name, "norm_type": "rms", "norm_eps": 0.1} for name in ("post", "sandwich", "parallel")]
+    options += [{"head_width": 6, "attention": {"name": "softmax", "kv_heads": 1, "qk_norm": True}, "norm_eps": 0.1}]
+    options += [{"embedding_norm": True, "output_bias": "none"}, {"norm": "parallel"}, {"scale_embedding": True}]
+    options += [{key: False} for key in ("final_norm", "qkv_bias", "bias")] + [{"norm": "sandwich"}]
     options.append({"pattern": {"name": "bigbird", "window": 2, "tokens": 2, "links": 3, "seed": 5}})
     cases = {f"lm {option}": case_of("lm", 0, tokens=60, **option) for option in options}
     cases |= {f"translate {option}": case_of("translate", 11, **option) for option in options[-6:]}
+    head = {"pool": "first", "classifier_activation": "tanh"}
+    cases["head"] = case_of("classify_mean", 3, **head)
     cases["tied"] = case_of("lm", 5, tied_output=True)
     half, _ = build("lm", 4)
     half.load_state_dict({name: value.half().float() for name, value in half.state_dict().items()})
@@ -232,6 +240,7 @@ def test_sampling_draws_from_the_softmax() -> None:
 
 # Tokenizers
 
+SAMPLE = [line.split("\t")[-1] for line in sample.files(0)["train_CLS.tsv"].decode().splitlines()]
 WORDS = (
     "Mr. U.S. J. p.m. ... .. -- - ' '' \" ` `` “ ” ‘ ’ « » can't cannot Gimme wanna 'tis don't N'T I'll 's s' d'ye "
     "3.14 3. 1,000 : ; ? ! ( ) [ < > @ # $ % & * — é ß İ ſ naïve 日本語 。 😀 a.b e.g. A. the The x-u.s. _ "
@@ -247,8 +256,7 @@ ENCODE = """([spec, texts]) => { const tokenizer = makeTokenizer(spec);
 @pytest.mark.parametrize("kind", ["nltk", "bpe", "words", "bytes"])
 def test_tokens_are_those_of_python(kind: str) -> None:
     """Oracle: NLTK and the library `tokenizers`, on the sample and on texts of pieces that their rules are about."""
-    lines = [line.split("\t")[-1] for line in sample.files(0)["train_CLS.tsv"].decode().splitlines()]
-    draw = random.Random(0)
+    draw, lines = random.Random(0), SAMPLE
     texts = ["</script><b>__proto__ & co.", "", 'He said: "It\'s over." Then (after 5 p.m.) he left...', *lines[::40]]
     for _ in range(3000 if kind == "nltk" else 400):
         pieces = (draw.choice(PIECES) + draw.choice(["", " ", " "]) for _ in range(draw.randint(1, 10)))
@@ -279,7 +287,7 @@ def test_a_page_holds_evenly_spaced_checkpoints() -> None:
     assert [step for step, _ in play_page.evenly_spaced(files, "last.ckpt", 4)] == [0, 20, 39, 40]
     assert [step for step, _ in play_page.evenly_spaced(files, "last.ckpt", 1)] == [40]
     assert play_page.evenly_spaced(files, "last.ckpt", 50) == files
-    for parameters, count in ((100_000, 16), (800_000, 9), (3_600_000, 2), (7_000_000, 1)):
+    for parameters, count in ((100_000, 16), (800_000, 12), (3_600_000, 2), (10_000_000, 1)):
         ((*before, chosen_file),), _ = play_page.fit_into_page([weighing(parameters)], [files])
         assert (len(before) + 1, chosen_file) == (count, (40, "last.ckpt")), parameters
 
@@ -290,7 +298,7 @@ def test_precision_and_size() -> None:
     for number, expected in ((1, torch.float32), (2, torch.float16)):
         assert play_page.fit_into_page([weighing(900_000)], [files[-number:]])[1] == expected
     with pytest.raises(UserError, match="22 MB of weights; the limit is 20 MB"):
-        play_page.fit_into_page([weighing(900_000)] * 9, [files] * 9)
+        play_page.fit_into_page([weighing(900_000)] * 12, [files] * 12)
     run: Any = SimpleNamespace(task=SimpleNamespace(model=build("lm", 0, width=64)[0]), checkpoint="last.ckpt")
     encoded = play_page.encode_checkpoint(run, "last.ckpt", torch.float32)
     assert 0 < len(encoded) - play_page.count_weights(run.task.model) * 4 * 4 / 3 < 12_000  # the header
@@ -322,7 +330,7 @@ def test_pages_of_many_runs_have_names_of_their_own_that_a_file_can_have() -> No
     assert len({*pages}) == 2 and all(len(page.encode()) <= 200 for page in pages)
 
 
-def test_what_the_page_cannot_compute_is_an_error() -> None:
+def test_what_the_page_cannot_compute_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for task, name, message in (
         ("lm", "rnn", r"^R: model=rnn is not supported by the live page.$"),
         ("lm", "forgetting", r"^R: model=forgetting is not supported by the live page.$"),
@@ -333,6 +341,151 @@ def test_what_the_page_cannot_compute_is_an_error() -> None:
         run: Any = SimpleNamespace(directory="R", task=SimpleNamespace(name=task, hparams=hparams), model=model)
         with pytest.raises(UserError, match=message):
             play_page.check_supported(run)
+    monkeypatch.setitem(play_page.KNOWN["pattern"], "window", "")  # as if the page did not know a new option
+    layers = ["softmax", {"name": "sink"}, "softmax"]
+    cases: dict[str, dict[str, Any]] = {
+        "attention.softcap=5.0": {"attention": {"name": "softmax", "softcap": 5.0}},
+        "attention=sink": {"attention": {"name": "by_layer", "layers": layers}},
+        "pattern.window=3": {"pattern": {"name": "window", "window": 3}},
+        "architecture.norm_type=dyt": {"norm_type": "dyt"},
+        "architecture.output_softcap=5.0": {"output_softcap": 5.0},
+    }
+    for message, option in cases.items():
+        with pytest.raises(UserError, match=f"^{message} is not supported$"):
+            play_page.describe_model(*build("lm", 0, **option))
+    model, architecture = build("lm", 0)
+    with pytest.raises(UserError, match=r"^architecture.new=1 is not supported$"):
+        play_page.describe_model(model, {**architecture, "new": 1})
+
+
+# Models from elsewhere
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA3.replace("{1,3}", "")
+TRICKY = [
+    "<s>",
+    "<|end|>",
+    "<|end|",
+    "e\u0301",
+    "\u1e9b\u0323",
+    "'\u017fa",
+    "I'Ma",
+    "'LL",
+    "12345",
+    "\u00bd",
+    "\u0663",
+    "\r\n",
+]
+TRICKY += ["\n\n", "   ", "é~Sa", "e\u0301~", "~", "zq", *PIECES]
+
+
+def tricky_texts(count: int) -> list[str]:
+    """Draw texts of pieces that the rules of tokenizers are about."""
+    draw = random.Random(1)
+    return [
+        "".join(draw.choice(TRICKY) + draw.choice(["", " "]) for _ in range(draw.randint(1, 8))) for _ in range(count)
+    ]
+
+
+def bytes_of(name: str) -> PretrainedTokenizer:
+    """Build the tokenizer of a family of models, whose merges do not depend on where it splits a text."""
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = level
+    options = {"vocab_size": 600, "special_tokens": ["<|end|>", "<s>"], "initial_alphabet": sorted(level.alphabet())}
+    trainer = tokenizers.trainers.BpeTrainer(**options, show_progress=False)
+    tokenizer.train_from_iterator([*SAMPLE[::9], *(text.replace("zq", "") for text in tricky_texts(2000))], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["model"]["ignore_merges"] = name == "llama"
+    content["model"]["vocab"]["zq"] = 600  # which no merge makes
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern := {"llama": LLAMA3, "qwen3": QWEN, "mistral": GPT4O}.get(name):
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
+    if name in ("qwen3", "gpt_neox"):
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+        written = ("  ", "    ", "é~Sa", "e\u0301~")
+        tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=True) for text in written])
+        tokenizer.add_tokens([tokenizers.AddedToken("~", normalized=False)])
+    if name == "llama":
+        around = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        tokenizer.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), around])
+    return PretrainedTokenizer(tokenizer, 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen3"])
+def test_tokens_are_those_of_the_library(name: str) -> None:
+    """Oracle: the library `tokenizers`, on texts of pieces that the rules of the family's tokenizer are about."""
+    tokenizer = bytes_of(name)
+    texts = [*SAMPLE[::40], *tricky_texts(2000), "naïve café, 12,345 \r\n\n  x 日本語😀 <|end|><s>", "<s>"]
+    described = play_page.describe_tokenizer(tokenizer)
+    assert (described["end"], described["before"], described["after"]) == (0, [1] * (name == "llama"), [])
+    for text, (words, ids, decoded) in zip(texts, in_node(ENCODE, [described, texts]), strict=True):
+        assert ids == tokenizer.encode(text), repr(text)
+        assert words == tokenizer.split(text) and decoded == tokenizer.decode(ids), repr(text)
+
+
+def test_tokenizers_that_the_page_would_not_repeat_are_refused() -> None:
+    plain = json.loads(bytes_of("gpt2").tokenizer.to_str())
+    spaced = {**plain["pre_tokenizer"], "add_prefix_space": True}
+    split = {"type": "Split", "pattern": {"Regex": r"\s(?=\d)"}, "behavior": "Isolated", "invert": False}
+    (end, *others), model = plain["added_tokens"], plain["model"]
+    cases: list[tuple[str, Any]] = [
+        *[("pre_tokenizer", step) for step in (None, spaced, {"type": "BertPreTokenizer"})],
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [split, plain["pre_tokenizer"]]}),
+        ("normalizer", {"type": "Lowercase"}),
+        ("added_tokens", [{**end, "lstrip": True}, *others]),
+        ("model", {**model, "byte_fallback": True}),
+        ("model", {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}),
+        ("model", {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0]], "byte_fallback": False}),
+    ]
+    for key, value in cases:
+        content = json.dumps({**plain, key: value})
+        with pytest.raises(UserError, match=f"^the {key} of its tokenizer.json is not supported$"):
+            play_page.describe_tokenizer(PretrainedTokenizer(tokenizers.Tokenizer.from_str(content), None))
+    assert play_page.to_javascript(LLAMA3) is not None
+    for regex in ("(a)", r"\p{L}++", "[a-z]", r"[\S]", "(?i:x)", r"\d", "a.", "[[:alpha:]]", "(?<=a)b", "~S"):
+        assert play_page.to_javascript(regex) is None, regex
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 128}
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "gpt_neox": {**SIZES, "rotary_pct": 0.5, "max_position_embeddings": 64},
+    "llama": {
+        **GROUPED,
+        "rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    },
+    "mistral": {**GROUPED, "sliding_window": 4},
+    "qwen3": {**GROUPED, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+}
+
+
+def a_folder(name: str, folder: Path, **options: Any) -> Path:
+    """Write a small random model of a family as its users have it."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = bytes_of(name)
+    torch.manual_seed(0)
+    sizes = {**FAMILIES[name], "vocab_size": len(tokenizer), "eos_token_id": 0, "bos_token_id": 1, **options}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 # The page in a browser
@@ -532,3 +685,42 @@ def test_next_words_and_translations_are_those_of_the_run(
         assert part in page.text_content("h3 span") and page.locator("canvas.map").is_visible()
     assert messages == []
     page.close()
+
+
+@slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_models_from_elsewhere_are_computed_in_the_page(
+    browser: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: `logits` and `attention` of the loaded model, which are the library's; weights are exact or halved."""
+    run, text = load(a_folder(name, tmp_path / name)), "Ça va? We'll mend 12,345 bridges,  naïve 😀…\r\n<|end|>"
+    expected, (maps,) = run.logits(text), run.attention(text)
+    for largest, tolerance in ((play_page.TARGET_BYTES, 1e-4), (0, 2e-2)):
+        monkeypatch.setattr(play_page, "TARGET_BYTES", largest)
+        path = tmp_path / f"{largest}.html"
+        assert len(play_page.write_page([run], path, text)) == 1 + (largest == 0)
+        page, messages = opened(browser, path)
+        settled(page)
+        assert page.evaluate("state.panels[0].ids") == run.tokenizer.encode(text)
+        logits = page.evaluate("[...logitsOf(modelOf(state.panels[0]), state.panels[0].result.states)]")
+        assert (torch.tensor(logits).view_as(expected) - expected).abs().max() < tolerance * expected.abs().max()
+        weights = page.evaluate("state.panels[0].result.parts.decoder.map(layer => [...layer.weights])")
+        assert (torch.tensor(weights).view_as(maps.weights) - maps.weights).abs().max() < tolerance
+        page.locator("input[aria-label=Temperature]").fill("0")
+        settled(page)
+        continuation = (
+            page.text_content(".continuation").removeprefix("… ").rstrip("\ufffd")
+        )  # an unfinished character
+        assert largest == 0 or run.generate(text, tokens=20, temperature=0).rstrip("\ufffd").endswith(continuation)
+        assert messages == []
+        page.close()
+
+
+@slow
+def test_the_commands_write_the_page_of_a_model_from_elsewhere(tmp_path: Path) -> None:
+    folder, output = a_folder("gpt2", tmp_path / "gpt2"), tmp_path / "output"
+    printed, said = call(attention_main, folder, TEXT, "--output", output)
+    assert "attention.html" in printed and (output / "attention.html").exists() and "No page" not in said
+    large = a_folder("gpt2", tmp_path / "large", n_embd=512, n_layer=4)
+    with pytest.raises(SystemExit, match=r"The page would hold 26 MB of weights; the limit is 20 MB"):
+        call(main, large, "--output", tmp_path / "page.html", "--no-open")

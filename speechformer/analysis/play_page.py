@@ -2,7 +2,8 @@
 
 A run is exported as plain data: its tokenizer, the description of its model, and the weights of its checkpoints as
 base64 safetensors. `play/engine.js` computes from them what the model computes here. `describe_model` raises a
-`UserError` for a model that it does not compute.
+`UserError` for a model that it does not compute: for every setting that this module does not name and that is not at
+its default. `describe_tokenizer` does so for a tokenizer from elsewhere.
 """
 
 from __future__ import annotations
@@ -23,25 +24,56 @@ from torch import nn
 from speechformer.analysis.exports import to_safetensors
 from speechformer.analysis.find import CHECKPOINTS
 from speechformer.analysis.load import TrainedRun, unique_labels
-from speechformer.corpora.special_tokens import UNKNOWN
-from speechformer.corpora.subwords import Subwords
+from speechformer.corpora.load import AnyTokenizer
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.tokenizer import ABBREVIATIONS, Tokenizer
 from speechformer.errors import UserError
+from speechformer.keys import CONF, load_plain
+from speechformer.layers.block import EPS
 from speechformer.layers.by_layer import per_layer_configs
-from speechformer.layers.mechanisms import changed_options
+from speechformer.layers.mechanisms import MECHANISMS
 from speechformer.layers.patterns import PATTERNS
 from speechformer.layers.positions import POSITIONS, ALiBi, ByLayer, Positions, Relative, RoPE, XPos
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
-from speechformer.models.stack import Stack
+from speechformer.models.families import without_defaults
+from speechformer.models.stack import SOFTMAX, Stack
 from speechformer.runs.folder import HISTORY, STEP, WEIGHTS
 from speechformer.tasks.registry import load_task, read_checkpoint
 
 FOLDER = Path(__file__).with_name("play")
 FILES = ("page.html", "page.css", "words.js", "engine.js", "views.js", "page.js", "panel.js", "controls.js")
-KNOWN_POSITIONS = {"nope", "sinusoidal", "learned", "alibi", "rope", "xpos", "relative", "kerple", "fire"}
-KNOWN_PATTERNS = {"full", "window", "block", "strided", "dilated", "global", "sinks", "bigbird"}
+KNOWN: dict[str, dict[str, str]] = {  # choices of each group, and their options
+    "model": {
+        **dict.fromkeys(("nope", "sinusoidal", "learned", "kerple"), ""),
+        **{"alibi": "slopes scale", "relative": "buckets max_distance", "fire": "hidden threshold"},
+        **{"rope": "base frequencies fraction scaling factor", "xpos": "base gamma scale_base"},
+    },
+    "pattern": {
+        **{"full": "", "window": "window", "block": "block", "strided": "stride", "dilated": "window dilation"},
+        **{"global": "window tokens", "sinks": "window tokens", "bigbird": "window tokens links seed"},
+    },
+    "attention": {"softmax": "kv_heads qk_norm"},
+}
+KINDS = {"model": (POSITIONS, "sizes"), "pattern": (PATTERNS, ""), "attention": (MECHANISMS, "layer")}
+KNOWN_VALUES = {
+    "norm": "pre post sandwich parallel",
+    "norm_type": "layer rms",
+    "activation": "relu relu2 gelu gelu_tanh swiglu geglu geglu_tanh",
+    "pool": "mean cls first",
+    "classifier_activation": "relu tanh",
+}
+# keys of an architecture with any value
+ANY_VALUE = """width heads layers ff vocab_size block_size dropout embedding_dropout classes classifier_width norm_eps
+    final_norm embedding_norm head_width qkv_bias bias scale_embedding output_bias tied_output shared_embeddings"""
+# What GPT-2 splits a text at, and the regular expressions that mean the same in the library and in JavaScript
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+PROPERTY = r"\\[rnts]|\\p\{[LMNPSZ][a-z]?\}"
+CLASS = rf"\[\^?(?:{PROPERTY}|[^\\\[\]&~-])+\]"
+SAME_REGEX = re.compile(
+    rf"(?:{CLASS}|{PROPERTY}|\\S|\(\?[:!]|[)|]|(?:[?*+]|\{{\d+(?:,\d*)?\}})(?!\+)|[^\\\[\](){{}}?*+.^$~])+"
+)
 MODELS = {EncoderClassifier: "classify", Decoder: "lm", EncoderDecoder: "translate"}
 MAX_TOKENS = 128  # of a text; larger maps cannot be read
 MOST = 16  # checkpoints of a run
@@ -62,14 +94,12 @@ def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
     described = []
     for k, member in enumerate(members):
         name = names.get(type(member), type(member).__name__.lower())
-        if name not in KNOWN_POSITIONS:
-            raise UserError(f"model={name} is not supported")
         options: dict[str, Any] = {}  # what the weights do not say
         if isinstance(member, ALiBi):
             learned = member.log_slopes is not None
             options = {"scale": member.scale, "learned": learned, "slopes": member.fixed_slopes.tolist()}
         if isinstance(member, RoPE):
-            options = {name: getattr(member, name) for name in ("base", "scaling", "factor", "length")}
+            options = {name: getattr(member, name) for name in ("base", "frequencies", "scaling", "factor", "length")}
             options["R"] = member.table_PR.shape[1]
         if isinstance(member, XPos):
             options["log_decay"] = member.log_decay_H.tolist()
@@ -85,6 +115,22 @@ def pattern_options(name: str) -> dict[str, Any]:
     return {key: option.default for key, option in inspect.signature(PATTERNS[name]).parameters.items()}
 
 
+def check_settings(architecture: dict[str, Any], layers: int) -> None:
+    """Raise a `UserError` for a setting that the engine does not know and that is not at its default."""
+    for group, (kinds, common) in KINDS.items():
+        for spec in per_layer_configs(architecture.get(group, SOFTMAX), group, layers):
+            if spec["name"] not in KNOWN[group]:
+                raise UserError(f"{group}={spec['name']} is not supported")
+            for key in without_defaults(spec, kinds, common):  # type: ignore[arg-type]
+                if key not in ("name", *KNOWN[group][spec["name"]].split()):
+                    raise UserError(f"{group}.{key}={spec[key]} is not supported")
+    defaults = load_plain(CONF / "config.yaml")["architecture"]
+    for key, value in architecture.items():
+        is_known = key in (*ANY_VALUE.split(), *KINDS) or value in KNOWN_VALUES.get(key, "").split()
+        if not is_known and value != defaults.get(key):
+            raise UserError(f"architecture.{key}={value} is not supported")
+
+
 def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, Any]:
     """Return what the engine needs to know of a model beside its weights; a `UserError` if it cannot compute it."""
     stacks = {name: stack for name, stack in model.named_children() if name in ("encoder", "decoder")}
@@ -94,60 +140,113 @@ def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, 
     for name, stack in stacks.items():
         assert isinstance(stack, Stack)
         layers = len(stack.patterns)
+        check_settings(architecture, layers)
         parts[name] = {
             "width": stack.embedding.embedding_dim,
-            "heads": stack.blocks[0].attention.heads,
-            "layers": layers,
+            "heads": stack.heads,
+            "kvHeads": [block.attention.kv_heads for block in stack.blocks],
+            "headWidth": stack.head_width,
             "causal": stack.causal,
             "hasCls": stack.first_token is not None,
             "positions": describe_positions(stack.positions, layers),  # of encoder and decoder their buckets differ
         }
-    blocks: list[Any] = [block for stack in stacks.values() for block in stack.blocks]  # type: ignore[union-attr]
-    if not all(block.attention.is_plain for block in blocks):
-        raise UserError(f"attention={', '.join(changed_options(architecture['attention']))} is not supported")
-    known = {"norm": ("pre", "post"), "norm_type": ("layer",), "activation": ("relu", "gelu")}
-    for key, choices in known.items():
-        if architecture.get(key, "layer") not in choices:
-            raise UserError(f"architecture.{key}={architecture[key]} is not supported")
+    eps = architecture.get("norm_eps")
     patterns = per_layer_configs(architecture["pattern"], "pattern", layers)
-    if unknown := [pattern["name"] for pattern in patterns if pattern["name"] not in KNOWN_PATTERNS]:
-        raise UserError(f"pattern={unknown[0]} is not supported")
     return {
         "task": MODELS[type(model)],
         "parts": parts,
         "patterns": [{**pattern_options(pattern["name"]), **pattern} for pattern in patterns],
         "norm": architecture["norm"],
+        "eps": EPS[architecture.get("norm_type", "layer")] if eps is None else eps,
+        "qkEps": EPS["rms"] if eps is None else eps,
         "activation": architecture["activation"],
         "finalNorm": architecture["final_norm"],
+        "pool": architecture.get("pool"),
+        "headActivation": architecture.get("classifier_activation", "relu"),
         "scale": stack.scale,
     }
 
 
-def describe_tokenizer(tokenizer: Tokenizer | Subwords) -> dict[str, Any]:
-    """Return a tokenizer as the page reads it."""
+def describe_tokenizer(tokenizer: AnyTokenizer) -> dict[str, Any]:
+    """Return a tokenizer as the page reads it; a `UserError` if the page would give other ids."""
+    common = {"unknown": tokenizer.unknown, "end": tokenizer.end, "padding": tokenizer.padding}
     if isinstance(tokenizer, Tokenizer):
-        return {"kind": "nltk", "vocabulary": tokenizer.vocabulary, "abbreviations": ABBREVIATIONS}
-    content = json.loads(tokenizer.tokenizer.to_str())["model"]
+        return {**common, "kind": "nltk", "vocabulary": tokenizer.vocabulary, "abbreviations": ABBREVIATIONS}
+    content = json.loads(tokenizer.tokenizer.to_str())
     ids: dict[str, int] = tokenizer.tokenizer.get_vocab()
-    vocabulary = sorted(ids, key=lambda word: ids[word])
-    if content["type"] == "WordLevel":
-        return {"kind": "words", "vocabulary": vocabulary}
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["merges"]]
-    return {"kind": "bpe", "vocabulary": vocabulary, "merges": merges}
+    common |= {"vocabulary": sorted(ids, key=lambda word: ids[word])}
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"].get("merges", [])]
+    if isinstance(tokenizer, PretrainedTokenizer):
+        return {**common, "merges": merges, **describe_pretrained(tokenizer, content)}
+    is_words = content["model"]["type"] == "WordLevel"
+    return {**common, "kind": "words"} if is_words else {**common, "kind": "bpe", "merges": merges}
 
 
-def check_supported(run: TrainedRun) -> dict[str, Any]:
-    """Return `describe_model` of a run; a `UserError` that names the run if the page cannot compute it."""
+def describe_pretrained(tokenizer: PretrainedTokenizer, content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a tokenizer from elsewhere does besides merging bytes, of its tokenizer.json's content."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    model, ids, written = content["model"], tokenizer.tokenizer.get_vocab(), content["added_tokens"]
+    steps = content["pre_tokenizer"] or {}
+    *before, last = steps.get("pretokenizers", [steps])
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    splits = [step.pop("pattern", {}).get("Regex", "") for step in before]
+    is_split = all(step == split for step in before) and last.get("type") == "ByteLevel"
+    splits = [to_javascript(each) for each in [*splits, *[GPT2_SPLIT] * last.get("use_regex", True)]]
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    same = {
+        "model": model["type"] == "BPE" and not any(map(model.get, options)),
+        "vocab": {*ByteLevel.alphabet()} <= ids.keys() and sorted(ids.values()) == list(range(len(ids))),
+        "normalizer": content["normalizer"] in (None, {"type": "NFC"}),
+        "pre_tokenizer": is_split and None not in splits and not last["add_prefix_space"],
+        "added_tokens": not any(token[key] for token in written for key in ("single_word", "lstrip", "rstrip")),
+    }
+    for key, is_same in same.items():
+        if not is_same:
+            raise UserError(f"the {key} of its tokenizer.json is not supported")
+    letter = tokenizer.tokenizer.encode("a", add_special_tokens=False).ids
+    around = tokenizer.encode("a")
+    at = next(k for k in range(len(around)) if around[k : k + len(letter)] == letter)
+    return {
+        "kind": "pretrained",
+        "written": [{key: token[key] for key in ("content", "id", "normalized")} for token in written],
+        "special": [token["id"] for token in written if token["special"]],
+        "nfc": content["normalizer"] is not None,
+        "splits": splits,
+        "wholeWords": model.get("ignore_merges", False),
+        "before": around[:at],
+        "after": around[at + len(letter) :],
+    }
+
+
+def to_javascript(regex: str) -> str | None:
+    """Return a regular expression of the library `tokenizers` as `words.js` reads it; None if it might differ."""
+    anycase = {letter: letter + letter.upper() for letter in "dlmrtve"} | {"s": "sS\u017f"}
+
+    def spell(group: re.Match[str]) -> str:
+        return "(?:" + "".join(f"[{anycase[c]}]" if c in anycase else c for c in group[1]) + ")"
+
+    spelt = re.sub(r"\(\?i:([dlmrstve'|]+)\)", spell, regex)
+    if not SAME_REGEX.fullmatch(spelt):
+        return None
+    in_class = re.sub(CLASS, lambda match: match[0].replace(r"\s", "~S"), spelt)
+    return in_class.replace(r"\s", "[~S]").replace(r"\S", "[^~S]")
+
+
+def check_supported(run: TrainedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Describe the model of a run and its tokenizer; a `UserError` that names the run if the page lacks them."""
     try:
         if run.task.name not in MODELS.values():
             raise UserError(f"task={run.task.name} is not supported")
-        return describe_model(run.model, run.task.hparams["architecture"])
+        return describe_model(run.model, run.task.hparams["architecture"]), describe_tokenizer(run.tokenizer)
     except UserError as error:
         raise UserError(f"{run.directory}: {error} by the live page.") from None
 
 
 def checkpoints_of(run: TrainedRun, alone: bool) -> list[Checkpoint]:
     """Return the checkpoints of a run by step: that which was loaded, and unless `alone` those beside it."""
+    if run.is_pretrained:
+        return [(None, run.checkpoint)]
     paths = [run.directory / run.checkpoint]
     if not alone:
         kept = [path for folder in (HISTORY, WEIGHTS) for path in (run.directory / folder).glob("*.ckpt")]
@@ -177,7 +276,7 @@ def fit_into_page(
     Raises:
         UserError: even one of each run in half precision would be too large.
     """
-    total = sum(count_weights(run.model) for run in runs) * torch.half.itemsize * 4 / 3  # base64 takes 4 bytes for 3
+    total = sum(count_weights(run.model) for run in runs) * torch.half.itemsize
     if total > MAX_BYTES:
         raise UserError(
             f"The page would hold {total / 1e6:.0f} MB of weights; the limit is {MAX_BYTES / 1e6:.0f} MB. "
@@ -209,10 +308,9 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
     Raises:
         UserError: the page cannot compute a model, or would be too large.
     """
-    models = [check_supported(run) for run in runs]
+    models, tokenizers = zip(*map(check_supported, runs))
     files = [checkpoints_of(run, alone) for run in runs]
     picked, dtype = fit_into_page(runs, files)
-    tokenizers = [describe_tokenizer(run.tokenizer) for run in runs]
     exported, lines = [], []
     for run, label, model, tokenizer, own, known in zip(runs, unique_labels(runs), models, tokenizers, picked, files):
         limits = [MAX_TOKENS, run.max_length, run.block_size if run.task.name == "classify" else None]
@@ -228,7 +326,9 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
                 "half": dtype == torch.float16,
                 "chosen": names.index(run.checkpoint),
                 "reported": "reported" if run.finished else run.checkpoint,
-                "label": label + ", without its counts" * (run.task.counts is not None),
+                "label": f"{run.directory.resolve().name}: " * run.is_pretrained
+                + label
+                + ", without its counts" * (run.task.counts is not None),
                 "total": len(known),
                 "model": model,
                 "tokenizer": tokenizers.index(tokenizer),
@@ -240,7 +340,7 @@ def export_runs(runs: Sequence[TrainedRun], alone: bool) -> tuple[dict[str, Any]
         steps = [step for step, _ in own if step is not None]
         span = f", steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else ""
         lines.append(f"{run.directory.name} ({run.label}): {len(own)} of {len(known)} checkpoints{span}")
-        if len(known) == 1 and not alone:
+        if len(known) == 1 and not alone and not run.is_pretrained:
             lines.append("No slider over its training: train with keep_every_n_steps=100 to get one.")
     if dtype == torch.float16:
         lines.append("Weights are rounded to float16: in float32 they exceed 5 MB. Probabilities differ slightly.")
@@ -260,7 +360,7 @@ def write_page(
         UserError: the page cannot compute a model, or would be too large.
     """
     content, lines = export_runs(runs, alone)
-    example = min(EXAMPLES, key=lambda text: runs[0].tokenizer.encode(text).count(UNKNOWN))
+    example = min(EXAMPLES, key=lambda text: runs[0].tokenizer.encode(text).count(runs[0].tokenizer.unknown))
     Path(path).write_text(render_page(content, text or example), encoding="utf-8")
     return lines
 
@@ -271,7 +371,7 @@ def render_page(content: dict[str, Any], text: str) -> str:
     All data is one JSON object, escaped so that no character can end its element. The policy of the page allows its
     script alone, by the hash. The script inserts words as text only, never as HTML.
     """
-    patterns = {name: pattern_options(name) for name in PATTERNS if name in KNOWN_PATTERNS}
+    patterns = {name: pattern_options(name) for name in PATTERNS if name in KNOWN["pattern"]}
     content = {**content, "text": text, "title": "Attention, live", "patterns": patterns}
     page, style, *scripts = ((FOLDER / name).read_text(encoding="utf-8") for name in FILES)
     script = '"use strict";\n' + "\n".join(scripts)

@@ -3,6 +3,7 @@
 const number = (value, digits = 3) => Number(value.toPrecision(digits));
 const encodingsOf = (panel) => Object.values(runOf(panel).model.parts)[0].positions.members;
 const memberOf = (panel, ...names) => encodingsOf(panel).find((own) => names.includes(own.name));
+const ropeOf = (panel) => encodingsOf(panel).find((own) => ["rope", "xpos"].includes(own.name) && !own.frequencies);
 const hasPosition = (panel) => encodingsOf(panel).some((own) => own.name !== "nope");
 
 // A slider or the like: `get` and `set` of the panel's change, and the value as trained beside it.
@@ -75,7 +76,7 @@ function settingsOf(panel) {
   const boxes = [],
     change = () => panel.change,
     alibi = memberOf(panel, "alibi"),
-    rope = memberOf(panel, "rope", "xpos");
+    rope = ropeOf(panel);
   const other = memberOf(panel, "relative", "kerple", "fire");
   if (alibi) {
     const get = (name) =>
@@ -671,7 +672,7 @@ function readAddress() {
 
 function suggestions(panel) {
   const alibi = memberOf(panel, "alibi"),
-    rope = memberOf(panel, "rope", "xpos"),
+    rope = ropeOf(panel),
     slopes = panel.place?.slopes?.(UNCHANGED),
     own = [];
   if (alibi && slopes)

@@ -1,8 +1,9 @@
 // The forward pass of a trained model, in the order of `models/` and `layers/`. Read it beside those files: names,
 // formulas and shapes are theirs. Tensors are flat Float32Arrays without a batch dimension:
 //
-//   T queries (tokens)   S keys   D width of the model   N heads   H = D / N width of a head   V vocabulary
-//   x_TD is T rows of D numbers; q_TD holds head n in its columns n H to (n + 1) H.
+//   T queries (tokens)   S keys   D width of the model   N heads   H width of a head   V vocabulary
+//   K heads of keys and values, of which each serves N / K heads of queries
+//   x_TD is T rows of D numbers; q, k and v hold head n in columns n H to (n + 1) H of rows of N H.
 //
 // A `change` says what differs from training: {off, scale, slopes, base, strength, pattern, heads}; see `UNCHANGED`.
 
@@ -22,6 +23,8 @@ function halfToFloat(half) {
   return exponent === 31 ? (fraction ? NaN : sign * Infinity) : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+const HALVES = Float32Array.from({ length: 2 ** 16 }, (_, half) => halfToFloat(half));
+
 // The tensors of a file by name. Two names may share one, such as an embedding table and an output layer.
 function decodeSafetensors(base64) {
   const bytes = decodeBase64(base64), size = Number(new DataView(bytes.buffer).getBigUint64(0, true));
@@ -30,7 +33,8 @@ function decodeSafetensors(base64) {
   delete header.__metadata__;
   for (const [name, { dtype, shape, data_offsets: [from, to] }] of Object.entries(header)) {
     const own = bytes.slice(8 + size + from, 8 + size + to).buffer;
-    const data = dtype === "F16" ? Float32Array.from(new Uint16Array(own), halfToFloat) : new Float32Array(own);
+    const data = dtype === "F16" ? new Float32Array(own.byteLength / 2) : new Float32Array(own);
+    if (dtype === "F16") new Uint16Array(own).forEach((half, k) => { data[k] = HALVES[half]; });
     tensors.set(name, { shape, data });
   }
   const shared = JSON.parse(metadata.shared ?? "{}");
@@ -60,14 +64,15 @@ function linear(x, T, weight, bias) {
   return y;
 }
 
-function layerNorm(x, T, weight, bias) {
-  const D = weight.data.length, y = new Float32Array(T * D);
-  for (let t = 0; t < T; t++) {
+// Layer norm of rows as long as the weight; RMS norm if there is no bias.
+function normalise(x, weight, bias, eps) {
+  const D = weight.data.length, y = new Float32Array(x.length);
+  for (let at = 0; at < x.length; at += D) {
     let mean = 0, variance = 0;
-    for (let k = 0; k < D; k++) mean += x[t * D + k] / D;
-    for (let k = 0; k < D; k++) variance += (x[t * D + k] - mean) ** 2 / D;
-    const scale = 1 / Math.sqrt(variance + 1e-5);
-    for (let k = 0; k < D; k++) y[t * D + k] = (x[t * D + k] - mean) * scale * weight.data[k] + bias.data[k];
+    if (bias) for (let k = 0; k < D; k++) mean += x[at + k] / D;
+    for (let k = 0; k < D; k++) variance += (x[at + k] - mean) ** 2 / D;
+    const scale = 1 / Math.sqrt(variance + eps);
+    for (let k = 0; k < D; k++) y[at + k] = (x[at + k] - mean) * scale * weight.data[k] + (bias ? bias.data[k] : 0);
   }
   return y;
 }
@@ -86,7 +91,24 @@ function erf(z) {
   return Math.sign(z) * (1 - sum * Math.exp(-z * z));
 }
 
-const ACTIVATIONS = { relu: (v) => Math.max(0, v), gelu: (v) => 0.5 * v * (1 + erf(v / Math.SQRT2)) };
+const ACTIVATIONS = {
+  relu: (v) => Math.max(0, v),
+  relu2: (v) => Math.max(0, v) ** 2,
+  tanh: Math.tanh,
+  gelu: (v) => 0.5 * v * (1 + erf(v / Math.SQRT2)),
+  gelu_tanh: (v) => 0.5 * v * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (v + 0.044715 * v ** 3))),
+};
+const GATES = { swiglu: (v) => v / (1 + Math.exp(-v)), geglu: ACTIVATIONS.gelu, geglu_tanh: ACTIVATIONS.gelu_tanh };
+
+// f(x), or with a gate f(a) b of the halves a and b of each of the T rows.
+function activate(x, T, name) {
+  if (!GATES[name]) return x.map(ACTIVATIONS[name]);
+  const F = x.length / T / 2, y = new Float32Array(T * F);
+  for (let t = 0; t < T; t++) for (let k = 0; k < F; k++) {
+    y[t * F + k] = GATES[name](x[2 * t * F + k]) * x[(2 * t + 1) * F + k];
+  }
+  return y;
+}
 
 // Patterns, `layers/patterns.py`: may query i attend to key j?
 
@@ -133,7 +155,8 @@ function sinusoid(i, D, base = 10000) { // sine and cosine interleaved, as float
 
 // RoPE's angles for a text of T tokens: the wavelength of each pair, and a factor on what is rotated.
 function ropeWavelengths(spec, T, base) {
-  const { R, scaling, factor, length } = spec, own = wavelengths(R, base);
+  const { R, scaling, factor, length, frequencies } = spec;
+  const own = frequencies ? frequencies.map((f) => 1 / f) : wavelengths(R, base);
   if (scaling === "none" || T <= length) return [own, 1];
   if (scaling === "linear") return [own.map((w) => w * factor), 1];
   if (scaling === "ntk") return [wavelengths(R, base * factor ** (R / (R - 2))), 1];
@@ -255,30 +278,37 @@ function attention(q, k, v, { T, S, N, H, bias, mask, isOff }) {
   return { output, weights };
 }
 
-// The three parts of a projection with rows of 3 D (or 2 D) numbers.
-function unbind(x, T, parts) {
-  const D = x.length / T / parts;
-  return Array.from({ length: parts }, (_, p) => {
-    const own = new Float32Array(T * D);
-    for (let t = 0; t < T; t++) own.set(x.subarray((t * parts + p) * D, (t * parts + p + 1) * D), t * D);
+// The parts of a projection with rows of as many heads as `counts` says, with N heads each: a head of keys or values
+// serves several of queries.
+function unbind(x, T, N, H, ...counts) {
+  const width = x.length / T;
+  let from = 0;
+  return counts.map((count) => {
+    const own = new Float32Array(T * N * H);
+    for (let t = 0; t < T; t++) for (let n = 0; n < N; n++) {
+      const at = t * width + (from + Math.floor(n * count / N)) * H;
+      own.set(x.subarray(at, at + H), (t * N + n) * H);
+    }
+    from += count;
     return own;
   });
 }
 
-// x + f(norm(x)), or norm(x + f(x)): `layers/block.py`
-function residual(stack, x, T, name, branch) {
-  const norm = (y) => layerNorm(y, T, stack.get(name + ".weight"), stack.get(name + ".bias"));
-  const out = branch(stack.norm === "pre" ? norm(x) : x);
+// x + f(norm(x)), norm(x + f(x)) or x + norm'(f(norm(x))): `layers/block.py`. f may read another x.
+function residual({ order, norm }, x, block, name, index, branch, input = x) {
+  let out = branch(order === "post" ? input : norm(input, block + name));
+  if (order === "sandwich") out = norm(out, `${block}output_norms.${index}`);
   for (let k = 0; k < out.length; k++) out[k] += x[k];
-  return stack.norm === "pre" ? out : norm(out);
+  return order === "post" ? norm(out, block + name) : out;
 }
 
 // A stack of blocks, `models/stack.py`: ids -> states, and for each layer what its attention did.
 function runStack(model, part, ids, change, memory = null) {
-  const { width: D, heads: N, layers: L, causal, hasCls, positions: encodings } = model.parts[part], H = D / N;
+  const { width: D, heads: N, kvHeads, headWidth: H, causal, hasCls, positions: encodings } = model.parts[part];
   const get = (name) => model.tensors.get(`${part}.${name}`);
   const project = (y, rows, name) => linear(y, rows, get(name + ".weight"), get(name + ".bias"));
-  const stack = { get, norm: model.norm, positions: encodings }, T = ids.length + (hasCls ? 1 : 0);
+  const norm = (y, name, eps = model.eps) => normalise(y, get(name + ".weight"), get(name + ".bias"), eps);
+  const stack = { get, norm, order: model.norm, positions: encodings }, T = ids.length + (hasCls ? 1 : 0);
   const positions = positionsOf(stack, change), attended = [], crossed = [];
   let x = new Float32Array(T * D);
   const table = get("embedding.weight").data;
@@ -286,35 +316,41 @@ function runStack(model, part, ids, change, memory = null) {
   if (model.scale !== 1) x = x.map((value) => value * model.scale);
   if (hasCls) x.set(get("first_token.weight").data);
   positions[0].embed?.(x, T, D);
+  if (get("embedding_norm.weight")) x = norm(x, "embedding_norm");
   const masks = new Map(), biases = new Map();
   const isOff = (kind, layer) => (n) => change.heads.includes(`${kind}.${layer}.${n}`);
-  for (let layer = 0; layer < L; layer++) {
+  for (let layer = 0; layer < kvHeads.length; layer++) {
     const block = `blocks.${layer}.`, spec = change.pattern ?? model.patterns[layer], own = positions[layer];
     if (!masks.has(spec)) masks.set(spec, attentionMask(spec, T, causal, hasCls));
     if (!biases.has(own)) biases.set(own, positionalBias(own, N, T, change.strength ?? 1));
-    x = residual(stack, x, T, block + "attention_norm", (y) => {
-      const [q, k, v] = unbind(project(y, T, block + "attention.qkv"), T, 3);
+    const input = x;
+    x = residual(stack, x, block, "attention_norm", 0, (y) => {
+      const K = kvHeads[layer], name = block + "attention.";
+      let [q, k, v] = unbind(project(y, T, name + "qkv"), T, N, H, N, K, K);
+      if (get(name + "q_norm.weight")) {
+        [q, k] = [norm(q, name + "q_norm", model.qkEps), norm(k, name + "k_norm", model.qkEps)];
+      }
       own.rotate?.(q, k, T, N, H);
       const shape = { T, S: T, N, H, bias: biases.get(own), mask: masks.get(spec), isOff: isOff(part, layer) };
       const { output, weights } = attention(q, k, v, shape);
       attended.push({ q, k, v, weights, ...shape });
-      return project(output, T, block + "attention.output");
+      return project(output, T, name + "output");
     });
-    if (memory) x = residual(stack, x, T, block + "cross_attention_norm", (y) => {
+    if (memory) x = residual(stack, x, block, "cross_attention_norm", 2, (y) => {
       const name = block + "cross_attention.", S = memory.T;
       const q = project(y, T, name + "q");
-      const [k, v] = unbind(project(memory.x, S, name + "kv"), S, 2);
+      const [k, v] = unbind(project(memory.x, S, name + "kv"), S, N, H, N, N);
       const shape = { T, S, N, H, bias: null, mask: null, isOff: isOff("cross", layer) };
       const { output, weights } = attention(q, k, v, shape);
       crossed.push({ q, k, v, weights, ...shape });
       return project(output, T, name + "output");
     });
-    x = residual(stack, x, T, block + "feed_forward_norm", (y) => {
-      const hidden = project(y, T, block + "feed_forward.0").map(ACTIVATIONS[model.activation]);
+    x = residual(stack, x, block, "feed_forward_norm", 1, (y) => {
+      const hidden = activate(project(y, T, block + "feed_forward.0"), T, model.activation);
       return project(hidden, T, block + "feed_forward.2");
-    });
+    }, model.norm === "parallel" ? input : x);
   }
-  if (model.finalNorm) x = layerNorm(x, T, get("final_norm.weight"), get("final_norm.bias"));
+  if (model.finalNorm) x = norm(x, "final_norm");
   return { x, T, D, attended, crossed };
 }
 
@@ -329,9 +365,9 @@ function logitsOf(model, states, from = 0) {
   if (model.task !== "classify") {
     return linear(x.subarray(from * D), T - from, get("output.weight"), get("output.bias"));
   }
-  const rows = model.parts.encoder.hasCls ? 1 : T, pooled = new Float32Array(D); // CLS, or the mean of all tokens
+  const rows = model.pool === "mean" ? T : 1, pooled = new Float32Array(D); // of all tokens, or the first
   for (let t = 0; t < rows; t++) for (let k = 0; k < D; k++) pooled[k] += x[t * D + k] / rows;
-  const hidden = linear(pooled, 1, get("head.0.weight"), get("head.0.bias")).map(ACTIVATIONS.relu);
+  const hidden = linear(pooled, 1, get("head.0.weight"), get("head.0.bias")).map(ACTIVATIONS[model.headActivation]);
   return linear(hidden, 1, get("head.2.weight"), get("head.2.bias"));
 }
 
@@ -396,9 +432,9 @@ function randomNumbers(seed) {
 }
 
 // Draw the next token: p ~ exp(logit / temperature); 0 takes the most probable. Padding is never drawn.
-function drawToken(logits, temperature, random, words) {
-  const known = Array.from(logits.subarray(0, words), (value, id) => id === 0 ? -Infinity : value);
-  if (temperature === 0) return known.indexOf(Math.max(...known));
+function drawToken(logits, temperature, random, words, padding = 0) {
+  const known = Array.from(logits.subarray(0, words), (value, id) => id === padding ? -Infinity : value);
+  if (temperature === 0) return known.reduce((best, value, id) => value > known[best] ? id : best, 0);
   let rest = random();
   const probabilities = softmax(known.map((value) => value / temperature));
   for (let id = 0; id < known.length; id++) if ((rest -= probabilities[id]) < 0) return id;

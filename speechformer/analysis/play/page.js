@@ -67,7 +67,7 @@ function read(panel) {
   const pieces = all.slice(0, run.limit - (taskOf(panel) === "translate" ? 1 : 0));
   panel.left = all.length - pieces.length;
   panel.words = pieces.map((piece) => piece.word);
-  panel.unknown = pieces.map((piece) => piece.id === 1);
+  panel.unknown = pieces.map((piece) => piece.id === tokenizers[run.tokenizer].unknown);
   panel.ids = pieces.map((piece) => piece.id);
   panel.empty = !pieces.length;
 }
@@ -217,19 +217,19 @@ async function follow(panel) {
 async function continueText(panel, alive) {
   const run = runOf(panel),
     model = modelOf(panel),
+    tokenizer = tokenizers[run.tokenizer],
     random = randomNumbers(state.seed),
     ids = [...panel.ids],
     own = [];
   const room = Math.min(20, run.limit - ids.length + 1);
   for (let k = 0; k < room; k++) {
     const { states } = forward(model, [ids], panel.change);
-    const next = drawToken(logitsOf(model, states, states.T - 1), state.temperature, random, run.words);
-    if (next === 3 && content.tokenizers[run.tokenizer].kind !== "nltk") break; // the end of a document
+    const logits = logitsOf(model, states, states.T - 1);
+    const next = drawToken(logits, state.temperature, random, run.words, tokenizer.padding);
+    if (next === tokenizer.end) break; // of a document
     ids.push(next);
     own.push(next);
-    panel.continuation = tokenizers[run.tokenizer]
-      .decode(ids)
-      .slice(tokenizers[run.tokenizer].decode(panel.ids).length);
+    panel.continuation = tokenizer.decode(ids).slice(tokenizer.decode(panel.ids).length);
     if (k % 4 === 3) renderAnswer(panel);
     await pause();
     if (!alive()) return;

@@ -1,4 +1,5 @@
-// From a text to tokens and ids, as `corpora/tokenizer.py` (words) and `corpora/subwords.py` do it in Python.
+// From a text to tokens and ids, as `corpora/tokenizer.py` (words), `corpora/subwords.py` and `corpora/pretrained.py`
+// do it in Python.
 //
 // Words are those of `nltk.word_tokenize`: Punkt splits a text into sentences (Kiss and Strunk 2006, with a list of
 // abbreviations and nothing else), and regular expressions split each sentence into Penn Treebank words. Character
@@ -135,20 +136,25 @@ const BYTES = new Map(SYMBOLS.map((symbol, byte) => [symbol, byte]));
 
 // The tokenizer of a run: `encode(text)` returns words and their ids, `text(id)` a token, `decode(ids)` a text.
 function makeTokenizer(spec) {
-  const ids = new Map(spec.vocabulary.map((word, id) => [word, id])), unknown = 1;
+  const ids = new Map(spec.vocabulary.map((word, id) => [word, id])), { unknown, end, padding } = spec;
   const id = (word) => ids.get(word) ?? unknown;
   if (spec.kind === "nltk") {
     const abbreviations = new Set(spec.abbreviations);
     const encode = (text) => splitWords(text, abbreviations).map((word) => ({ word, id: id(word) }));
     const text = (k) => spec.vocabulary[k] ?? "<unk>";
-    return { encode, text, decode: (list) => joinWords(list.map(text)) };
+    return { encode, text, decode: (list) => joinWords(list.map(text)), unknown, end, padding };
   }
-  const bytesOf = (k) => Array.from(spec.vocabulary[k], (symbol) => BYTES.get(symbol));
-  const decodeBytes = (bytes) => new TextDecoder().decode(Uint8Array.from(bytes));
-  const text = (k) => spec.kind === "bpe" && k > 3 ? decodeBytes(bytesOf(k)) : spec.vocabulary[k];
+  const bytesOf = (k) => { // a token that is written out in texts can have other symbols
+    const symbols = Array.from(spec.vocabulary[k]);
+    return symbols.every((symbol) => BYTES.has(symbol)) ? symbols.map((symbol) => BYTES.get(symbol))
+      : [...new TextEncoder().encode(spec.vocabulary[k])];
+  };
+  const decodeBytes = (bytes) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
+  const text = (k) => spec.kind === "words" ? spec.vocabulary[k] : decodeBytes(bytesOf(k));
   const ranks = new Map((spec.merges ?? []).map((pair, rank) => [pair, rank]));
   const merge = (piece) => {
     const parts = Array.from(new TextEncoder().encode(piece), (byte) => SYMBOLS[byte]);
+    if (spec.wholeWords && ids.has(parts.join(""))) return [parts.join("")];
     for (;;) {
       let best = Infinity, at = -1;
       for (let k = 0; k + 1 < parts.length; k++) {
@@ -161,12 +167,41 @@ function makeTokenizer(spec) {
   };
   const pieces = (piece) => spec.kind === "words" ? [{ word: piece, id: id(piece) }]
     : merge(piece).map((part) => ({ word: text(id(part)), id: id(part) }));
+  if (spec.kind === "pretrained") {
+    const token = (k) => ({ word: text(k), id: k }), split = pretrainedSplitter(spec);
+    const body = (words) => split(words).flatMap((piece) => typeof piece === "number" ? [token(piece)] : pieces(piece));
+    const encode = (words) => words ? [...spec.before.map(token), ...body(words), ...spec.after.map(token)] : [];
+    const decode = (list) => decodeBytes(list.filter((k) => !spec.special.includes(k)).flatMap(bytesOf));
+    return { encode, text, decode, unknown, end, padding };
+  }
   const decode = (list) => {
-    const end = list.indexOf(3), before = end < 0 ? list : list.slice(0, end);
+    const at = list.indexOf(end), before = at < 0 ? list : list.slice(0, at);
     const body = before.filter((k) => k === unknown || (k > 3 && k < spec.vocabulary.length));
     if (spec.kind === "words") return body.map((k) => k === unknown ? " <unk>" : text(k)).join("").replace(/^ /, "");
     const bytes = body.flatMap((k) => k === unknown ? [...new TextEncoder().encode(" <unk>")] : bytesOf(k));
     return decodeBytes(bytes).replace(/^ /, "");
   };
-  return { encode: (words) => (` ${words}`.match(SUBWORD) ?? []).flatMap(pieces), text, decode };
+  const encode = (words) => (` ${words}`.match(SUBWORD) ?? []).flatMap(pieces);
+  return { encode, text, decode, unknown, end, padding };
+}
+
+// Of a model from elsewhere: the pieces of a text, as text or, where a token is written out, as its id.
+function pretrainedSplitter({ written, nfc, splits }) {
+  const normal = (text) => nfc ? text.normalize("NFC") : text;
+  const inText = (f) => (pieces) => pieces.flatMap((piece) => typeof piece === "number" ? [piece] : f(piece));
+  const cut = (rule, id = (part) => part) => inText((text) => // every second part is a match
+    text.split(rule).map((part, k) => k % 2 ? id(part) : part).filter((part) => part !== ""));
+  const cutTokens = (tokens) => { // the longest first
+    if (!tokens.length) return (pieces) => pieces;
+    const known = new Map(tokens), names = [...known.keys()].sort((a, b) => b.length - a.length);
+    const escaped = names.map((name) => name.replace(/[\\^$.*+?()[\]{}|\/]/g, "\\$&"));
+    return cut(new RegExp(`(${escaped.join("|")})`, "u"), (part) => known.get(part));
+  };
+  const steps = [
+    cutTokens(written.filter(({ normalized }) => !normalized).map(({ content, id }) => [content, id])),
+    inText((text) => [normal(text)]),
+    cutTokens(written.filter(({ normalized }) => normalized).map(({ content, id }) => [normal(content), id])),
+    ...splits.map((split) => cut(pattern(`(${split})`, "u"))),
+  ];
+  return (text) => steps.reduce((pieces, step) => step(pieces), [text]);
 }
