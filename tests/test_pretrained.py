@@ -254,7 +254,12 @@ def only_pickle(folder: Path) -> None:
 
 
 Q = "model.layers.1.self_attn.q_proj.weight"
+HALF = {"rope_type": "default", "rope_theta": 5.0, "partial_rotary_factor": 0.5}
 SPOILED: list[tuple[Callable[[Path], object], str]] = [
+    (
+        lambda f: change_config(f, rope_parameters=HALF),
+        "partial_rotary_factor=0.5 has no counterpart here, as only 1",
+    ),
     (lambda f: change_weights(f, lambda w: w.pop(Q)), f"lacks the tensor {Q}, which a llama"),
     (lambda f: change_weights(f, lambda w: w.update(more=torch.ones(1))), "has the tensor more, which a llama"),
     (
@@ -413,7 +418,8 @@ def test_training_goes_on_from_a_model(name: str, task: str, folders: dict[str, 
         (["task=lm", "init_from={llama}", "model=alibi"], "init_from=.* decides model; remove it"),
         (["task=lm", "init_from={llama}", "architecture.norm=post"], "decides architecture.norm; remove it"),
         (["task=lm", "task.tokens=pretrained"], "task.tokens=pretrained is the tokenizer of a model: set init_from"),
-        (["task=lm", "init_from=nowhere"], "nowhere"),
+        (["task=lm", "init_from=nowhere"], "nowhere/config.json cannot be read"),
+        (["task=lm", "init_from={gpt2}", "block_size=33"], "block_size=33 is above the 32 learned positions"),
     ],
 )
 def test_invalid_runs_are_one_sentence(
@@ -454,6 +460,7 @@ def test_evaluation_on_a_text_gives_the_perplexity_of_the_library(folders: dict[
     [
         (["model=alibi"], "No family of .*closest, .*, has other ones: .*alibi"),
         (["model=learned"], "output_bias: none .here init."),
+        (["model=rope", "model.fraction=0.5", "architecture.norm_type=rms"], "No family of"),
         (["model=learned", "task.ngram_mixture=fixed", "protocol=clean"], "no counts of words beside the network"),
     ],
 )

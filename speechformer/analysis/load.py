@@ -235,7 +235,8 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> T
     name = "classify" if "pool" in architecture else "lm"
     arguments: dict[str, Any] = {"recipe": as_plain(compose([f"task={name}"]))["recipe"]}
     if name == "classify":
-        classes = [str(label) for label in (config.get("id2label") or {0: "0", 1: "1"}).values()]
+        labels = config.get("id2label") or {0: "0", 1: "1"}
+        classes = [str(labels[index]) for index in sorted(labels, key=int)]
         arguments["classes"] = classes
         architecture |= {"classes": len(classes)}
     with torch.random.fork_rng(devices=[]):

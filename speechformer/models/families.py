@@ -477,7 +477,10 @@ class Llama(Family):
         each = [{"name": "window", "window": window} if is_sliding else {"name": "full"} for is_sliding in slides]
         pattern = each[0] if len({*slides}) == 1 else {"name": "by_layer", "layers": each}
         attention = {**self.mechanism, "kv_heads": kv_heads, **self.scores(config)}
-        return {"attention": attention, "model": read_rope(config, H)[0], "pattern": pattern, "head_width": H}
+        rope, _ = read_rope(config, H)
+        if rope["fraction"] != 1:  # the library would rotate whole heads all the same
+            raise no_counterpart("partial_rotary_factor", rope["fraction"], "only 1")
+        return {"attention": attention, "model": rope, "pattern": pattern, "head_width": H}
 
     def scores(self, config: Config) -> Config:
         """Return options of the attention that the config decides."""

@@ -39,8 +39,9 @@ def is_pretrained(folder: Path) -> bool:
 
 def read_json(path: Path) -> Any:
     """Read a file of JSON."""
+    content = read_file(path)
     try:
-        return json.loads(read_file(path))
+        return json.loads(content)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}).") from None
 
@@ -92,6 +93,11 @@ def settings_of(config: Config) -> Config:
     """
     folder = Path(config["init_from"])
     family, _, architecture = read_architecture(folder)
+    if architecture["model"]["name"] == "learned" and config["block_size"] > architecture["block_size"]:
+        raise UserError(
+            f"block_size={config['block_size']} is above the {architecture['block_size']} learned positions of "
+            f"{folder}; set at most that."
+        )
     task = "classify" if "pool" in architecture else "lm"
     if config["task"]["name"] != task:
         raise UserError(f"init_from={folder} is a {family.type}, for task={task}, not task={config['task']['name']}.")
