@@ -161,7 +161,8 @@ def test_a_command_does_what_it_says(
 @pytest.fixture(scope="session")
 def a_pretrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model as Hugging Face's library saves it: our own export."""
-    folder, own = tmp_path_factory.mktemp("model"), ["model=learned", "architecture.tied_output=true"]
+    folder, own = tmp_path_factory.mktemp("model"), ["task.tokens=bpe", "task.vocab_size=60"]
+    own += ["model=learned", "architecture.tied_output=true"]
     run = speechformer.fit(*TINY, "task=lm", *own, "trainer.max_steps=1", directory=folder / "run")
     export_all(run, "huggingface", folder / "MODEL")
     return folder / "MODEL"
