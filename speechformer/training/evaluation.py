@@ -94,7 +94,7 @@ def with_corpus(run: TrainedRun, folder: Path) -> TrainedRun:
     if not run.is_pretrained:
         raise UserError(f"--corpus is for models from elsewhere; {run.directory} is a run, which has its corpus.")
     run.require("generate")
-    words = ["task=lm", "corpus=text", f"block_size={min(run.block_size, 1024)}"]
+    words = ["task=lm", "corpus=text", "protocol=paper", f"block_size={min(run.block_size, 1024)}"]
     places = {"corpus.root": folder.resolve(), "init_from": run.directory.resolve()}
     words += [f"{key}={quote(str(place))}" for key, place in places.items()]
     config = as_plain(compose(words))
