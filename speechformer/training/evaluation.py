@@ -81,7 +81,8 @@ def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, A
         "commit": identity.commit(),
         "versions": identity.versions(),
     }
-    result["corpus"] = data.description
+    if runs[0].is_pretrained:
+        result["corpus"] = data.description
     return result | {"summary": [list(row) for row in task.view.summary(result)]}
 
 
