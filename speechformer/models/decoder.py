@@ -18,7 +18,9 @@ from speechformer.models.stack import Cache, Stack, Weights, build_stack
 class CappedLinear(nn.Linear):
     """c tanh(y / c) of a linear map's y, with c = `softcap`: no logit is larger. Gemma 2, 2024."""
 
-    softcap: float
+    def __init__(self, inputs: int, outputs: int, bias: bool, softcap: float) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.softcap = softcap
 
     def forward(self, x: Tensor) -> Tensor:
         return self.softcap * (super().forward(x) / self.softcap).tanh()
@@ -50,10 +52,8 @@ class Decoder(nn.Module):
         self.decoder = build_stack(length=block_size, causal=True, **stack)
         self.max_length = self.decoder.max_length
         has_bias = output_bias == "unigram" or (output_bias == "init" and not tied_output)
-        self.softcap, linear = output_softcap, nn.Linear if output_softcap is None else CappedLinear
-        self.output = linear(stack["width"], stack["vocab_size"], bias=has_bias)
-        if isinstance(self.output, CappedLinear) and output_softcap is not None:
-            self.output.softcap = output_softcap
+        self.softcap, sizes = output_softcap, (stack["width"], stack["vocab_size"], has_bias)
+        self.output = nn.Linear(*sizes) if output_softcap is None else CappedLinear(*sizes, output_softcap)
         if tied_output:
             self.output.weight = self.decoder.embedding.weight
 

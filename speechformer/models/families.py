@@ -31,7 +31,18 @@ Config = dict[str, Any]
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu2": "relu2"}
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}  # other names of activations
+# what an architecture that lacks a setting means
+LEFT_OUT = {
+    "output_softcap": None,
+    "embedding_norm": False,
+    "scale_embedding": False,
+    "classifier_activation": "relu",
+}
 SIZES = ("width", "heads", "layers", "ff", "block_size", "vocab_size")
+KEYS = {  # of most families
+    **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
+    **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
+}
 FAMILIES: dict[str, Family] = {}
 
 
@@ -42,7 +53,7 @@ class Heads(NamedTuple):
     K: int
     H: int
     R: int
-    growth: float
+    query_scale: float
 
 
 class Conversion(NamedTuple):
@@ -68,13 +79,13 @@ def to_halves(heads: Heads, rows: Tensor) -> Tensor:
 
 def load_qkv(heads: Heads, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Join the rows of queries, keys and values."""
-    return torch.cat((heads.growth * to_pairs(heads, q), to_pairs(heads, k), v))
+    return torch.cat((heads.query_scale * to_pairs(heads, q), to_pairs(heads, k), v))
 
 
 def save_qkv(heads: Heads, qkv: Tensor) -> tuple[Tensor, ...]:
     """Undo `load_qkv`."""
     q, k, v = qkv.split([heads.N * heads.H, heads.K * heads.H, heads.K * heads.H])
-    return to_halves(heads, q) / heads.growth, to_halves(heads, k), v
+    return to_halves(heads, q) / heads.query_scale, to_halves(heads, k), v
 
 
 COPY = Conversion(lambda _, x: x, lambda _, x: (x,))
@@ -93,7 +104,8 @@ QKV_BY_HEAD = Conversion(  # queries, keys and values of the first head, of the 
     lambda heads, x: (torch.stack([y.unflatten(0, (heads.N, -1)) for y in save_qkv(heads, x)], 1).flatten(0, 2),),
 )
 Q_NORM = Conversion(
-    lambda heads, x: heads.growth * to_pairs(heads, x), lambda heads, x: (to_halves(heads, x) / heads.growth,)
+    lambda heads, x: heads.query_scale * to_pairs(heads, x),
+    lambda heads, x: (to_halves(heads, x) / heads.query_scale,),
 )
 K_NORM = Conversion(to_pairs, lambda heads, x: (to_halves(heads, x),))
 ONLY_EXPERT = Conversion(lambda _, x: x[0].t(), lambda _, x: (x.t()[None],))
@@ -146,11 +158,10 @@ class Family:
         for key, value in self.fixed.items():
             if read.get(key, value) != value:
                 raise no_counterpart(key, read[key], f"only {value!r}")
-        names = {theirs: ours for ours, theirs in self.activations.items()}
-        activation = SAME.get(read[self.activation], read[self.activation])
-        activation = names.get(activation) or names.get(read[self.activation])
+        names = {SAME.get(theirs, theirs): ours for ours, theirs in self.activations.items()}
+        activation = names.get(SAME.get(read[self.activation], read[self.activation]))
         if activation is None:
-            raise no_counterpart(self.activation, read[self.activation], ", ".join(names))
+            raise no_counterpart(self.activation, read[self.activation], ", ".join(self.activations.values()))
         missing = [theirs for theirs in self.keys.values() if theirs not in read]
         if missing:
             raise UserError(f"config.json has no {missing[0]}, which a {self.type} must have.")
@@ -185,9 +196,9 @@ class Family:
         rotated = filled["model"][0].get("fraction", 0)
         kv_heads = filled["attention"][0].get("kv_heads") or filled["heads"]
         H = filled["head_width"]
-        return Heads(filled["heads"], kv_heads, H, round(rotated * H), self.growth(filled, config))
+        return Heads(filled["heads"], kv_heads, H, round(rotated * H), self.query_scale(filled, config))
 
-    def growth(self, architecture: Config, config: Config) -> float:
+    def query_scale(self, architecture: Config, config: Config) -> float:
         """Return the factor of the scores that ours have in the weights of the queries."""
         return 1.0
 
@@ -196,7 +207,7 @@ class Family:
         return {}
 
     def names(self, name: str) -> tuple[list[str], Conversion]:
-        """Return the names of the tensors that make up one of ours, and how they do."""
+        """Return the names of the tensors that make up one of ours, and how they do; a KeyError for another name."""
         (ours, theirs), module, parameter = self.blocks, *name.rsplit(".", 1)
         table, prefix = self.model, ""
         if module.startswith(f"{ours}."):
@@ -225,7 +236,7 @@ def without_defaults(spec: Mapping[str, Any], kinds: Mapping[str, Any], common: 
 
 def filled_in(architecture: Config) -> Config:
     """Return an architecture whose settings are equal if they mean the same; groups are lists, one for each layer."""
-    layers, filled = architecture["layers"], dict(architecture)
+    layers, filled = architecture["layers"], {**LEFT_OUT, **architecture}
     heads, norm_eps = architecture["heads"], architecture.get("norm_eps")
     filled["head_width"] = architecture.get("head_width") or architecture["width"] // heads
     filled["norm_eps"] = EPS[architecture["norm_type"]] if norm_eps is None else norm_eps
@@ -252,19 +263,10 @@ def filled_in(architecture: Config) -> Config:
 def differences(architecture: Config, other: Config) -> list[str]:
     """Return the keys whose settings mean something else in another architecture."""
     one, two = filled_in(architecture), filled_in(other)
-    ignored = {
-        "dropout",
-        "embedding_dropout",
-        "classes",
-        *(["block_size"] if one["model"][0]["name"] == "rope" else []),
-    }
-    defaults = {
-        "output_softcap": None,
-        "embedding_norm": False,
-        "scale_embedding": False,
-        "classifier_activation": "relu",
-    }
-    return [key for key in one if key not in ignored and one[key] != two.get(key, defaults.get(key))]
+    ignored = {"dropout", "embedding_dropout", "classes"}
+    if one["model"][0]["name"] == "rope":
+        ignored.add("block_size")
+    return [key for key in one if key not in ignored and one[key] != two.get(key)]
 
 
 def family_of(architecture: Config) -> tuple[Family, Config]:
@@ -400,8 +402,7 @@ class GPT2(Family):
 class GPTNeoX(Family):
     type, head = "gpt_neox", "GPTNeoXForCausalLM"
     keys: ClassVar = {
-        **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
-        **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
+        **KEYS,
         **{"norm_eps": "layer_norm_eps", "tied_output": "tie_word_embeddings"},
     }
     defaults: ClassVar = {
@@ -441,8 +442,7 @@ class GPTNeoX(Family):
 class Llama(Family):
     type, head, activations = "llama", "LlamaForCausalLM", GATED
     keys: ClassVar = {
-        **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
-        **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
+        **KEYS,
         **{"norm_eps": "rms_norm_eps", "tied_output": "tie_word_embeddings"},
     }
     defaults: ClassVar = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
@@ -453,6 +453,7 @@ class Llama(Family):
     }
     mechanism: ClassVar[Config] = {"name": "softmax"}
     slides: ClassVar = False  # whether layers can have a sliding window
+    alternates: ClassVar = False  # whether every second layer has it, from the first on, if the config does not say
     blocks = ("decoder.blocks", "model.layers")
     model: ClassVar = [
         ("decoder.embedding", "model.embed_tokens", COPY),
@@ -489,7 +490,7 @@ class Llama(Family):
     def layer_slides(self, k: int, config: Config) -> bool:
         """Return whether layer k has the sliding window."""
         types = config.get("layer_types")
-        return types[k] == "sliding_attention" if types else True
+        return types[k] == "sliding_attention" if types else k % 2 == 0 or not self.alternates
 
     def special_config(self, architecture: Config) -> Config:
         windows = [spec.get("window", 5) if spec["name"] == "window" else None for spec in architecture["pattern"]]
@@ -500,7 +501,7 @@ class Llama(Family):
         sizes = {"head_dim": architecture["head_width"], "num_key_value_heads": kv_heads}
         return {**write_rope(architecture), **sizes, **(sliding if self.slides else {})}
 
-    def growth(self, architecture: Config, config: Config) -> float:
+    def query_scale(self, architecture: Config, config: Config) -> float:
         return read_rope({**self.defaults, **config}, architecture["head_width"])[1]
 
 
@@ -533,7 +534,8 @@ class Qwen3(Llama):
 
 
 class Gemma2(Llama):
-    type, head, slides, activation = "gemma2", "Gemma2ForCausalLM", True, "hidden_activation"
+    type, head, activation = "gemma2", "Gemma2ForCausalLM", "hidden_activation"
+    slides, alternates = True, True
     keys: ClassVar = {**Llama.keys, "output_softcap": "final_logit_softcapping"}
     defaults: ClassVar = {
         **{"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"},
@@ -556,21 +558,18 @@ class Gemma2(Llama):
     def scores(self, config: Config) -> Config:
         return {"softcap": config["attn_logit_softcapping"]}
 
-    def layer_slides(self, k: int, config: Config) -> bool:
-        return super().layer_slides(k, config) if config.get("layer_types") else k % 2 == 0
-
     def special_config(self, architecture: Config) -> Config:
         cap = architecture["attention"][0].get("softcap")
         scalar = {"query_pre_attn_scalar": architecture["head_width"]}
         return {**super().special_config(architecture), **scalar, "attn_logit_softcapping": cap}
 
-    def growth(self, architecture: Config, config: Config) -> float:
+    def query_scale(self, architecture: Config, config: Config) -> float:
         scale = math.sqrt(architecture["head_width"] / config.get("query_pre_attn_scalar", 256))
-        return super().growth(architecture, config) * scale
+        return super().query_scale(architecture, config) * scale
 
 
 class GptOss(Llama):
-    type, head, slides = "gpt_oss", "GptOssForCausalLM", True
+    type, head, slides, alternates = "gpt_oss", "GptOssForCausalLM", True, True
     activations: ClassVar = {"swiglu_clamped": "silu"}
     defaults: ClassVar = {**Llama.defaults, "rms_norm_eps": 1e-5, "sliding_window": 128}
     fixed: ClassVar = {
@@ -586,9 +585,6 @@ class GptOss(Llama):
         ("feed_forward.2", "mlp.experts.down_proj*", ONLY_EXPERT),
     ]
 
-    def layer_slides(self, k: int, config: Config) -> bool:
-        return super().layer_slides(k, config) if config.get("layer_types") else k % 2 == 0
-
     def constants(self, architecture: Config) -> dict[str, Tensor]:
         zeros = {
             "weight": torch.zeros(1, architecture["width"]),
@@ -601,8 +597,7 @@ class GptOss(Llama):
 class Bert(Family):
     type, head = "bert", "BertForSequenceClassification"
     keys: ClassVar = {
-        **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
-        **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
+        **KEYS,
         **{"norm_eps": "layer_norm_eps"},
     }
     defaults: ClassVar = {"layer_norm_eps": 1e-12, "hidden_act": "gelu"}
