@@ -186,7 +186,7 @@ def train_briefly(overrides: list[str], request: pytest.FixtureRequest) -> None:
     elif "task=probe" in overrides:
         corpus = []
     elif "corpus=text" in overrides:
-        corpus = ["corpus=text", f"corpus.root={request.getfixturevalue('little')}"]
+        corpus = ["corpus=text", f"corpus.root={request.getfixturevalue('little')}", "corpus.separator='\n'"]
     else:
         corpus = ["corpus=speeches", f"corpus.root={request.getfixturevalue('little')}", "corpus.classes=[a,b,c]"]
     sizes = ["width=8", "heads=2", "layers=1", "ff=8"]
