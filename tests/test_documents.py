@@ -70,7 +70,7 @@ def test_documents_are_those_of_the_whole_text(separator: str | None, tmp_path: 
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_a_token_file_holds_the_documents(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: the tokens of whole documents, which are encoded line by line."""
-    monkeypatch.setattr(documents, "LINES", 2)
+    monkeypatch.setattr(documents, "BATCH", 30)
     whole = ["One fish.\nTwo fish.", "Red  fish\u00a0ünd\n\tblue,𝄞 \n\n12!? 13" * 9, "Last one"]
     files = TEXT | {"train_LM.txt": "<end>".join(whole)}
     data = data_of(corpus_of(tmp_path / "text", files, "<end>"), tokens=kind, vocab_size=40)

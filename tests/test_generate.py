@@ -62,9 +62,9 @@ def test_learned_positions_end(run: TrainedRun) -> None:
     learned = dataclasses.replace(run, task=copy.copy(run.task))
     learned.task.model = decoder(model=group("model", "learned"), vocab_size=len(run.tokenizer))
     assert len(list(continue_text(learned, "the people"))) == 19
-    with pytest.raises(UserError, match="has 20 positions: .* room for 19 more"):
+    with pytest.raises(UserError, match="has 20 positions: .* room for 19 more, not 20"):
         continue_text(learned, "the people", tokens=20)
-    with pytest.raises(UserError, match="there is room for 0 more"):
+    with pytest.raises(UserError, match="The prompt has 21 tokens, and the model reads 1 to 20; shorten it"):
         continue_text(learned, "the " * 21)
 
 
@@ -75,7 +75,7 @@ def test_learned_positions_end(run: TrainedRun) -> None:
         (["x", "--temperature", "-1"], "temperature must be 0 or above"),
         (["--top-p", "2"], "top_p must be above 0 and at most 1"),  # before it asks for a prompt
         ([" "], "A sentence is empty"),
-        (["the people " * 9000], f"The prompt has 18000 words; give 1 to {MAX_PROMPT}"),
+        (["the people " * 9000], f"The prompt has 18000 tokens, and the model reads 1 to {MAX_PROMPT}"),
     ],
 )
 def test_errors(arguments: list[str], sentence: str, a_language_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ Nothing is downloaded. Logits and weights of attention are compared to 1e-5, whi
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import pickle
 import shutil
@@ -23,12 +25,15 @@ from torch import Tensor
 import speechformer
 from speechformer.analysis.exports import export_all
 from speechformer.config import as_plain
+from speechformer.corpora.load import load as load_corpus
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.errors import UserError
 from speechformer.models import families
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.families import FAMILIES
 from speechformer.models.pretrained import load_weights, read_architecture, to_family
+from speechformer.tasks.registry import build_data
 from speechformer.training.evaluation import evaluate, with_corpus
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -341,14 +346,31 @@ def word_pieces() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
+def sentence_pieces() -> Any:
+    """Return a tokenizer as Llama's, which puts a space and <s> in front of a text."""
+    tokenizer, special = Tokenizer(models.BPE(unk_token="<unk>")), ["<unk>", "<s>", "</s>"]
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    options: Any = {"special_tokens": special, "show_progress": False}
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=90, **options))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    names = dict(zip(("unk_token", "bos_token", "eos_token"), special))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+TOKENIZERS = {"gpt2": byte_level, "llama": sentence_pieces, "bert": word_pieces}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of a GPT-2, a Llama and a BERT with their tokenizers."""
     made = {}
-    for name in ("gpt2", "llama", "bert"):
-        tokenizer = word_pieces() if name == "bert" else byte_level()
-        made[name] = tmp_path_factory.mktemp("pretrained") / name
-        ends = {"eos_token_id": 0, "id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    for name, make_tokenizer in TOKENIZERS.items():
+        tokenizer, made[name] = make_tokenizer(), tmp_path_factory.mktemp("pretrained") / name
+        ends = {
+            "eos_token_id": tokenizer.eos_token_id,
+            "id2label": {0: "a", 1: "b", 2: "c"},
+            "label2id": {"a": 0, "b": 1, "c": 2},
+        }
         saved(name, made[name], vocab_size=len(tokenizer), **ends)
         tokenizer.save_pretrained(made[name])
     return made
@@ -439,20 +461,162 @@ def test_a_run_is_identified_by_the_files_of_its_model(folders: dict[str, Path],
     assert as_plain(compose(*words, f"init_from={copy}"))["init_from"]["sha256"] != first["init_from"]["sha256"]
 
 
-@torch.no_grad()
-def test_evaluation_on_a_text_gives_the_perplexity_of_the_library(folders: dict[str, Path], tmp_path: Path) -> None:
-    """In blocks as long as the text, which follows the end of another."""
-    text = TEXTS[1]
-    (tmp_path / "train_LM.txt").write_text("\n\n".join(f"{TEXTS[0]} {k}" for k in range(20)))
-    (tmp_path / "test_LM_news.txt").write_text(text)
-    run = with_corpus(speechformer.load_pretrained(folders["llama"]), tmp_path)
-    metrics = evaluate([run])["metrics"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
-    reference = transformers.LlamaForCausalLM.from_pretrained(folders["llama"])
+DOCUMENTS = ["We will\n\tmend.", "the  old bridge"]
+
+
+def ids_in_library(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the ids that the library gives for whole documents, each with one token at its end."""
     end = tokenizer.eos_token_id
-    ids = torch.tensor([[end, *tokenizer(f" {text}").input_ids, end]])
+    encoded = [tokenizer(text).input_ids for text in texts]
+    return [ids if ids[-1] == end else [*ids, end] for ids in encoded]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_texts(folder: Path, test: list[str]) -> Path:
+    """Write a corpus of documents."""
+    (folder / "train_LM.txt").write_text("<end>".join(f"{TEXTS[0]} {k}" for k in range(20)))
+    (folder / "test_LM_news.txt").write_text("<end>".join(test))
+    return folder
+
+
+def data_of(tokenizer: Any, folder: Path, *words: str) -> Any:
+    """Return the data of task=lm with a tokenizer of the library's."""
+    own = PretrainedTokenizer(tokenizer.backend_tokenizer, tokenizer.eos_token_id)
+    config = as_plain(compose("task=lm", "block_size=8", f"corpus.root={folder}", *words))
+    return build_data(config, load_corpus(config), own)
+
+
+@pytest.mark.parametrize("joining", ["joined", "separate"])
+@pytest.mark.parametrize("make_tokenizer", [byte_level, sentence_pieces])
+@pytest.mark.parametrize("template", ["$A", "<s> $A", "<s> $A </s>", "</s> $A", "</s> $A </s>"])
+def test_documents_have_the_ids_of_the_library(
+    template: str, make_tokenizer: Callable[[], Any], joining: str, tmp_path: Path, cache: None
+) -> None:
+    """Each whole document is as the library encodes it; what ends one also begins the next, if nothing else does."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    end, ids = tokenizer.eos_token_id, tokenizer.get_vocab()
+    special = [(word, ids[word]) for word in ("<s>", "</s>")]
+    around = processors.TemplateProcessing(single=template, special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = around
+    words = ["corpus=text", "corpus.separator='<end>'", "protocol=paper", f"task.documents={joining}"]
+    data = data_of(tokenizer, write_texts(tmp_path, DOCUMENTS), *words)
+    documents, is_shared = ids_in_library(tokenizer, DOCUMENTS), not template.startswith("<s>")
+    if is_shared:
+        documents = [ids if ids[0] == end else [end, *ids] for ids in documents]
+    stream = [*documents[0], *documents[1][is_shared:]]
+    assert data.streams["test", "news"].tolist() == stream
+    counts = data.counts["tests"]["news"]
+    assert (counts["tokens"], counts["unknown_tokens"]) == (len(stream), stream.count(ids.get("<unk>", -1)))
+    segments = [stream] if joining == "joined" else documents
+    targets = sum(len(segment) - 1 for segment in segments)
+    begins, ends = data.segments(data.streams["test", "news"])
+    assert [stream[a:b] for a, b in zip(begins.tolist(), ends.tolist())] == segments
+    size = sum(len(text.encode()) for text in DOCUMENTS), sum(len(text.split()) for text in DOCUMENTS)
+    assert data.text_sizes["news"] == (targets, *size)
+
+
+def test_models_that_end_documents_otherwise_share_no_files(tmp_path: Path, cache: None) -> None:
+    for end in (0, 5):
+        tokenizer = byte_level()
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+        data = data_of(tokenizer, write_texts(tmp_path, DOCUMENTS), "corpus=text", "protocol=paper")
+        assert data.streams["test", "news"][-1] == end
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level, sentence_pieces])
+def test_lines_of_speeches_are_one_text_of_the_library(make_tokenizer: Callable[[], Any], tmp_path: Path) -> None:
+    """Of a model without a token that ends documents, too."""
+    tokenizer, lines = make_tokenizer(), [*TEXTS, "Hello there!"]
+    for name in ("train_LM.txt", "test_LM_news.txt"):
+        (tmp_path / name).write_text("\n".join(lines))
+    tokenizer.eos_token = None
+    data, text = data_of(tokenizer, tmp_path, "corpus=speeches", "protocol=paper"), " ".join(lines)
+    ids = tokenizer(text).input_ids
+    assert data.stream.tolist() == ids == data.streams["test", "news"].tolist()
+    assert data.text_sizes["news"] == (len(ids) - 1, len(text.encode()), len(text.split()))
+    assert data.counts["tests"]["news"]["tokens"] == len(ids)
+
+
+@torch.no_grad()
+def test_training_keeps_documents_apart(folders: dict[str, Path], tmp_path: Path, cache: None) -> None:
+    """Oracle: the model on the second of two documents alone."""
+    run: Any = speechformer.load(folders["llama"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    run.task.attach(data_of(tokenizer, write_texts(tmp_path, DOCUMENTS), "corpus=text", "protocol=paper"))
+    run.task.separate = True
+    first, second = (torch.tensor([ids]) for ids in ids_in_library(tokenizer, DOCUMENTS))
+    hidden = run.task.hidden(run.model, torch.cat([first, second], dim=1))[:, first.shape[1] :]
+    torch.testing.assert_close(hidden, run.model.hidden(second), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@torch.no_grad()
+def test_evaluation_on_a_text_gives_the_perplexity_of_the_library(
+    name: str, folders: dict[str, Path], tmp_path: Path, cache: None
+) -> None:
+    """Oracle: the library's logits on its own ids of the documents, one after another, in one block."""
+    write_texts(tmp_path, ["\n\n".join(DOCUMENTS)])
+    run = with_corpus(speechformer.load_pretrained(folders[name]), tmp_path)
+    metrics = evaluate([run])["metrics"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[name])
+    reference = getattr(transformers, FAMILIES[name].head).from_pretrained(folders[name])
+    opening = [] if name == "llama" else [tokenizer.eos_token_id]  # GPT-2's begins a text, too
+    ids = torch.tensor([[*opening, *itertools.chain(*ids_in_library(tokenizer, DOCUMENTS))]])
     assert ids.shape[1] <= run.block_size
-    assert metrics["test_perplexity_news"] == pytest.approx(reference(ids, labels=ids).loss.exp().item(), rel=1e-5)
+    loss = reference(ids, labels=ids).loss.item()
+    assert metrics["test_perplexity_news"] == pytest.approx(math.exp(loss), rel=1e-5)
+    bits, size = loss * (ids.shape[1] - 1) / math.log(2), sum(len(text.encode()) for text in DOCUMENTS)
+    assert metrics["test_bits_per_byte_news"] == pytest.approx(bits / size, rel=1e-5)
+
+
+LONG = " ".join(TEXTS * 3)
+
+
+@torch.no_grad()
+def test_a_long_sentence_is_cut_as_in_the_library(folders: dict[str, Path], tmp_path: Path) -> None:
+    """[SEP] stays. Oracle: the library's tokenizer with truncation."""
+    run, tokenizer = speechformer.load(folders["bert"]), transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    for name in ("train_CLS.tsv", "test_CLS.tsv"):
+        (tmp_path / name).write_text("".join(f"{k}\t{text}\n" for k, text in enumerate([LONG, "mend", LONG])))
+    words = ["task=classify", "corpus=speeches", f"corpus.root={tmp_path}", "block_size=9"]
+    config = as_plain(compose(*words))
+    data: Any = build_data(config, load_corpus(config), run.tokenizer)
+    options = {"truncation": True, "max_length": 9, "padding": "max_length", "return_tensors": "pt"}
+    assert torch.equal(data.train["ids"], tokenizer([LONG, "mend", LONG], **options).input_ids)
+    assert data.counts["cut_at_block_size"] == 4
+    inputs = tokenizer(LONG, truncation=True, max_length=32, return_tensors="pt")
+    reference = transformers.BertForSequenceClassification.from_pretrained(folders["bert"]).eval()
+    torch.testing.assert_close(run.logits(LONG), reference(**inputs).logits[0], atol=1e-5, rtol=1e-5)
+    prediction = run.predict(LONG)
+    assert prediction.words == run.tokenizer.tokens(inputs.input_ids[0].tolist()) and prediction.words[-1] == "[SEP]"
+    assert "the first 32 of its" in prediction.notes[0] and run.tokenizer.encode(LONG) == tokenizer(LONG).input_ids
+
+
+@pytest.mark.parametrize(("name", "uses"), [("gpt2", ["logits", "attention", "heads"]), ("bert", ["logits"])])
+def test_python_says_that_a_text_is_cut(
+    name: str, uses: list[str], folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, as the commands do, which read a text themselves."""
+    run = speechformer.load(folders[name])
+    number = len(run.tokenizer.encode(LONG))
+    for use in uses:
+        getattr(run, use)(LONG)
+        assert f"The text is long: the first 32 of its {number} words are read" in capsys.readouterr().err
+        getattr(run, use)("We will")
+        getattr(run, use)("We will" if use == "logits" else run.read(LONG))
+        assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_beyond_the_positions_is_one_sentence(folders: dict[str, Path]) -> None:
+    run = speechformer.load(folders["gpt2"])
+    number = len(run.tokenizer.encode(LONG))
+    with pytest.raises(UserError, match=f"The prompt has {number} tokens, and the model reads 1 to 32; shorten it"):
+        run.generate(LONG)
 
 
 @pytest.mark.parametrize(

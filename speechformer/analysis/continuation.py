@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun
 
 DEFAULT_TOKENS = 40
-MAX_PROMPT = 4096  # words; the scores of all pairs of them are in memory at once
+MAX_PROMPT = 4096  # tokens; the scores of all pairs of them are in memory at once
 
 
 def check_options(tokens: int | None, temperature: float, top_k: int | None, top_p: float, seed: int) -> None:
@@ -54,15 +54,17 @@ def continue_text(
 
     check_options(tokens, temperature, top_k, top_p, seed)
     ids = run.tokenizer.encode(prompt)
-    if not 0 < len(ids) <= MAX_PROMPT:
-        raise UserError(f"The prompt has {len(ids)} words; give 1 to {MAX_PROMPT}.")
+    longest = min(MAX_PROMPT, run.max_length or MAX_PROMPT)
+    if not 0 < len(ids) <= longest:
+        change = "shorten it" if ids else "lengthen it"
+        raise UserError(f"The prompt has {len(ids)} tokens, and the model reads 1 to {longest}; {change}.")
     limit = tokens or DEFAULT_TOKENS
     if run.max_length is not None:
-        room = run.max_length - len(ids) + 1  # the last word is drawn, but not read
-        if room < (tokens or 1):
+        room = run.max_length - len(ids) + 1  # the last token is drawn, but not read
+        if room < (tokens or 0):
             raise UserError(
-                f"The model has {run.max_length} positions: after a prompt of {len(ids)} words there is room for "
-                f"{max(room, 0)} more. Ask for fewer, or train with model=rope or alibi, which have no limit."
+                f"The model has {run.max_length} positions: after a prompt of {len(ids)} tokens there is room for "
+                f"{room} more, not {tokens}; ask for fewer, or shorten the prompt."
             )
         limit = min(limit, room)
     generator = torch.Generator().manual_seed(seed)

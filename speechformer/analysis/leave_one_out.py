@@ -69,14 +69,14 @@ def leave_out(model: nn.Module, ids_T: Tensor) -> tuple[Tensor, Tensor | None]:
 def predict(run: TrainedRun, text: str) -> Prediction:
     """Predict the class of a text with a run of task=classify; the text is cut at `block_size`, as in training."""
     inputs = run.read(text, run.block_size)
-    (ids,), words = inputs.ids, run.tokenizer.split(text)
+    (ids,) = inputs.ids
     log_C, weights = leave_out(run.task, ids.to(run.task.device))
     probabilities = dict(zip(run.task.hparams["classes"], log_C.exp().tolist()))
     return Prediction(
         text=text,
         speaker=max(probabilities, key=probabilities.__getitem__),
         probabilities=probabilities,
-        words=words[: len(ids)],
+        words=run.tokenizer.split(text, len(ids)),
         known=[index != run.tokenizer.unknown for index in ids.tolist()],
         weights=None if weights is None else weights.tolist(),
         notes=inputs.notes,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speechformer import console
 from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
@@ -102,6 +103,15 @@ class TrainedRun:
             raise UserError("The text is empty; give at least one word.")
         return self.task.read(text, self.tokenizer, max_tokens)
 
+    def inputs_of(self, text: str | TextInputs) -> TextInputs:
+        """Return what `read` returned for a text, or does; then a line on stderr says whether the text was cut."""
+        if isinstance(text, TextInputs):
+            return text
+        read = self.read(text)
+        if read.is_cut:
+            console.warn(f"The text is long: {read.notes[0]}.")
+        return read
+
     @torch.no_grad()
     def logits(self, *inputs: str | Tensor) -> Tensor:
         """Compute the model's logits for a text, or for ids; with counts of words, those of both.
@@ -114,7 +124,7 @@ class TrainedRun:
             [classes] of a classifier, [T, vocabulary] of a language model (row t predicts token t + 1) and of a
             translator (row t predicts token t of the translation); with a batch dimension for ids [B, T].
         """
-        parts = self.read(inputs[0]).ids if len(inputs) == 1 and isinstance(inputs[0], str) else inputs
+        parts = self.inputs_of(inputs[0]).ids if len(inputs) == 1 and isinstance(inputs[0], str) else inputs
         ids = [part.to(self.task.device) for part in parts if isinstance(part, Tensor)]
         if not len(ids) == len(parts) == len(self.task.inputs):
             names = ", ".join(self.task.inputs)
@@ -130,7 +140,7 @@ class TrainedRun:
         Raises:
             UserError: the model has no attention.
         """
-        inputs = self.read(text) if isinstance(text, str) else text
+        inputs = self.inputs_of(text)
         maps = maps_of(self.model, inputs.ids, inputs.tokens)
         if not maps:
             raise UserError(f"{self.directory} is a run of model={self.label}, which has no attention weights.")
@@ -139,7 +149,7 @@ class TrainedRun:
     def heads(self, text: str | TextInputs) -> HeadScores:
         """Score each head of a language model on a text: where it attends, and what the text costs without it."""
         self.require("generate")
-        inputs = self.read(text) if isinstance(text, str) else text
+        inputs = self.inputs_of(text)
         if len(inputs.ids[0]) < 2 or not has_heads(self.model):
             raise UserError("Heads are scored on a text of two tokens or more, where each has an output of its own.")
         return head_scores(self.model, inputs.ids[0], self.attention(inputs)[0].weights)

@@ -19,6 +19,8 @@ class PretrainedTokenizer:
     Attributes:
         unknown: id of the token for what is unknown; -1 if there is none.
         end: id of the token that ends a document; None if there is none.
+        start: id of the token that begins a document: the first that the tokenizer puts in front of a text; if it
+            puts none, that of `end`; -1 if there is none.
     """
 
     padding = None  # it is in no text
@@ -29,6 +31,9 @@ class PretrainedTokenizer:
         self.tokenizer, self.end = tokenizer, end
         unknown = getattr(tokenizer.model, "unk_token", None)
         self.unknown = -1 if unknown is None else tokenizer.token_to_id(unknown)
+        letter = tokenizer.encode("a")
+        self.has_start = letter.special_tokens_mask[:1] == [1]
+        self.start = letter.ids[0] if self.has_start else -1 if end is None else end
 
     @classmethod
     def of_folder(cls, folder: Path) -> PretrainedTokenizer:
@@ -45,21 +50,30 @@ class PretrainedTokenizer:
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, with the tokens around it."""
-        return self.tokenizer.encode(text).ids
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Encode a text, with the tokens around it; the text is cut so that they are at most `limit` in all."""
+        if limit is None:
+            return self.tokenizer.encode(text).ids
+        self.tokenizer.enable_truncation(limit)
+        ids = self.tokenizer.encode(text).ids
+        self.tokenizer.no_truncation()
+        return ids[:limit]  # the library cuts nothing if there is no room for the tokens around a text
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts, faster than one by one."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
-    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode lines of texts, with their line ends and without tokens around them."""
-        return [each.ids for each in self.tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
+    def pieces(self, document: str) -> list[str]:
+        """Return a document in pieces that `encode_pieces` encodes: a whole, as its tokens may cross any boundary."""
+        return [document]
 
-    def split(self, text: str) -> list[str]:
+    def encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Encode whole documents as `encode` does, but without an `end` in front, which ends the document before."""
+        return [ids[self.has_start and self.start == self.end :] for ids in self.encode_all(pieces)]
+
+    def split(self, text: str, limit: int | None = None) -> list[str]:
         """Return the tokens of a text, as many as `encode` returns."""
-        return self.tokens(self.encode(text))
+        return self.tokens(self.encode(text, limit))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Decode each id by itself; special tokens are shown by name."""
@@ -77,10 +91,14 @@ class PretrainedTokenizer:
         """Decode ids; special tokens are omitted."""
         return self.tokenizer.decode(list(ids))
 
+    def as_json(self) -> str:
+        """Return all that decides the ids of a document."""
+        content = {"kind": "pretrained", "end": self.end, "tokenizer": json.loads(self.tokenizer.to_str())}
+        return json.dumps(content, ensure_ascii=False)
+
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
-        content = {"kind": "pretrained", "end": self.end, "tokenizer": json.loads(self.tokenizer.to_str())}
-        write_file(path, (json.dumps(content, ensure_ascii=False) + "\n").encode())
+        write_file(path, f"{self.as_json()}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> PretrainedTokenizer:

@@ -31,7 +31,7 @@ SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctu
 class Subwords:
     """A vocabulary of subwords or words: <pad> is 0, <unk> 1, <bos> 2, <eos> 3."""
 
-    unknown, end, padding = UNKNOWN, END, PAD
+    unknown, start, end, padding = UNKNOWN, END, END, PAD  # `end` also begins a document
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -71,22 +71,27 @@ class Subwords:
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, without <bos> and <eos>. Special tokens in it are treated as text."""
-        return self.encode_all([text])[0]
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Encode a text, without <bos> and <eos>, up to `limit` tokens. Special tokens in it are treated as text."""
+        return self.encode_all([text])[0][:limit]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts, faster than one by one."""
-        return self.encode_lines([f" {text}" for text in texts])
+        return self.encode_pieces([f" {text}" for text in texts])
 
-    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode lines of texts, with their line ends; the first of a text needs a space before it."""
-        encodings = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+    def pieces(self, document: str) -> list[str]:
+        """Return a document in pieces that `encode_pieces` encodes: its lines, as a token never crosses lines."""
+        *lines, last = f" {document}".split("\n")
+        return [*(f"{line}\n" for line in lines), last]
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Encode pieces of documents."""
+        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def split(self, text: str) -> list[str]:
+    def split(self, text: str, limit: int | None = None) -> list[str]:
         """Return the tokens of a text, as many as `encode` returns."""
-        return self.tokens(self.encode(text))
+        return self.tokens(self.encode(text, limit))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Decode ids one after another; several may make up one character."""
@@ -118,9 +123,13 @@ class Subwords:
         """Decode each id by itself, for plots."""
         return [SPECIAL[index] if index < len(SPECIAL) else self.tokenizer.decode([index]) for index in ids]
 
+    def as_json(self) -> str:
+        """Return all that decides the ids of a document, in the format of `tokenizers`."""
+        return self.tokenizer.to_str()
+
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON in the format of `tokenizers`."""
-        write_file(path, (self.tokenizer.to_str(pretty=False) + "\n").encode())
+        """Write the tokenizer as JSON."""
+        write_file(path, f"{self.as_json()}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> Subwords:

@@ -86,13 +86,13 @@ class Tokenizer:
     def __len__(self) -> int:
         return len(self.vocabulary)
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text; unknown words are `UNKNOWN`."""
-        return [self.ids.get(word, UNKNOWN) for word in split_words(text)]
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Encode the first `limit` words of a text; unknown words are `UNKNOWN`."""
+        return [self.ids.get(word, UNKNOWN) for word in self.split(text, limit)]
 
-    def split(self, text: str) -> list[str]:
+    def split(self, text: str, limit: int | None = None) -> list[str]:
         """Return the words of a text, as many as `encode` returns."""
-        return list(split_words(text))
+        return list(split_words(text)[:limit])
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Decode ids to words; ids that only pad the embedding table are `<unk>`."""

@@ -1,9 +1,12 @@
 """The data of `task=lm` on documents: text of any size as token ids in files that are mapped into memory.
 
-A text is <eos>, then for each document its tokens and <eos>; so <eos> begins and ends a document. The ids of each
-part are in a file of int32. The files of a corpus are in a folder of the user's cache, named by a hash of the text,
-the tokenizer and the protocol. They are whole if `counts.json`, which is written last, is there; then each must have
-as many ids as it says. So the first run tokenizes the text; later ones start at once, and share its pages.
+A text is <eos>, then for each document its tokens and <eos>; so <eos> begins and ends a document. If the tokenizer of
+a model from elsewhere puts another token in front of a text, that token begins each document, and so the text.
+
+The ids of each part are in a file of int32. The files of a corpus are in a folder of the user's cache, named by a
+hash of the text, the tokenizer and the protocol. They are whole if `counts.json`, which is written last, is there;
+then each must have as many ids as it says. So the first run tokenizes the text; later ones start at once, and share
+its pages.
 
 Evaluation during training reads a fixed sample, so the text may have any size. Shapes: see `batches`.
 """
@@ -13,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -29,15 +31,16 @@ from tqdm import tqdm
 from speechformer import console
 from speechformer.corpora.documents import Documents
 from speechformer.corpora.files import atomic_write, cache_directory, read_file, write_file
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
 from speechformer.data.batches import Part, Stream
-from speechformer.data.speeches import StreamData, TextSize
+from speechformer.data.speeches import StreamData
 from speechformer.errors import UserError
 
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
-LINES = 10_000  # that are encoded together
+BATCH = 1 << 20  # characters that are encoded together
 VERSION = 3  # of what is in token files
 COUNTS = "counts.json"
 
@@ -67,7 +70,7 @@ class DocumentData(StreamData):
     shortest = 3  # of which two are <eos>
     long_stream = 0
     corpus: Documents  # type: ignore[assignment]
-    tokenizer: Subwords
+    tokenizer: Subwords | PretrainedTokenizer
 
     def split(self) -> None:
         if self.task["extra_text"]:
@@ -113,26 +116,25 @@ class DocumentData(StreamData):
             slices = (text[start : start + SLICE] for start in range(0, len(text), SLICE))
             yield from (piece for piece in slices if held_out(f"vocabulary {piece[:1000]}", share))
 
-    def encode_texts(self) -> dict[Part, tuple[Stream, TextSize]]:
-        """Return the ids of each part, mapped, and its size; write the files first if they are not there.
+    def encode_texts(self) -> dict[Part, tuple[Stream, int, int]]:
+        """Return the ids of each part, mapped, its bytes and its words; write the files first if they are not there.
 
         The parts are those of the corpus, and "validation" if a share is held out.
         """
-        folder = self.path(self.tokenizer.tokenizer.to_str())
+        folder = self.path(self.tokenizer.as_json())
         with locked(folder):
             if not (folder / COUNTS).exists():
                 console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
                 folder.mkdir(exist_ok=True)
                 write_file(folder / COUNTS, json.dumps(self.write(folder)).encode())
         self.text_counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
-        texts: dict[Part, tuple[Stream, TextSize]] = {}
+        texts: dict[Part, tuple[Stream, int, int]] = {}
         for part, counts in self.text_counts.items():
             file, (split, _, name) = folder / f"{part}.bin", part.partition("_")
             if not file.exists() or file.stat().st_size != 4 * counts["tokens"]:
                 raise UserError(f"{file} is damaged; remove its folder, and the next run writes it anew.")
-            # copy-on-write: torch warns of arrays that cannot be written
-            stream = torch.from_numpy(np.memmap(file, np.int32, mode="c"))
-            texts[split, name] = stream, TextSize(len(stream) - 1, counts["bytes"], counts["words"])
+            stream = torch.from_file(str(file), size=counts["tokens"], dtype=torch.int32)
+            texts[split, name] = stream, counts["bytes"], counts["words"]
         return texts
 
     def write(self, folder: Path) -> dict[str, Counter[str]]:
@@ -141,35 +143,43 @@ class DocumentData(StreamData):
         These are "rows", its documents, its ids and the bytes and words of its text. Train also has "removed", its
         documents that were removed, and a test "in_train", its documents that are in train.
         """
+        end, unknown = self.tokenizer.end, self.tokenizer.unknown
+        if end is None:
+            raise UserError("The tokenizer has no token that ends a document; set eos_token_id in its config.json.")
         parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
-        counts = {part: Counter(rows=0, tokens=1, unknown_tokens=0, bytes=0, words=0, removed=0) for part in parts}
+        first = [end] if self.tokenizer.start == end else []  # which the first document begins with
+        empty = dict.fromkeys(("rows", "unknown_tokens", "bytes", "words", "removed"), 0) | {"tokens": len(first)}
+        counts = {part: Counter(empty) for part in parts}
         tested, leaked = set[bytes]().union(*self.test_hashes.values()), set[bytes]()
 
-        def lines() -> Iterator[tuple[str, str, bool]]:
-            """Yield the part and text of each line, and whether it ends a document; a token never crosses lines."""
+        def batches() -> Iterator[list[tuple[str, str, bool]]]:
+            """Yield pieces of documents that are encoded together: part, text, and whether it ends a document."""
+            batch, size = list[tuple[str, str, bool]](), 0
             for part, text in self.documents():
                 if part == "removed":
                     counts["train"]["removed"] += 1
                     continue
                 if part == "train" and hash_of(text) in tested:
                     leaked.add(hash_of(text))
-                *others, last = f" {text}".split("\n")
-                yield from ((part, f"{line}\n", False) for line in others)
-                yield part, last, True
+                pieces = self.tokenizer.pieces(text)
+                for number, piece in enumerate(pieces, start=1):
+                    batch.append((part, piece, number == len(pieces)))
+                    size += len(piece)
+                    if size >= BATCH:
+                        yield batch
+                        batch, size = [], 0
+            yield batch
 
-        end, unknown = self.tokenizer.end, self.tokenizer.unknown
-        if end is None:
-            raise UserError("The tokenizer has no token that ends a document; set eos_token_id in its config.json.")
         with contextlib.ExitStack() as stack:
             files = {part: stack.enter_context(atomic_write(folder / f"{part}.bin")) for part in parts}
             bar = stack.enter_context(tqdm(unit="B", unit_scale=True, disable=None))  # None: shown on a terminal
             for file in files.values():
-                file.write(np.array([end], np.int32).tobytes())
-            remaining = lines()
-            while batch := list(itertools.islice(remaining, LINES)):
-                encoded = self.tokenizer.encode_lines([line for _, line, _ in batch])
-                for (part, line, is_last), ids in zip(batch, encoded):
-                    ids, content = ids + [end] * is_last, line.encode()
+                file.write(np.array(first, np.int32).tobytes())
+            for batch in batches():
+                encoded = self.tokenizer.encode_pieces([piece for _, piece, _ in batch])
+                for (part, piece, is_last), ids in zip(batch, encoded):
+                    is_open = is_last and ids[-1:] != [end]  # a tokenizer may put <eos> behind a text by itself
+                    ids, content = ids + [end] * is_open, piece.encode()
                     files[part].write(np.array(ids, np.int32).tobytes())
                     counts[part].update(rows=is_last, tokens=len(ids), unknown_tokens=ids.count(unknown))
                     counts[part].update(bytes=len(content), words=len(content.split()))
@@ -181,9 +191,11 @@ class DocumentData(StreamData):
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         if self.task["documents"] == "joined":
             return super().segments(stream)
-        end, pieces = self.tokenizer.end, stream.split(1 << 24)  # so that little memory is needed
-        ends = torch.cat([(ids == end).nonzero().flatten() + (k << 24) for k, ids in enumerate(pieces)])
-        return ends[:-1], ends[1:] + 1  # from one <eos> to the next
+        start, pieces = self.tokenizer.start, stream.split(1 << 24)  # so that little memory is needed
+        starts = [(ids == start).nonzero().flatten() + (k << 24) for k, ids in enumerate(pieces)]
+        is_shared = start == self.tokenizer.end  # from one <eos> to the next
+        places = torch.cat(starts if is_shared else [*starts, torch.tensor([len(stream)])])
+        return places[:-1], places[1:] + is_shared
 
     def count_rows(self) -> dict[str, int]:
         rows = {part: self.text_counts.get(part, {}).get("rows", 0) for part in ("train", "validation")}

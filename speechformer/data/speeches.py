@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.speeches import Corpus
 from speechformer.corpora.splits import Row, Splits, number_of_folds, split, with_extra_text
@@ -96,8 +97,7 @@ class SpeechData(TaskData):
         """Count the rows and tokens of each test."""
         tests = {}
         for name, rows in self.splits.test.items():
-            kinds = Counter(self.splits.kinds_in_train[name])
-            ids = [index for _, text in rows for index in self.tokenizer.encode(text)]
+            kinds, ids = Counter(self.splits.kinds_in_train[name]), self.ids_of_test(name)
             tests[name] = {
                 "rows": len(rows),
                 "in_train": kinds["exact"],
@@ -106,6 +106,10 @@ class SpeechData(TaskData):
                 "unknown_tokens": ids.count(self.tokenizer.unknown),
             }
         return tests
+
+    def ids_of_test(self, name: str) -> list[int]:
+        """Return the ids of a test, none of them cut."""
+        return [index for _, text in self.splits.test[name] for index in self.tokenizer.encode(text)]
 
 
 class SentenceData(SpeechData):
@@ -137,8 +141,10 @@ class SentenceData(SpeechData):
         ids = torch.full((len(rows), self.block_size), PAD)
         for row, (_, text) in enumerate(rows):
             words = self.tokenizer.encode(text)
-            self.cut += len(words) > self.block_size
-            ids[row, : len(words)] = torch.tensor(words[: self.block_size])
+            if len(words) > self.block_size:
+                self.cut += 1
+                words = self.tokenizer.encode(text, self.block_size)
+            ids[row, : len(words)] = torch.tensor(words)
         return {"ids": ids, "labels": torch.tensor([label for label, _ in rows])}
 
     def train_dataloader(self) -> TrainingBatches:
@@ -174,6 +180,7 @@ class StreamData(SpeechData):
         stream: the ids of train.
         extra_tests: on longer contexts.
         streams: the ids of the validation text and of each test.
+        targets: the number of targets of the validation text and of each test.
         text_sizes: of each test.
     """
 
@@ -193,9 +200,9 @@ class StreamData(SpeechData):
         if ("test", "mean") in texts:
             raise UserError("test_LM_mean.txt: 'mean' is the name of the mean over the tests; rename the file.")
         self.stream = texts["train", ""][0]
-        self.streams = {part: stream for part, (stream, _) in texts.items() if part[0] != "train"}
-        self.text_sizes = {name: text_size for (part, name), (_, text_size) in texts.items() if part == "test"}
-        for (part, name), (stream, _) in texts.items():
+        self.streams = {part: stream for part, (stream, *_) in texts.items() if part[0] != "train"}
+        self.targets, self.text_sizes = dict[Part, int](), dict[str, TextSize]()
+        for (part, name), (stream, *size_of_text) in texts.items():
             least = size + 1 if part == "train" else self.shortest
             if len(stream) < least:
                 raise UserError(
@@ -204,36 +211,42 @@ class StreamData(SpeechData):
                 )
             cover = functools.partial(Windows.cover, stream, *self.segments(stream))
             blocks = cover(size, size)
+            self.targets[part, name] = blocks.tokens
             if part in self.sampled:
                 blocks = blocks.sample(self.task["evaluation_tokens"])
             if part != "test":
                 self.monitored[part, name] = blocks
                 continue
+            self.text_sizes[name] = TextSize(blocks.tokens, *size_of_text)
             self.tested[part, name] = blocks
             self.tested["test_sliding", name] = cover(size, stride)
             for length in self.task["lengths"]:
                 self.extra_tests[f"test_length_{length}", name] = cover(length, length)
         self.train_tokens, self.evaluated_tokens = len(self.stream) - 1, self.monitored["train", ""].tokens
 
-    def encode_texts(self) -> dict[Part, tuple[Stream, TextSize]]:
-        """Return the ids and the size of train, ("train", ""), of the validation text, if any, and of each test."""
+    def encode_texts(self) -> dict[Part, tuple[Stream, int, int]]:
+        """Return the ids and the bytes and words of each text: ("train", ""), ("validation", ""), ("test", NAME)."""
         if self.task["documents"] != "joined":
             raise UserError("task.documents=separate needs documents: set corpus=text or corpus=stories.")
         rows = {("train", ""): self.splits.train, ("validation", ""): self.splits.validation}
         rows |= {("test", name): lines for name, lines in self.splits.test.items()}
         texts = {}
         for part in (part for part, lines in rows.items() if lines):
-            text, stream = "".join(f"{line} " for _, line in rows[part]).encode(), self.encode_stream(rows[part])
-            texts[part] = stream, TextSize(len(stream) - 1, len(text), len(text.split()))
+            lines = [line for _, line in rows[part]]
+            text = " ".join(lines)
+            if isinstance(self.tokenizer, PretrainedTokenizer):  # whose tokens are those of the whole text
+                ids = self.tokenizer.encode(text)
+            else:
+                ids, text = [index for line in lines for index in self.tokenizer.encode(line)], f" {text}"
+            texts[part] = torch.tensor(ids), len(text.encode()), len(text.encode().split())
         return texts
 
     def segments(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """Return where what is evaluated by itself begins and ends: all of a text, or each document of it."""
         return torch.tensor([0]), torch.tensor([len(stream)])
 
-    def encode_stream(self, rows: list[Row]) -> Stream:
-        """Return the ids of all rows, one after another."""
-        return torch.tensor([index for _, text in rows for index in self.tokenizer.encode(text)])
+    def ids_of_test(self, name: str) -> list[int]:
+        return self.streams["test", name].tolist()
 
     def train_dataloader(self) -> SeededBatches:
         size, sharing = self.block_size + 1, (self.batch_size, self.seed, self.shard)
@@ -253,7 +266,7 @@ class StreamData(SpeechData):
         Also that of the mean of the tests.
         """
         unknown = {part: int((stream[1:] == self.tokenizer.unknown).sum()) for part, stream in self.streams.items()}
-        rates = {part: count / (len(self.streams[part]) - 1) for part, count in unknown.items()}
+        rates = {part: count / self.targets[part] for part, count in unknown.items()}
         tests = [rate for (part, _), rate in rates.items() if part == "test"]
         metrics = {f"{part}_unknown_rate{name and f'_{name}'}": rate for (part, name), rate in rates.items()}
         return {**metrics, "test_unknown_rate_mean": sum(tests) / len(tests)}

@@ -124,7 +124,7 @@ class LanguageModel(Task):
     Args:
         architecture: the arguments of `Decoder`.
         recipe: the config group.
-        separate: whether attention stays within documents, from one <eos> to the next.
+        separate: whether attention stays within documents, each from the token that begins it, such as <eos>.
         mixture: the arguments of `CountsMixture`; None for no mixture with counts.
 
     Attributes:
@@ -161,7 +161,8 @@ class LanguageModel(Task):
         self.text_sizes: dict[str, TextSize] = {}
         self.unknown_words: UnknownWords | None = None
         self.teacher: CrossFittedTargets | None = None
-        self.unknown, self.end = UNKNOWN, END  # ids of special tokens
+        self.unknown = UNKNOWN
+        self.start = END  # id of the token that begins a document
         self.model = Decoder(**architecture)
         initialise(self.model, recipe["init"], recipe["init_std"])
 
@@ -186,8 +187,9 @@ class LanguageModel(Task):
     def attach(self, data: TaskData) -> None:
         assert isinstance(data, StreamData)
         self.speakers, self.text_sizes = data.corpus.classes, data.text_sizes
-        self.unknown, self.end = data.tokenizer.unknown, -1 if data.tokenizer.end is None else data.tokenizer.end
-        self.unit = "documents" if isinstance(data, DocumentData) else "lines"
+        self.unknown = data.tokenizer.unknown
+        if isinstance(data, DocumentData):
+            self.unit, self.start = "documents", data.tokenizer.start
         if self.hparams["architecture"].get("output_bias") == "unigram":
             self.model.output.bias.data = log_frequencies(data.stream, data.vocab_size)
         self.attach_counts(data)
@@ -228,8 +230,8 @@ class LanguageModel(Task):
         return next_token_loss(output.weight, output.bias, hidden_RD, targets_R, smoothing, self.model.softcap)
 
     def hidden(self, model: Any, ids: Tensor) -> Tensor:
-        """Return the hidden states of training windows; <eos> begins a document, if attention keeps them apart."""
-        return model.hidden(ids, documents_BT=1 + (ids == self.end).cumsum(dim=1) if self.separate else None)
+        """Return the hidden states of training windows, of which attention may keep documents apart."""
+        return model.hidden(ids, documents_BT=1 + (ids == self.start).cumsum(dim=1) if self.separate else None)
 
     def member_losses(self, model: Any, batch: Batch, members: int) -> tuple[Tensor, int]:
         smoothing, tokens = self.recipe["label_smoothing"], batch["ids"][:, 1:].numel() // members

@@ -19,16 +19,16 @@ class TextInputs:
     ids: list[Tensor]  # the inputs of the model, [T] each
     tokens: list[list[str]]  # the same as text; of a translation also the tokens that the decoder writes
     notes: list[str]  # what to tell the user about the text
+    is_cut: bool = False  # which the first note says
 
 
 def read_words(text: str, tokenizer: AnyTokenizer, limit: int, why: str = "") -> TextInputs:
     """Read the first `limit` tokens of a text; `why` explains the limit to the user."""
-    words, ids = tokenizer.split(text), tokenizer.encode(text)
-    cut = f"the first {limit} of its {len(ids)} words are read{why}" if len(ids) > limit else None
-    words, ids = words[:limit], ids[:limit]
+    number, words, ids = len(tokenizer.encode(text)), tokenizer.split(text, limit), tokenizer.encode(text, limit)
+    cut = f"the first {limit} of its {number} words are read{why}" if number > limit else None
     notes = [note for note in (cut, note_unknown(words, ids, tokenizer.unknown)) if note]
     tokens = [word if index != tokenizer.unknown else f"{word} {UNKNOWN_TOKEN}" for word, index in zip(words, ids)]
-    return TextInputs([torch.tensor(ids)], [tokens], notes)
+    return TextInputs([torch.tensor(ids)], [tokens], notes, cut is not None)
 
 
 def note_unknown(words: Sequence[str], ids: Sequence[int], unknown_id: int) -> str | None:

@@ -184,7 +184,7 @@ class Translate(Task):
         notes.append(f"translated: {tokenizer.decode(translation)}")
         read, written = [BEGIN, *translation], [*translation, END]
         tokens = [tokenizer.tokens(part) for part in (source, read, written)]
-        return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes)
+        return TextInputs([torch.tensor(source), torch.tensor(read)], tokens, notes, len(notes) > 1)
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
         """Write `translations.tsv`, if the test set was translated, and return sacreBLEU's signatures."""
