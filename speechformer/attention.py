@@ -87,7 +87,7 @@ def attention(arguments: argparse.Namespace) -> None:
         for part in maps:
             name = f"{number}_{part.name}" if len(runs) > 1 else part.name
             path = output.file(f"{name}.{arguments.format}")
-            save(part, f"{run.task.name}, model={run.label}", path, largest)
+            save(part, run.title, path, largest)
             console.say(str(path))
     try:
         write_page(runs, output.file("attention.html"), text, alone=True)

@@ -15,9 +15,14 @@ def export(arguments: argparse.Namespace) -> None:
     """Run the command for its parsed arguments."""
     (run,) = load_runs([arguments.run], arguments.checkpoint)
 
-    from speechformer.analysis.exports import export_all
+    from speechformer.analysis.exports import HUGGINGFACE, export_all
 
-    export_all(run, arguments.format, arguments.output or arguments.run / "export")
+    place = run.directory / "export"
+    if run.is_pretrained:  # whose folder is its owner's
+        place = Path("outputs/export") / run.directory.resolve().name
+    if arguments.format == HUGGINGFACE:  # files of the same names
+        place /= HUGGINGFACE
+    export_all(run, arguments.format, arguments.output or place)
 
 
 def main() -> None:
@@ -26,7 +31,10 @@ def main() -> None:
     formats = ("safetensors", "torch.export", "huggingface")
     default = "file format (default: the first two, if torch can export the model)"
     parser.add_argument("--format", choices=formats, help=default)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder to write to (default: RUN/export)")
+    place = (
+        "folder to write to (default: RUN/export, of a model from elsewhere outputs/export/NAME; in it huggingface)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=place)
     parser.run(export)
 
 

@@ -469,7 +469,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
     },
     "mistral": {**GROUPED, "sliding_window": 4},
-    "qwen3": {**GROUPED, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    "qwen3": {
+        **{**GROUPED, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0},
+    },
 }
 
 

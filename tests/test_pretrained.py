@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import call
 from conftest import compose
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -24,15 +25,18 @@ from torch import Tensor
 
 import speechformer
 from speechformer.analysis.exports import export_all
+from speechformer.attention import main as attention_main
 from speechformer.config import as_plain
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.errors import UserError
+from speechformer.export import main as export_main
 from speechformer.models import families
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
-from speechformer.models.families import FAMILIES
+from speechformer.models.families import FAMILIES, family_of
 from speechformer.models.pretrained import load_weights, read_architecture, to_family
+from speechformer.runs.naming import model_name
 from speechformer.tasks.registry import build_data
 from speechformer.training.evaluation import evaluate, with_corpus
 
@@ -81,7 +85,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bert": ("bert", {**SIZES, "num_labels": 3}),
 }
-FIXED_ANGLES = {"llama 3", "llama, linear", "qwen3, windows, yarn", "gpt_oss"}  # not those of a base
+SCALED = ["llama 3", "llama, linear", "qwen3, windows, yarn", "gpt_oss"]  # their angles are not those of a base
 
 
 def theirs(name: str, **changes: Any) -> Any:
@@ -170,11 +174,7 @@ def test_a_round_trip_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path / "first")
     model, ids = ours(tmp_path / "first"), ids_of()
     _, config, architecture = read_architecture(tmp_path / "first")
-    if name in FIXED_ANGLES:
-        with pytest.raises(UserError, match=r"closest, .*, has other ones: model: rope, base .*frequencies"):
-            to_family(architecture, model.state_dict())
-        return
-    written, tensors = to_family(architecture, model.state_dict())
+    written, tensors = to_family(architecture, model.state_dict(), config)
     folder = tmp_path / "second"
     folder.mkdir()
     labels = {key: config[key] for key in ("id2label", "label2id") if key in config}
@@ -187,6 +187,14 @@ def test_a_round_trip_gives_the_same_bits(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(again, model.state_dict(), atol=1e-6, rtol=1e-6)
     else:
         assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaled_rotation_needs_the_config_that_it_comes_from(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    _, _, architecture = read_architecture(tmp_path)
+    with pytest.raises(UserError, match=r"closest, .*, has other ones: model: rope, base .*frequencies"):
+        family_of(architecture)
 
 
 def untouched(heads: families.Heads, rows: Tensor) -> Tensor:
@@ -431,6 +439,101 @@ def test_training_goes_on_from_a_model(name: str, task: str, folders: dict[str, 
     assert tokenizer(TEXTS[0]).input_ids == run.tokenizer.encode(TEXTS[0])
     reference = getattr(transformers, FAMILIES[name].head).from_pretrained(tmp_path / "export").eval()
     torch.testing.assert_close(reference(ids).logits, run.model(ids), atol=1e-5, rtol=1e-5)
+
+
+TOKENIZER_CONFIG = {
+    **{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+    **{"pad_token": "Ġthe", "model_max_length": 20},
+}
+TEMPLATE = "{% for message in messages %}{{ message.content }}\n\n{% endfor %}\n"
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("qwen3, windows, yarn", "full"), ("llama 3", "window")])
+@torch.no_grad()
+def test_an_export_keeps_what_training_does_not_change(name: str, pattern: str, little: Path, tmp_path: Path) -> None:
+    """Oracle: the folder that training began with, which has gone; with a learning rate of 0 also its weights."""
+    folder, tokens = tmp_path / "my-model", {"bos_token_id": 0, "eos_token_id": [0, 5], "pad_token_id": 7}
+    tokenizer = byte_level()
+    reference = saved(name, folder, vocab_size=len(tokenizer), **tokens)
+    tokenizer.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5, 6], "top_k": 3}))
+    config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    words = ["task=lm", f"init_from={folder}", f"pattern={pattern}", "recipe.lr=0", "trainer.max_steps=2"]
+    corpus = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[ann,bob,cy]", "block_size=24"]
+    speechformer.fit(*words, *corpus, *RUN[1:], directory=tmp_path / "run")
+    shutil.rmtree(folder)
+    call(export_main, tmp_path / "run", "--format", "huggingface")
+
+    exported = tmp_path / "run" / "export" / "huggingface"
+    written = json.loads((exported / "config.json").read_text())
+    kept = [*tokens, "max_position_embeddings", "rope_parameters"]
+    assert {key: written[key] for key in kept} == {key: config[key] for key in kept}
+    assert written["model_type"] == ("mistral" if pattern == "window" else config["model_type"])
+    assert (exported / "chat_template.jinja").read_text() == TEMPLATE
+    assert json.loads((exported / "tokenizer_config.json").read_text()) == TOKENIZER_CONFIG
+    assert transformers.GenerationConfig.from_pretrained(exported).eos_token_id == [0, 5, 6]
+    again = load_file(exported / "model.safetensors")
+    assert again.keys() == weights.keys()
+    for key, value in weights.items():
+        assert torch.equal(again[key], value), key
+    assert 'base_model: "my-model"\n' in (exported / "README.md").read_text()
+    if pattern == "full":
+        model, ids = getattr(transformers, FAMILIES[CONFIGS[name][0]].head).from_pretrained(exported), ids_of()
+        torch.testing.assert_close(model.eval()(ids).logits, reference(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_from_elsewhere_is_written_beside_outputs_and_named(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `export`, which leaves its folder as it is, and in the title of its pictures."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(folders["gpt2"].iterdir())
+    call(export_main, folders["gpt2"], "--format", "huggingface")
+    call(attention_main, folders["gpt2"], "We will", "--format", "svg")
+    assert sorted(folders["gpt2"].iterdir()) == before
+    assert "The model gpt2, which continues a text" in Path("outputs/export/gpt2/huggingface/README.md").read_text()
+    assert "gpt2, gpt2" in next(Path("outputs/attention/gpt2").rglob("*.svg")).read_text()
+
+
+def test_an_export_that_differs_leaves_no_model(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = speechformer.load(folders["llama"])
+    monkeypatch.setattr("speechformer.analysis.exports.compare", lambda *_: 1.0)
+    with pytest.raises(UserError, match="The export is wrong: a logit differs by 1.0e.00"):
+        export_all(run, "huggingface", tmp_path / "export")
+    assert [path.name for path in (tmp_path / "export").iterdir()] == [".speechformer.json"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/models/my-model/", "my-model"),
+        ("/home/me/.cache/hub/models--meta-llama--Llama-3.2--x/snapshots/4f2c", "meta-llama/Llama-3.2--x"),
+    ],
+)
+def test_a_model_has_the_name_of_its_folder_or_of_the_hub(folder: str, name: str) -> None:
+    assert model_name(folder) == name
+
+
+@pytest.mark.parametrize("tokens", ["bpe", "words"])
+def test_our_own_model_is_exported_with_its_tokenizer(tokens: str, little: Path, tmp_path: Path) -> None:
+    """Oracle: the run's tokenizer, for which a special token in a text is text."""
+    task = ["task=lm", "task.tokens=bpe", "task.vocab_size=60", "architecture.tied_output=true"]
+    if tokens == "words":
+        task = ["task=classify", "architecture.norm=post", "architecture.final_norm=false", "architecture.pool=first"]
+        task += ["architecture.embedding_norm=true", "architecture.classifier_activation=tanh"]
+        task += ["architecture.classifier_width=8", "architecture.activation=gelu"]
+    words = [*task, "model=learned", "trainer.max_steps=2", "width=8", "heads=2", "layers=1", "ff=8", "block_size=24"]
+    corpus = ["corpus=speeches", f"corpus.root={little}", "corpus.classes=[ann,bob,cy]"]
+    run = speechformer.fit(*words, *corpus, *RUN[1:], directory=tmp_path / "run")
+    export_all(run, "huggingface", tmp_path / "export")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    for text in (*TEXTS, "We <eos> will <unk> mend<pad>.", "``` We ```` will", 'We " will""'):
+        assert tokenizer(text).input_ids == run.tokenizer.encode(text)
+    assert tokenizer.model_max_length == 24
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,18 @@ def test_rows_hold_seeds_and_are_named_by_what_differs(tmp_path: Path) -> None:
     }
 
 
+def test_a_model_that_training_began_with_is_named_by_its_folder(tmp_path: Path) -> None:
+    """And told from another one whose folder has the same name."""
+    runs = [result(f"seed={seed}", "model=rope") for seed in range(3)]
+    for run, folder, digest in zip(runs, ("/models/tiny", "/elsewhere/tiny", "/models/small"), "aab"):
+        run["config"]["init_from"] = {"folder": folder, "sha256": digest * 64}
+    study = study_of(tmp_path / "a", *runs)
+    assert study.runs["variant"].value_counts().to_dict() == {"from tiny": 2, "from small": 1}
+    runs[1]["config"]["init_from"]["sha256"] = "c" * 64
+    labels = study_of(tmp_path / "b", *runs).runs["variant"].unique()
+    assert {label.partition(" (")[0] for label in labels} == {"from tiny", "from small"} and len(labels) == 3
+
+
 @pytest.mark.parametrize(
     "runs",
     [

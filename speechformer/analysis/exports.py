@@ -5,20 +5,23 @@
                                         maximum); `torch.export.load("model.pt2").module()(ids)` needs only torch
 
     huggingface     config.json, model.safetensors, tokenizer.json and tokenizer_config.json, which `transformers`
-                    loads without this package, if the model is one of `models.families`
+                    loads without this package, if the model is one of `models.families`; what training does not
+                    change of a model from elsewhere (special tokens, chat template, rotations) is as it was there
 
 The first two have the counts of words beside the network (`task.ngram_mixture`, `task.naive_bayes`), and so the
 training text that was counted.
 
 Beside them are tokenizer.json, export.json (inputs, output, hyperparameters), tokenizers.json (the tokenizer in the
 format of the library `tokenizers`) and README.md (an example without this package, and a model card). Each export is
-loaded again, and its logits are compared with the run's, before the file gets its name.
+loaded again, and its logits are compared with the run's, before the files get their names.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,21 +37,23 @@ from speechformer.analysis.card import card
 from speechformer.analysis.load import TrainedRun, load_pretrained
 from speechformer.corpora.files import OutputFolder, atomic_write
 from speechformer.corpora.portable import portable_subwords, portable_words
-from speechformer.corpora.pretrained import PretrainedTokenizer
+from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS, PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.errors import UserError
 from speechformer.layers.mixers import Mixer
 from speechformer.layers.positions import Positions
-from speechformer.models.pretrained import to_family
+from speechformer.models.families import FAMILIES
+from speechformer.models.pretrained import SMALL_FILES, TOKENIZER_CONFIG, read_small_files, to_family
+from speechformer.runs import folder as runs
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS
 
 MAX_TOKENS = 4096  # of an exported computation whose model has no maximum
 COUNTS = "counts."  # begins the names of their tensors
-FILES = {"safetensors": "model.safetensors", "torch.export": "model.pt2"}
+FILES = {"safetensors": WEIGHTS, "torch.export": "model.pt2"}
 HUGGINGFACE = "huggingface"
-NAMES = (*FILES.values(), "tokenizer.json", "export.json", "tokenizers.json", "README.md")
+NAMES = (*FILES.values(), runs.TOKENIZER, "export.json", "tokenizers.json", "README.md")
 
 
 def description(run: TrainedRun) -> dict[str, Any]:
@@ -150,6 +155,14 @@ def compare(run: TrainedRun, exported: Callable[..., Tensor]) -> float:
     return float(torch.stack([(exported(*ids) - run.task(*ids)).abs().max() for ids in batches]).max())
 
 
+def checked(run: TrainedRun, exported: Callable[..., Tensor]) -> float:
+    """Return the largest difference of a logit; raise a UserError if it is more than the order of sums explains."""
+    difference = compare(run, exported)
+    if not difference <= 1e-4:
+        raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
+    return difference
+
+
 def export(run: TrainedRun, format: str, path: Path) -> float:
     """Export a run to a file, load the export again and compare; return the largest difference of a logit."""
     run.task.cpu()
@@ -162,10 +175,7 @@ def export(run: TrainedRun, format: str, path: Path) -> float:
             if format == "torch.export"
             else load_safetensors(Path(file.name))
         )
-        difference = compare(run, exported)
-        if not difference <= 1e-4:
-            raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
-    return difference
+        return checked(run, exported)
 
 
 def portable_tokenizer(run: TrainedRun) -> Any:
@@ -187,8 +197,9 @@ def export_huggingface(run: TrainedRun, folder: Path) -> None:
     run.task.cpu()
     if run.task.counts is not None:
         raise UserError("Hugging Face's models have no counts of words beside the network; train without them.")
-    architecture = run.task.hparams["architecture"]
-    config, tensors = to_family(architecture, run.model.state_dict())
+    place = run.directory / runs.PRETRAINED
+    small = read_small_files(run.directory) if run.is_pretrained else runs.read_json(place) or {}
+    config, tensors = to_family(run.task.hparams["architecture"], run.model.state_dict(), small.get(CONFIG))
     if "predict" in run.task.abilities:
         labels = list(run.task.hparams["classes"])
         config |= {"id2label": dict(enumerate(labels)), "label2id": {label: k for k, label in enumerate(labels)}}
@@ -196,24 +207,33 @@ def export_huggingface(run: TrainedRun, folder: Path) -> None:
     pads = PAD if "predict" in run.task.abilities else run.tokenizer.padding
     every = {"pad": pads, "eos": run.tokenizer.end, "unk": max(run.tokenizer.unknown, 0) or None}
     ids = {kind: index for kind, index in every.items() if index is not None}
-    config |= {f"{kind}_token_id": ids.get(kind) for kind in ("pad", "eos", "bos")} | {"dtype": "float32"}
+    config = {f"{kind}_token_id": ids.get(kind) for kind in ("pad", "eos", "bos")} | config | {"dtype": "float32"}
     special = {f"{kind}_token": tokenizer.id_to_token(index) for kind, index in ids.items()}
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
-    texts = {
-        "config.json": json.dumps(config, indent=2),
-        "tokenizer.json": tokenizer.to_str(pretty=False),
-        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
+    own["split_special_tokens"] = not isinstance(run.tokenizer, PretrainedTokenizer)  # "<eos>" in a text is text
+    longest = config[FAMILIES[config["model_type"]].keys["block_size"]]
+    tokenizer_config = small.get(TOKENIZER_CONFIG, own)
+    known = tokenizer_config.get("model_max_length")
+    shortest = min(known, longest) if isinstance(known, int | float) else longest
+    contents = small | {
+        CONFIG: config,
+        TOKENIZER: tokenizer.to_str(pretty=False),
+        TOKENIZER_CONFIG: tokenizer_config | {"model_max_length": shortest},
+        "README.md": f"{card(run, [HUGGINGFACE]).rstrip()}\n",
     }
     output = OutputFolder(folder)
-    paths = {name: output.file(name) for name in (FILES["safetensors"], "README.md", *texts)}
-    texts["README.md"] = card(run, [HUGGINGFACE])
-    for name, text in texts.items():
-        paths[name].write_text(f"{text.rstrip()}\n", encoding="utf-8")
-    with atomic_write(paths[FILES["safetensors"]]) as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
-    difference = compare(run, load_pretrained(folder).task.cpu())
-    if not difference <= 1e-4:
-        raise UserError(f"The export is wrong: a logit differs by {difference:.1e}. Please report this.")
+    paths = {name: output.file(name) for name in (WEIGHTS, *contents)}
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        unchecked = Path(directory)
+        for name, content in contents.items():
+            text = content if isinstance(content, str) else f"{json.dumps(content, indent=2)}\n"
+            (unchecked / name).write_text(text, encoding="utf-8", newline="\n")
+        (unchecked / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        difference = checked(run, load_pretrained(unchecked).task.cpu())
+        for name, path in paths.items():
+            os.replace(unchecked / name, path)
+    for name in SMALL_FILES:  # of another model
+        output.remove_stale(name)
     kind = config["model_type"]
     console.write(f"{folder}: a {kind} for transformers; loaded again, logits differ by at most {difference:.0e}.")
 
@@ -238,7 +258,7 @@ def export_all(run: TrainedRun, format: str | None, folder: Path) -> None:
         console.write(f"{path} ({megabytes:.1f} MB); loaded again, logits differ by at most {difference:.0e}.")
     if run.task.counts is not None:
         console.say("The export has the counts of words, too, and so the training text that was counted.")
-    run.tokenizer.save(paths["tokenizer.json"])
+    run.tokenizer.save(paths[runs.TOKENIZER])
     portable = portable_tokenizer(run).to_str(pretty=False)
     texts = {"export.json": json.dumps(description(run), indent=2), "tokenizers.json": portable}
     for name, text in {**texts, "README.md": card(run, formats)}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from speechformer.corpora.pretrained import CONFIG, WEIGHTS
 from speechformer.errors import UserError
 from speechformer.runs import folder as runs
 
@@ -22,8 +23,8 @@ def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str
     directory = Path(run)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
-    if (directory / "config.json").exists():
-        return "model.safetensors", None  # of a model from elsewhere
+    if (directory / CONFIG).exists():
+        return WEIGHTS, None  # of a model from elsewhere
     result = runs.result_or_none(directory)
     if result is not None and result["status"] == "diverged":
         raise UserError(f"{directory}: the run diverged. Train again with a lower recipe.lr.")

@@ -26,6 +26,7 @@ from speechformer.layers.mechanisms import changed_options
 from speechformer.models.pretrained import WEIGHTS, is_pretrained, load_weights, read_architecture
 from speechformer.models.stack import SOFTMAX
 from speechformer.runs import folder as runs
+from speechformer.runs.naming import model_name
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.text import TextInputs
@@ -73,6 +74,20 @@ class TrainedRun:
         name, *changed = changed_options(self.task.hparams["architecture"].get("attention", SOFTMAX))
         words += [name] * (name != "softmax") + changed
         return ", ".join(words if pattern == "full" else [*words, pattern])
+
+    @property
+    def title(self) -> str:
+        """What pictures call it: task and model of a run, name and family of a model from elsewhere."""
+        if self.is_pretrained:
+            return f"{model_name(self.directory)}, {read_architecture(self.directory)[0].type}"
+        return f"{self.task.name}, model={self.label}"
+
+    @property
+    def began_with(self) -> str | None:
+        """The name of the model from elsewhere that it is, or that its training began with; None without one."""
+        place = (self.result or {"config": {}})["config"].get("init_from")
+        folder = self.directory if self.is_pretrained else (place or {}).get("folder")
+        return model_name(folder) if folder else None
 
     @property
     def max_length(self) -> int | None:

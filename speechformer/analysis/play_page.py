@@ -48,7 +48,7 @@ KNOWN: dict[str, dict[str, str]] = {  # choices of each group, and their options
     "model": {
         **dict.fromkeys(("nope", "sinusoidal", "learned", "kerple"), ""),
         **{"alibi": "slopes scale", "relative": "buckets max_distance", "fire": "hidden threshold"},
-        **{"rope": "base frequencies fraction scaling factor", "xpos": "base gamma scale_base"},
+        **{"rope": "base frequencies growth fraction scaling factor", "xpos": "base gamma scale_base"},
     },
     "pattern": {
         **{"full": "", "window": "window", "block": "block", "strided": "stride", "dilated": "window dilation"},
@@ -99,7 +99,8 @@ def describe_positions(positions: Positions, layers: int) -> dict[str, Any]:
             learned = member.log_slopes is not None
             options = {"scale": member.scale, "learned": learned, "slopes": member.fixed_slopes.tolist()}
         if isinstance(member, RoPE):
-            options = {name: getattr(member, name) for name in ("base", "frequencies", "scaling", "factor", "length")}
+            shown = ("base", "frequencies", "growth", "scaling", "factor", "length")
+            options = {name: getattr(member, name) for name in shown}
             options["R"] = member.table_PR.shape[1]
         if isinstance(member, XPos):
             options["log_decay"] = member.log_decay_H.tolist()

@@ -10,6 +10,7 @@ from typing import Any
 from speechformer.corpora.files import read_file, write_file
 from speechformer.errors import UserError
 
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"  # files of a model
 START = b'{"kind": "pretrained"'  # of the file that `save` writes
 
 
@@ -42,9 +43,9 @@ class PretrainedTokenizer:
         Raises:
             UserError: a file is missing or damaged.
         """
-        path, end = folder / "tokenizer.json", json.loads(read_file(folder / "config.json")).get("eos_token_id")
+        path, end = folder / TOKENIZER, json.loads(read_file(folder / CONFIG)).get("eos_token_id")
         if not path.exists():
-            raise UserError(f"{folder} has no tokenizer.json; save the model's fast tokenizer there.")
+            raise UserError(f"{folder} has no {TOKENIZER}; save the model's fast tokenizer there.")
         return cls(parse(read_file(path), path), end[0] if isinstance(end, list) else end)
 
     def __len__(self) -> int:

@@ -235,6 +235,7 @@ class RoPE(Positions):
     Args:
         base: of the angles.
         frequencies: the angle for each pair, in place of base^(-2d/R); null: by the base.
+        growth: multiplies what is rotated of queries and keys, as YaRN does for a model that was trained with it.
         fraction: R / H. The last H - R numbers of a head are not rotated (Black et al. 2022, "GPT-NeoX-20B").
         scaling: what evaluation does with a text, or a batch with one, that is longer than the training's `length`:
             "none": nothing.
@@ -257,6 +258,7 @@ class RoPE(Positions):
         sizes: Sizes,
         base: Positive = 10000.0,
         frequencies: list[Positive] | None = None,
+        growth: Positive = 1.0,
         fraction: Share = 1.0,
         scaling: Literal["none", "linear", "ntk", "yarn"] = "none",
         factor: Positive = 4.0,
@@ -276,13 +278,13 @@ class RoPE(Positions):
             require(len(frequencies) == rotated // 2, "model.frequencies", f"{rotated // 2} numbers", frequencies)
             require(scaling != "ntk", "model.scaling", "linear or yarn, as model.frequencies have no base", scaling)
         self.base, self.scaling, self.factor, self.length = base, scaling, factor, sizes.length
-        self.frequencies = frequencies
+        self.frequencies, self.growth = frequencies, growth
         self.can_cache, self.is_scaled = scaling == "none", False
         self.register_buffer("table_PR", self.table(sizes.length, rotated, "none"), persistent=False)
 
     def table(self, length: int, R: int, scaling: str) -> Tensor:
         """Return the sines and cosines of each position, [length, R]."""
-        lengths, growth = wavelengths(R, self.base), 1.0
+        lengths, growth = wavelengths(R, self.base), self.growth
         if self.frequencies is not None:
             lengths = 1 / torch.tensor(self.frequencies, dtype=torch.float64)
         if scaling == "linear":
@@ -293,7 +295,7 @@ class RoPE(Positions):
             turns = self.length / (2 * math.pi * lengths)
             kept = ((turns - 1) / (32 - 1)).clamp(0, 1)
             lengths = 1 / ((1 - kept) / (lengths * self.factor) + kept / lengths)
-            growth = 0.1 * math.log(self.factor) + 1
+            growth *= 0.1 * math.log(self.factor) + 1
         return sines_and_cosines(length, R, lengths) * growth
 
     @torch.inference_mode(False)  # autograd cannot save tensors made in inference mode

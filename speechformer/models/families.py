@@ -38,11 +38,15 @@ LEFT_OUT = {
     "scale_embedding": False,
     "classifier_activation": "relu",
 }
-SIZES = ("width", "heads", "layers", "ff", "block_size", "vocab_size")
 KEYS = {  # of most families
     **{"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"},
     **{"ff": "intermediate_size", "block_size": "max_position_embeddings", "vocab_size": "vocab_size"},
 }
+# of rotations, and of the longest text, which decides nothing else where positions are rotated
+ROTATIONS = (
+    *("rope_theta", "rotary_emb_base", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct"),
+    "max_position_embeddings",
+)
 FAMILIES: dict[str, Family] = {}
 
 
@@ -167,7 +171,7 @@ class Family:
             raise UserError(f"config.json has no {missing[0]}, which a {self.type} must have.")
         settings = {ours: read[theirs] for ours, theirs in self.keys.items()}
         for ours, value in settings.items():
-            if ours in SIZES and (type(value) is not int or value < 1):
+            if ours in KEYS and (type(value) is not int or value < 1):
                 raise no_counterpart(self.keys[ours], value, "whole numbers above 0")
         common = {"scale_embedding": False, "embedding_norm": False, "head_width": None, "pattern": {"name": "full"}}
         return {**common, **self.ours, **settings, "activation": activation, **self.special(read)}
@@ -269,8 +273,24 @@ def differences(architecture: Config, other: Config) -> list[str]:
     return [key for key in one if key not in ignored and one[key] != two.get(key)]
 
 
-def family_of(architecture: Config) -> tuple[Family, Config]:
+def kept(architecture: Config, config: Config, source: Config) -> Config:
+    """Return a config with what training does not change of the one that it began with.
+
+    That is special tokens, and if the rotation is the same, what describes it and the longest text.
+    """
+    tokens = {key: value for key, value in source.items() if key.endswith("_token_id")}
+    began = FAMILIES[source["model_type"]].architecture(source)
+    if began["model"]["name"] != "rope" or "model" in differences(architecture, began):
+        return config | tokens
+    others = {key: value for key, value in config.items() if key not in ROTATIONS}
+    return others | tokens | {key: source[key] for key in ROTATIONS if key in source}
+
+
+def family_of(architecture: Config, source: Config | None = None) -> tuple[Family, Config]:
     """Return the family to which an architecture belongs, and its config.
+
+    Args:
+        source: the config of the model that training began with, None without one.
 
     Raises:
         UserError: there is none; the settings that the closest one lacks are named.
@@ -280,6 +300,8 @@ def family_of(architecture: Config) -> tuple[Family, Config]:
         if ("pool" in architecture) != ("pool" in family.ours):
             continue
         config = family.config(architecture)
+        if source is not None:
+            config = kept(architecture, config, source)
         try:
             missing = differences(architecture, family.architecture(config))
         except UserError:
@@ -310,8 +332,8 @@ def readable(value: Any) -> Any:
 # Rotations
 
 
-def read_rope(config: Config, H: int) -> tuple[Config, float]:
-    """Return `model=rope` of a config, and the factor that the library multiplies scores by.
+def read_rope(config: Config, H: int) -> Config:
+    """Return `model=rope` of a config.
 
     The angle per position of each pair is that of the library: for "llama3" (Dubey et al. 2024, "The Llama 3 Herd of
     Models") and "yarn" (Peng et al. 2023) fixed, whatever the length of the text.
@@ -325,10 +347,10 @@ def read_rope(config: Config, H: int) -> tuple[Config, float]:
     )
     base, R = float(options["rope_theta"]), int(H * share)
     spec: Config = {"name": "rope", "base": base, "fraction": R / H}
-    f, factor, growth = 1 / wavelengths(R, base), options.get("factor", 1.0), 1.0
+    f, factor = 1 / wavelengths(R, base), options.get("factor", 1.0)
     length = options.get("original_max_position_embeddings") or config["max_position_embeddings"]
     if kind == "default":
-        return spec, growth
+        return spec
     if kind == "linear":
         f = f / factor
     elif kind == "llama3":
@@ -346,10 +368,10 @@ def read_rope(config: Config, H: int) -> tuple[Config, float]:
         slow = slow + 0.001 if fast == slow else slow
         divided = ((torch.arange(R // 2, dtype=torch.float64) - fast) / (slow - fast)).clamp(0, 1)
         f = divided * f / factor + (1 - divided) * f
-        growth = (options.get("attention_factor") or 0.1 * math.log(factor) + 1) ** 2
+        spec["growth"] = options.get("attention_factor") or 0.1 * math.log(factor) + 1
     else:
         raise no_counterpart("rope_parameters", options, "rope_type default, linear, llama3 or yarn of whole heads")
-    return {**spec, "frequencies": f.tolist()}, growth
+    return {**spec, "frequencies": f.tolist()}
 
 
 def write_rope(architecture: Config) -> Config:
@@ -429,7 +451,7 @@ class GPTNeoX(Family):
     ]
 
     def special(self, config: Config) -> Config:
-        spec, _ = read_rope(config, config["hidden_size"] // config["num_attention_heads"])
+        spec = read_rope(config, config["hidden_size"] // config["num_attention_heads"])
         norm = "parallel" if config.get("use_parallel_residual", True) else "pre"
         return {"attention": {"name": "softmax"}, "model": spec, "norm": norm}
 
@@ -478,7 +500,7 @@ class Llama(Family):
         each = [{"name": "window", "window": window} if is_sliding else {"name": "full"} for is_sliding in slides]
         pattern = each[0] if len({*slides}) == 1 else {"name": "by_layer", "layers": each}
         attention = {**self.mechanism, "kv_heads": kv_heads, **self.scores(config)}
-        rope, _ = read_rope(config, H)
+        rope = read_rope(config, H)
         if rope["fraction"] != 1:  # the library would rotate whole heads all the same
             raise no_counterpart("partial_rotary_factor", rope["fraction"], "only 1")
         return {"attention": attention, "model": rope, "pattern": pattern, "head_width": H}
@@ -500,9 +522,6 @@ class Llama(Family):
         kv_heads = architecture["attention"][0].get("kv_heads") or architecture["heads"]
         sizes = {"head_dim": architecture["head_width"], "num_key_value_heads": kv_heads}
         return {**write_rope(architecture), **sizes, **(sliding if self.slides else {})}
-
-    def query_scale(self, architecture: Config, config: Config) -> float:
-        return read_rope({**self.defaults, **config}, architecture["head_width"])[1]
 
 
 class Mistral(Llama):
@@ -564,8 +583,7 @@ class Gemma2(Llama):
         return {**super().special_config(architecture), **scalar, "attn_logit_softcapping": cap}
 
     def query_scale(self, architecture: Config, config: Config) -> float:
-        scale = math.sqrt(architecture["head_width"] / config.get("query_pre_attn_scalar", 256))
-        return super().query_scale(architecture, config) * scale
+        return math.sqrt(architecture["head_width"] / config.get("query_pre_attn_scalar", 256))
 
 
 class GptOss(Llama):

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from speechformer.options import Options, Positive, Size
 
+SIZES = ("width", "heads", "layers", "ff")
+
 
 class Architecture(Options):
     """What a network consists of, besides its sizes; `conf/config.yaml` explains each key."""

@@ -20,14 +20,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from speechformer.corpora.files import read_file
+from speechformer.corpora.files import decode, read_file
+from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS
 from speechformer.errors import UserError, pick
 from speechformer.keys import CONF, load_plain
 from speechformer.models.families import FAMILIES, Config, Family, family_of
+from speechformer.models.options import SIZES
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
-SIZES = ("width", "heads", "layers", "ff", "vocab_size")  # that a folder decides
+INDEX = "model.safetensors.index.json"
+# Beside them, what training does not change
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+SMALL_FILES = (CONFIG, "generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", CHAT_TEMPLATE)
 # tensors of older versions that are no weights, and those of heads for other purposes
 NO_WEIGHTS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)$|^cls\.")
 
@@ -65,6 +68,22 @@ def read_architecture(folder: Path) -> tuple[Family, Config, Config]:
         raise UserError(f"{folder}/{error}") from None
     except (TypeError, ValueError, KeyError, ZeroDivisionError, IndexError) as error:
         raise UserError(f"{path} has a value that a {family.type} cannot have ({error}).") from None
+
+
+def read_small_files(folder: Path) -> dict[str, Any]:
+    """Return the small files of a model that training does not change by name: JSON as plain data, else the text.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    contents = dict[str, Any]()
+    for path in (folder / name for name in SMALL_FILES):
+        if path.exists():
+            is_json = path.suffix == ".json"
+            contents[path.name] = read_json(path) if is_json else decode(read_file(path), str(path))
+            if is_json and not isinstance(contents[path.name], dict):
+                raise UserError(f"{path} has no settings by name; save the model again, or remove the file.")
+    return contents
 
 
 @functools.cache
@@ -109,7 +128,7 @@ def settings_of(config: Config) -> Config:
         groups["pattern"] = config["pattern"]
     own = config["architecture"]
     options = {key: architecture.get(key, value) for key, value in own.items()}
-    sizes = {key: architecture[key] for key in SIZES}
+    sizes = {key: architecture[key] for key in (*SIZES, "vocab_size")}
     digest = sha256(folder.resolve(), *(path.stat().st_mtime_ns for path in model_files(folder)))
     place = {"folder": str(folder), "sha256": digest}
     task_options = {**config["task"], "tokens": "pretrained"}
@@ -119,7 +138,10 @@ def settings_of(config: Config) -> Config:
 def check_overrides(config: Config, overrides: Sequence[str]) -> None:
     """Raise a `UserError` if a command line sets what `init_from` decides."""
     for key in (word.lstrip("+~").partition("=")[0] for word in overrides if config.get("init_from")):
-        if key.partition(".")[0] in (*SIZES, "architecture", "model", "attention") or key == "task.tokens":
+        if (
+            key.partition(".")[0] in (*SIZES, "vocab_size", "architecture", "model", "attention")
+            or key == "task.tokens"
+        ):
             raise UserError(f"init_from={config['init_from']['folder']} decides {key}; remove it.")
 
 
@@ -183,13 +205,15 @@ def load_weights(model: nn.Module, folder: Path, fresh: Sequence[str] = ()) -> N
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
 
 
-def to_family(architecture: Config, state: Mapping[str, Tensor]) -> tuple[Config, dict[str, Tensor]]:
-    """Return the config and the weights of a model as its family has them.
+def to_family(
+    architecture: Config, state: Mapping[str, Tensor], source: Config | None = None
+) -> tuple[Config, dict[str, Tensor]]:
+    """Return the config and the weights of a model as its family has them; `source` as for `family_of`.
 
     Raises:
         UserError: no family has such a model; the setting that the closest one lacks is named.
     """
-    family, config = family_of(architecture)
+    family, config = family_of(architecture, source)
     heads, tensors = family.heads(architecture, config), dict[str, Tensor]()
     for name, value in state.items():
         if name != "output.weight" or not architecture.get("tied_output"):

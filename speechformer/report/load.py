@@ -30,6 +30,7 @@ from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
 from speechformer.runs.identity import LATER, NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
+from speechformer.runs.naming import model_name
 
 # Config keys that do not change what is measured, or that belong to the study and not to the variant
 NOT_IN_VARIANT = ("seed", "study", "trainer.log_every_n_steps", *NOT_IDENTITY)
@@ -194,7 +195,12 @@ class Study:
         for run in self.results:
             groups[run.variant_key].append(run)
         self.variants = [Variant(group[0].settings) for group in groups.values()]
-        self.usual = name_variants(self.variants, {})
+        self.models = {
+            override("init_from.sha256", run.config["init_from.sha256"]): f"from {model_name(folder)}"
+            for run in self.results
+            if (folder := run.config.get("init_from.folder"))
+        }
+        self.usual = name_variants(self.variants, self.models)
         seeds = {run.seed for run in self.results if run.seed is not None and not run.members}
         for variant, group in zip(self.variants, groups.values()):
             variant.missing = [] if group[0].members else sorted(seeds - {run.seed for run in group})
@@ -247,7 +253,7 @@ class Study:
     def relabel(self, names: Mapping[str, str]) -> None:
         """Name settings (`model=alibi`) and variants otherwise."""
         before = [variant.label for variant in self.variants]
-        self.usual = name_variants(self.variants, names)
+        self.usual = name_variants(self.variants, self.models | dict(names))
         changed = dict(zip(before, (variant.label for variant in self.variants)))
         for frame in (self.runs, self.curves):
             frame["variant"] = frame["variant"].map(changed)

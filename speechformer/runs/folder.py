@@ -1,6 +1,7 @@
 """A run's folder: its files, the process that owns it, and its state.
 
 config.yaml       the resolved config            tokenizer.json    vocabulary
+pretrained.json   of `init_from`: the model's small files, for its export
 last.ckpt         state to resume from           previous.ckpt     the one before, until the run ends
 best.ckpt         weights of the best evaluation average.ckpt      the mean of the last ones, if it is tested
 checkpoints/      weights at an interval, if kept weights/          of the last evaluations, until they are averaged
@@ -45,6 +46,7 @@ from speechformer.runs.rank import is_first
 
 RESULT, OWNER, LOCK, CONFIG, TOKENIZER = "result.json", "run.json", "run.lock", "config.yaml", "tokenizer.json"
 PREDICTIONS = "predictions.tsv"  # of a classifier
+PRETRAINED = "pretrained.json"  # the small files of the model that training began with, by name
 TERMINAL_STATES = ("finished", "diverged")  # such a run is not run again
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"  # the checkpoint to resume from, and the one before
 ENSEMBLE = "ensemble.ckpt"  # what an ensemble resumes from, in the folder of its first run
@@ -57,7 +59,7 @@ HISTORY = "checkpoints"  # the folder of the weights that `keep_every_n_steps` k
 STEP = r"\d+\.ckpt"  # a file in both
 IN_FOLDERS = rf"{STEP}|events\.out\.tfevents\..*|hparams\.yaml|.*\.partial"  # what runs write into these folders
 FOLDERS = (CURVES, WEIGHTS, HISTORY)
-RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, *FOLDERS)
+RUN_FILES = (*OUTPUTS, OWNER, CONFIG, TOKENIZER, PRETRAINED, *FOLDERS)
 PARTIAL = "*.????????.partial"  # of a killed process
 # The folder of a run that is being replaced: whole, with files on the way there or back, and no longer needed
 REPLACED, MOVING, DISCARDED = ".replaced", ".replaced.moving", ".replaced.discarded"

@@ -35,6 +35,7 @@ LATER: dict[str, Any] = {
     "architecture.embedding_norm": False,
     "architecture.classifier_activation": "relu",
     "model.frequencies": None,
+    "model.growth": 1.0,
     "attention.kv_heads": None,
     "attention.softcap": None,
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The name of a run's folder."""
+"""The name of a run's folder, and of a model from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,12 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain data, resolved and without Hydra's own."""
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     return OmegaConf.to_container(own, resolve=True)  # type: ignore[return-value]
+
+
+def model_name(folder: str | Path) -> str:
+    """Return the name of a model from elsewhere: of its folder, or OWNER/NAME in the cache of Hugging Face's Hub."""
+    cached = re.search(r"models--([^/]+)/snapshots/[^/]+$", Path(folder).as_posix())
+    return cached[1].replace("--", "/", 1) if cached else Path(folder).resolve().name
 
 
 def safe(name: str) -> str:

@@ -19,13 +19,13 @@ from torchmetrics import Metric
 
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
+from speechformer.models.options import SIZES
 from speechformer.tasks.optim import build_optimizer
 from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.view import View
 
 # What every network takes: keys of the config, and keys of its group `architecture`
-SIZES = ("width", "heads", "layers", "ff", "block_size", "dropout", "embedding_dropout")
-GROUPS = ("model", "pattern", "attention")
+COMMON_KEYS = (*SIZES, "block_size", "dropout", "embedding_dropout", "model", "pattern", "attention")
 COMMON_OPTIONS = (
     *(
         "norm",
@@ -127,7 +127,7 @@ class Task(pl.LightningModule):
         """Return the arguments of the network as plain data, `more` included."""
         keys = (*COMMON_OPTIONS, *cls.options)
         arguments = {key: value for key, value in config["architecture"].items() if key in keys}
-        return arguments | {key: config[key] for key in (*SIZES, *GROUPS)} | more | {"vocab_size": data.vocab_size}
+        return arguments | {key: config[key] for key in COMMON_KEYS} | more | {"vocab_size": data.vocab_size}
 
     def attach(self, data: TaskData) -> None:
         """Take from the data what training and evaluation need besides batches."""

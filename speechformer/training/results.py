@@ -17,10 +17,10 @@ from speechformer import console
 from speechformer.config import debug_arguments
 from speechformer.data.base import TaskData
 from speechformer.errors import one_sentence
-from speechformer.models.pretrained import load_weights
+from speechformer.models.pretrained import load_weights, read_small_files
 from speechformer.models.stack import count_parameters
 from speechformer.runs import identity
-from speechformer.runs.folder import TOKENIZER, RunFolder, sha256
+from speechformer.runs.folder import PRETRAINED, TOKENIZER, RunFolder, sha256, write_json
 from speechformer.tasks.registry import TASKS
 from speechformer.training.checkpoints import best_of, save_weights
 from speechformer.training.loggers import RunLoggers
@@ -70,6 +70,8 @@ class Run:
         self.folder.remove_outputs(keep_results=resumes)
         tokenizer = self.folder.path / TOKENIZER
         self.data.tokenizer.save(tokenizer)
+        if place := self.config.get("init_from"):
+            write_json(self.folder.path / PRETRAINED, read_small_files(Path(place["folder"])))
         self.folder.owner |= {"threads": threads, "ensemble": ensemble_size > 1}
         self.folder.owner |= {"tokenizer_sha256": sha256(tokenizer)}
         if self.loggers.tracker is not None:

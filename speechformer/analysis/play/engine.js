@@ -155,16 +155,16 @@ function sinusoid(i, D, base = 10000) { // sine and cosine interleaved, as float
 
 // RoPE's angles for a text of T tokens: the wavelength of each pair, and a factor on what is rotated.
 function ropeWavelengths(spec, T, base) {
-  const { R, scaling, factor, length, frequencies } = spec;
+  const { R, scaling, factor, length, frequencies, growth } = spec;
   const own = frequencies ? frequencies.map((f) => 1 / f) : wavelengths(R, base);
-  if (scaling === "none" || T <= length) return [own, 1];
-  if (scaling === "linear") return [own.map((w) => w * factor), 1];
-  if (scaling === "ntk") return [wavelengths(R, base * factor ** (R / (R - 2))), 1];
+  if (scaling === "none" || T <= length) return [own, growth];
+  if (scaling === "linear") return [own.map((w) => w * factor), growth];
+  if (scaling === "ntk") return [wavelengths(R, base * factor ** (R / (R - 2))), growth];
   const mixed = own.map((w) => { // yarn
     const unscaled = Math.min(1, Math.max(0, (length / (2 * Math.PI * w) - 1) / 31));
     return 1 / ((1 - unscaled) / (w * factor) + unscaled / w);
   });
-  return [mixed, 0.1 * Math.log(factor) + 1];
+  return [mixed, growth * (0.1 * Math.log(factor) + 1)];
 }
 
 const POSITIONS = {
