@@ -184,6 +184,7 @@ def test_help_names_the_choices_without_heavy_imports() -> None:
         (["model=alibii"], "model has no choice 'alibii'; the valid ones are: alibi, .*Did you mean alibi?"),
         (["widht=3"], "the config has no key 'widht'; the valid ones are: .*Did you mean width?"),
         (["model=alibi", "model.scal=2"], "model has no key 'scal'; the valid ones are: name, slopes, scale. Did"),
+        (["pattern=full", "pattern.window=3"], "to one choice alone: 'pattern=A,{name:B,window:VALUE}'"),
         (["+trainer.max_stepz=2"], "trainer has no key 'max_stepz'; .*Did you mean max_steps?"),
         (["+trainer.logger=false"], "trainer.logger cannot be set"),
         (["+foo=1"], "the config has no key 'foo'; the valid ones are: study, "),

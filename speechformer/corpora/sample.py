@@ -83,8 +83,8 @@ def sentence(speaker: int, rng: random.Random) -> str:
 def best_accuracy(word_order: bool) -> float:
     """Return the accuracy of a classifier that knows how `sentence` draws, and sees word order or not.
 
-    It names the speaker who gives the cues most probably: what is spoken about, the phrase, and the order. Its accuracy
-    is the sum of that speaker's probability over all cues.
+    It names the speaker who gives the cues most probably: what is spoken about, the phrase, and the order. Its
+    accuracy is the sum of that speaker's probability over all cues.
     """
     facts = word_tables("sample")["facts"]
     with_two_topics = FACTS * sum("{other}" in fact for fact in facts) / len(facts)
