@@ -33,7 +33,7 @@ MODELS = sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - {*RECU
 PATTERNS = sorted({path.stem for path in (CONF / "pattern").glob("*.yaml")} - {*COMPOSED})
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 # A run of a second: everything is there, small.
-TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu"]
+TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu", "protocol=paper"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

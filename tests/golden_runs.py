@@ -30,7 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).with_name("golden.json")
 
-TINY = "threads=1 trainer.accelerator=cpu width=16 heads=2 layers=1 ff=16 batch_size=8 checkpoint_every=5"
+TINY = "protocol=paper threads=1 trainer.accelerator=cpu width=16 heads=2 layers=1 ff=16"
+TINY += " batch_size=8 checkpoint_every=5"
 SPEECHES = "corpus=speeches corpus.root=CORPUS corpus.classes=[ann,bob,cy]"  # CORPUS: see `write_corpus`
 CLASSIFY = f"task=classify {SPEECHES} trainer.max_epochs=3 recipe.lr=1e-2"
 LM = f"task=lm {SPEECHES} block_size=16 trainer.max_steps=24 eval_interval=12 recipe.lr=1e-2"
@@ -69,7 +70,7 @@ CASES = {
     "lm_muon": f"{LM} model=forgetting recipe=muon protocol=clean task.ngram_targets=0.5 task.ngram_mixture=context"
     " task.unknown_rate=0.5 architecture.output_bias=unigram",
     "lm_documents": "task=lm corpus=stories corpus.documents=40 corpus.words=20 block_size=16 trainer.max_steps=24"
-    " eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
+    " protocol=clean eval_interval=12 model=fire task.documents=separate task.tokens=bpe task.vocab_size=300",
     "lm_by_layer": f"{LM} model=by_layer model.layers=[xpos,nope] pattern=by_layer layers=2",
     "lm_rotations": f"{LM} model=by_layer model.layers=[rope,xpos] layers=2 width=32 dropout=0",
     "lm_mechanisms": f"{LM} model=rope attention=by_layer layers=6 architecture.norm=sandwich"

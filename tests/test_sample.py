@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from commands import run_command
 from conftest import group
 
 from speechformer.corpora import digits, sample, sample_pairs
-from speechformer.corpora.files import checksum
+from speechformer.corpora.files import checksum, word_tables
 from speechformer.corpora.pairs import Pairs, load_pairs
 from speechformer.corpora.speeches import Corpus, load_corpus
 
@@ -68,3 +69,30 @@ def test_it_can_be_written_and_read_back(tmp_path: Path, sentences: Corpus, pair
     made = load_corpus({"name": "speeches", "root": str(tmp_path / "made"), "classes": sentences.classes})
     assert made.sha256 == sentences.sha256 and made.classify_train == sentences.classify_train
     assert load_pairs({**group("corpus", "ted"), "root": str(tmp_path / "made")}).sha256 == pairs.sha256
+
+
+@pytest.mark.parametrize("word_order", [False, True])
+def test_the_best_accuracy_is_that_of_counting_cues(word_order: bool) -> None:
+    """Cues are found in the text of 12,000 sentences; the speaker who gave them most often is the answer."""
+    tables, rng = word_tables("sample"), random.Random(1)
+
+    def cues(text: str) -> tuple[object, ...]:
+        lower = text.lower()
+        topics = [k for k, name in enumerate(sample.SPEAKERS) for topic in tables["topics"][name] if topic in lower]
+        phrase = [k for k, name in enumerate(sample.SPEAKERS) if text.startswith(tuple(tables["phrases"][name]))]
+        adverbs = "|".join(tables["adverbs"])
+        before, after = (
+            re.search(pattern, lower)
+            for pattern in (rf"(and|but|so|for) ({adverbs}) ", rf"({adverbs}) ({'|'.join(tables['verbs'])})")
+        )
+        place = 0 if before else 1 if after else 2 if re.search(adverbs, lower) else None
+        values = [tables["values"].index(word) for word in re.findall(r"\w+", lower) if word in tables["values"]][:3]
+        order = (place, values.index(min(values)) if len(values) == 3 else None)
+        return tuple(topics), tuple(phrase), word_order and order
+
+    seen: dict[tuple[object, ...], Counter[int]] = {}
+    sentences = [(k % 3, cues(sample.sentence(k % 3, rng))) for k in range(12_000)]
+    for speaker, found in sentences:
+        seen.setdefault(found, Counter())[speaker] += 1
+    right = sum(counter.most_common(1)[0][1] for counter in seen.values())
+    assert right / len(sentences) == pytest.approx(sample.best_accuracy(word_order), abs=0.01)

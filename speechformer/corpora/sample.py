@@ -21,6 +21,8 @@ Run `python -m speechformer.corpora.sample FOLDER` to write them to a folder, wi
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import random
 from pathlib import Path
 
@@ -34,6 +36,7 @@ TRAIN_SENTENCES, TEST_SENTENCES = 2100, 750  # of the classification task
 TRAIN_LINES, TEST_LINES = 1800, 250  # of the language model; the second for each speaker
 
 TOPIC_IS_OWN, PHRASE_IS_OWN, ORDER_IS_OWN = 0.55, 0.7, 0.95
+FACTS, PHRASES = 0.3, 0.3  # shares of the sentences
 
 
 def sentence(speaker: int, rng: random.Random) -> str:
@@ -51,7 +54,7 @@ def sentence(speaker: int, rng: random.Random) -> str:
         return [rng.choice(tables[key]) for key in keys]
 
     share = rng.random()
-    if share < 0.3:  # a fact
+    if share < FACTS:
         first, other = topic(), topic()
         fact, number, month, place, tail = draw("facts", "numbers", "months", "places", "tails")
         values = {"topic": first, "Topic": first.capitalize(), "other": other}
@@ -71,10 +74,34 @@ def sentence(speaker: int, rng: random.Random) -> str:
             text = f"{lead} {a}, {b} and {c} {modal} {verb} {about}"
         extras = [rng.choice(tables[key]) for key in ("places", "tails") if rng.random() < 0.35]
         text = f"{', '.join([text, *extras])}."
-    if rng.random() < 0.3:
+    if rng.random() < PHRASES:
         phrase = rng.choice(tables["phrases"][SPEAKERS[own_or_any(PHRASE_IS_OWN)]])
         text = f"{phrase} {text[0].lower()}{text[1:]}"
     return text
+
+
+def best_accuracy(word_order: bool) -> float:
+    """Return the accuracy of a classifier that knows how `sentence` draws, and sees word order or not.
+
+    It names the speaker who gives the cues most probably: what is spoken about, the phrase, and the order. Its
+    accuracy is the sum of that speaker's probability over all cues.
+    """
+    facts = word_tables("sample")["facts"]
+    with_two_topics = FACTS * sum("{other}" in fact for fact in facts) / len(facts)
+    order_is_own = ORDER_IS_OWN if word_order else 0.0  # a cue that is anyone's tells nothing
+    # how often the second cue and the phrase are the speaker's own, and how often there are such sentences
+    second = [(TOPIC_IS_OWN, with_two_topics), (0.0, FACTS - with_two_topics), (order_is_own, 1 - FACTS)]
+    phrase = [(PHRASE_IS_OWN, PHRASES), (0.0, 1 - PHRASES)]
+    accuracy = 0.0
+    for (second_is_own, share), (phrase_is_own, share_of_phrase) in itertools.product(second, phrase):
+        probabilities = (TOPIC_IS_OWN, second_is_own, phrase_is_own)
+        for cues in itertools.product(range(3), repeat=3):
+            likelihoods = [
+                math.prod(own * (cue == speaker) + (1 - own) / 3 for own, cue in zip(probabilities, cues))
+                for speaker in range(3)
+            ]
+            accuracy += share * share_of_phrase * max(likelihoods) / 3
+    return accuracy
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Corpus:
         where: the folder, or how the corpus was generated.
         sha256: of the names and contents of its files.
         classify_train, classify_test, lm_train, lm_test: empty if the corpus has no files for that task.
+        ceilings: accuracies of classifiers that know how a generated corpus was made, by name.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Corpus:
     classify_test: list[tuple[int, str]]
     lm_train: list[str]
     lm_test: dict[str, list[str]]
+    ceilings: dict[str, float] = field(default_factory=dict)
 
     @property
     def identity(self) -> list[str]:
@@ -72,7 +74,9 @@ def load_corpus(config: Mapping[str, Any]) -> Corpus:
         files = {path.name: read_file(path) for path in speech_files(folder)}
         return parse(files, "speeches", str(folder.resolve()), settings["classes"])
     seed = settings["seed"]
-    return parse(sample.files(seed), "sample", f"made by the package, seed {seed}", settings["classes"])
+    corpus = parse(sample.files(seed), "sample", f"made by the package, seed {seed}", settings["classes"])
+    order = {"best_without_order_accuracy": False, "best_possible_accuracy": True}
+    return replace(corpus, ceilings={name: sample.best_accuracy(word_order) for name, word_order in order.items()})
 
 
 def parse(files: Mapping[str, bytes], name: str, where: str, classes: Sequence[str]) -> Corpus:

@@ -37,6 +37,7 @@ from speechformer.data.batches import (
     lengths_of,
 )
 from speechformer.errors import UserError, require
+from speechformer.models.naive_bayes import NaiveBayes
 
 
 class SpeechData(TaskData):
@@ -155,11 +156,23 @@ class SentenceData(SpeechData):
         rows = (self.monitored | self.tested)[self.chosen_on, ""]
         return [self.example(ids, label) for ids, label in zip(rows["ids"][:3], rows["labels"][:3].tolist())]
 
+    @functools.cached_property
+    def naive_bayes_accuracy(self) -> float | None:
+        """The test accuracy of `NaiveBayes`; None for so many training sentences that it would take minutes."""
+        ids, labels, test = self.train["ids"], self.train["labels"], self.tested["test", ""]
+        if len(ids) > 100_000:
+            return None
+        model = NaiveBayes(len(ids), self.block_size, len(self.corpus.classes), self.vocab_size, weight=1.0)
+        model.fit(ids, labels)
+        return (model(test["ids"]).argmax(dim=1) == test["labels"]).float().mean().item()
+
     def reference_metrics(self) -> dict[str, float | None]:
-        """Return the test accuracy of the majority class of train, and None for groups that may have no sentence."""
+        """Return test accuracies of what needs no network, and None for groups that may have no sentence."""
         majority_class = self.train["labels"].bincount().argmax()
         accuracy = (self.tested["test", ""]["labels"] == majority_class).float().mean().item()
-        return {"majority_accuracy": accuracy, "test_accuracy_in_train": None, "test_accuracy_not_in_train": None}
+        groups = dict.fromkeys(("test_accuracy_in_train", "test_accuracy_not_in_train"))
+        references = {"majority_accuracy": accuracy, "naive_bayes_accuracy": self.naive_bayes_accuracy}
+        return {**references, **self.corpus.ceilings, **groups}
 
 
 class TextSize(NamedTuple):

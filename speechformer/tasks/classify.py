@@ -32,6 +32,12 @@ from speechformer.tasks.text import TextInputs, read_words
 from speechformer.tasks.unknown_words import UnknownWords
 from speechformer.tasks.view import View
 
+REFERENCES = {  # metrics of what needs no network, with their names in the summary
+    "majority_accuracy": "majority class",
+    "naive_bayes_accuracy": "naive Bayes",
+    "best_without_order_accuracy": "best without word order",
+    "best_possible_accuracy": "best possible",
+}
 MORE_METRICS: dict[str, Callable[[int], Metric]] = {}  # of torchmetrics for classes, beside the accuracy
 
 
@@ -64,7 +70,7 @@ class ClassifyView(View):
         yield "who said it", "\n".join(rows)
 
     def summary(self, result: dict[str, Any]) -> list[tuple[str, ...]]:
-        """Return the accuracies with their intervals, and that of the majority class."""
+        """Return the accuracies with their intervals, and those of what needs no network."""
         if result.get("debug"):  # which may have measured a few sentences
             return super().summary(result)
         metrics, counts = result["metrics"], result["corpus"]["counts"]
@@ -78,7 +84,10 @@ class ClassifyView(View):
                 low, high = wilson(value, n)
                 interval = f"{100 * low:.1f} - {100 * high:.1f} %"
                 rows.append((label, format_metric("accuracy", value), interval, str(n)))
-        return [*rows, ("majority class", format_metric("accuracy", metrics["majority_accuracy"]), "", "")]
+        for name, label in REFERENCES.items():
+            if (value := metrics.get(name)) is not None:
+                rows.append((label, format_metric("accuracy", value), "", ""))
+        return rows
 
     def columns(self, metrics: dict[str, float | None]) -> list[str]:
         leaked = ["test_accuracy_in_train", "test_accuracy_not_in_train"]
