@@ -427,7 +427,12 @@ def test_a_run_does_not_resume_from_a_checkpoint_of_another(
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [(CLEAN, "best.ckpt"), (AVERAGED, "average.ckpt"), (AVERAGED, "weights/*.ckpt")]
+    ("words", "name"),
+    [
+        (CLEAN, "best.ckpt"),
+        pytest.param(AVERAGED, "average.ckpt", marks=pytest.mark.slow),
+        pytest.param(AVERAGED, "weights/*.ckpt", marks=pytest.mark.slow),
+    ],
 )
 def test_weights_of_another_run_are_not_tested(
     words: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
