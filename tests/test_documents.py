@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import compose, group, run_in
@@ -133,13 +136,59 @@ def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:
     assert "Tan  fish ünd blue." in texts_of(second, "train") and "Red  fish ünd blue." in texts_of(first, "train")
 
 
-def test_a_damaged_token_file_is_noticed(tmp_path: Path, cache: Path) -> None:
-    corpus = corpus_of(tmp_path / "text", TEXT)
-    data_of(corpus)
-    (file,) = cache.rglob("train.bin")
-    file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(UserError, match=r"train\.bin is damaged; remove its folder"):
-        data_of(corpus)
+def lose_the_last_line(file: Path) -> None:
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def lose_a_merge(file: Path) -> None:
+    content = json.loads(file.read_bytes())
+    del content["model"]["vocab"]["".join(content["model"]["merges"].pop())]
+    file.write_text(json.dumps(content))
+
+
+def exchange_ids(file: Path) -> None:
+    ids = np.fromfile(file, np.int32)
+    ids[[1, 2]] = ids[[2, 1]]
+    ids.tofile(file)
+
+
+def count_more(file: Path) -> None:
+    content = json.loads(file.read_bytes())
+    content["train"]["bytes"] += 1
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train.bin", exchange_ids),
+        ("train.bin", Path.unlink),
+        ("test_stories.bin", lambda file: file.write_bytes(b"")),
+        ("counts.json", count_more),
+        ("tokenizer.json", lose_a_merge),
+        ("tokenizer.json", Path.unlink),
+        ("train_LM.txt", lose_the_last_line),
+        ("test_LM_stories.txt", lambda file: file.write_text("Another story.")),
+        ("sha256.json", lambda file: file.write_text("{")),
+        ("sha256.json", lambda file: file.write_text("[]")),
+    ],
+)
+def test_what_is_damaged_in_the_cache_is_made_anew(
+    name: str, damage: Callable[[Path], object], cache: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Oracle: the cache before."""
+
+    def content() -> dict[Path, bytes]:
+        made = data_of(load_documents(group("corpus", "stories") | {"documents": 30, "words": 20}), tokens="bpe")
+        assert made.counts["vocabulary"] == len(made.tokenizer)
+        return {path: path.read_bytes() for path in cache.rglob("*.*") if path.is_file() and path.name != ".lock"}
+
+    expected = content()
+    for file in list(cache.rglob(name)):
+        damage(file)
+        capsys.readouterr()
+        assert content() == expected
+        assert f"{file.parent} is damaged: a file is not as it was written" in capsys.readouterr().out
 
 
 def test_documents_held_out_and_removed(tmp_path: Path) -> None:

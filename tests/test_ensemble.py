@@ -162,6 +162,9 @@ def test_an_ensemble_that_was_interrupted_goes_on(
         assert (tmp_path / "killed" / str(k) / "metrics.csv").read_text() == (
             tmp_path / "whole" / str(k) / "metrics.csv"
         ).read_text()
+    assert torch.load(tmp_path / "other" / "0" / "ensemble.ckpt", weights_only=True)["identities"] == [
+        runs.owner_of(tmp_path / "other" / str(k))["identity"] for k in range(3)
+    ]
     cfg, directory, words = jobs("other")[0]
     assert execute(cfg, directory, words)["status"] == "finished"
     assert not (directory / "ensemble.ckpt").exists()

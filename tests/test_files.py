@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from conftest import group
 from kills import count_points, killed_at
 
 from speechformer.corpora import files
 from speechformer.corpora.files import OutputFolder, atomic_write
+from speechformer.corpora.load import load
 from speechformer.errors import UserError
 
 
@@ -101,6 +104,25 @@ def test_an_output_folder_takes_only_what_a_command_of_ours_has_written(tmp_path
         again.file("tables/mine.csv")
     with pytest.raises(UserError, match="a.csv is a file; name a folder"):
         OutputFolder(tmp_path / "new" / "tables" / "a.csv")
+
+
+KINDS = {"speeches": "speeches", "text": "texts", "ted": "pairs"}  # `task.data` of each corpus
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_corpus_edited_in_place_is_another_one(name: str, little: Path, little_pairs: Path, tmp_path: Path) -> None:
+    """Also if its size and the time of the change stay."""
+    folder = Path(shutil.copytree(little_pairs if name == "ted" else little, tmp_path / "corpus"))
+    corpus = group("corpus", name) | {"root": str(folder), "classes": ["a", "b", "c"]}
+    config = {"task": {"name": "", "data": KINDS[name]}, "corpus": corpus}
+    seen = {load(config).sha256}
+    files = sorted(folder.glob("*_LM*.txt" if name == "text" else "*.*"))
+    for path in files:
+        before, content = path.stat(), path.read_bytes()
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        seen.add(load(config).sha256)
+    assert len(seen) == len(files) + 1 > 4
 
 
 def test_results_name_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

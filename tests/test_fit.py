@@ -404,6 +404,70 @@ def test_a_checkpoint_of_something_else_is_done_without(
     assert "last.ckpt is not a checkpoint of this run" in capsys.readouterr().out
 
 
+ANOTHER = ["seed=1", "recipe.lr=1e-2"]  # of the same shapes
+AVERAGED = [*RUNS["translation, averaged"], "trainer.limit_train_batches=2", "trainer.max_epochs=2"]
+
+
+@pytest.mark.parametrize("names", [["last"], ["previous"], ["last", "previous"]], ids=str)
+def test_a_run_does_not_resume_from_a_checkpoint_of_another(
+    names: list[str], whole: dict[str, Any], interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Oracle: the run that was not killed."""
+    other = run(tmp_path / "other", *LM, *ANOTHER)
+    if names == ["previous"]:
+        (interrupted / "last.ckpt").write_bytes(b"")
+    for name in names:
+        (interrupted / f"{name}.ckpt").unlink()  # the other may be the same file
+        shutil.copy(tmp_path / "other" / "last.ckpt", interrupted / f"{name}.ckpt")
+    result = run(interrupted, *LM)
+    both = f"is a checkpoint of run {other['identity']}, and {interrupted} holds run {result['identity']}"
+    said = capsys.readouterr().out
+    assert [f"{name}.ckpt {both}" in said for name in names] == [True] * len(names)
+    assert essence(interrupted, result) == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (CLEAN, "best.ckpt"),
+        pytest.param(AVERAGED, "average.ckpt", marks=pytest.mark.slow),
+        pytest.param(AVERAGED, "weights/*.ckpt", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_of_another_run_are_not_tested(
+    words: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was killed between its last step and its result."""
+    for place, more in (("one", []), ("two", ANOTHER)):
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(identity, "commit", lambda: (_ for _ in ()).throw(KilledError()))
+            run(tmp_path / place, *words, *more)
+    for path in (tmp_path / "one").glob(name):
+        shutil.copy(tmp_path / "two" / path.relative_to(tmp_path / "one"), path)
+    if name == "average.ckpt":
+        shutil.rmtree(tmp_path / "one" / "weights")
+    ids = [runs.owner_of(tmp_path / place)["identity"] for place in ("two", "one")]
+    message = rf"ckpt is a checkpoint of run {ids[0]}, and .* holds run {ids[1]}: .* Run again .* force=true"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "one", *words)
+
+
+@pytest.mark.parametrize("words", [LM, CLEAN], ids=["last", "best"])
+def test_checkpoints_of_older_versions_name_no_run(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the run that nothing stopped."""
+    expected = essence(tmp_path / "whole", run(tmp_path / "whole", *words))
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        kill_in_step(patch, 6)
+        run(tmp_path / "killed", *words, "checkpoint_every=1")
+    for path in (tmp_path / "killed").rglob("*.ckpt"):
+        content = torch.load(path, weights_only=True)
+        assert content.pop("identities") == [runs.owner_of(tmp_path / "killed")["identity"]]
+        torch.save(content, path)
+    assert essence(tmp_path / "killed", run(tmp_path / "killed", *words)) == expected
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_checkpoint_that_is_cut_short_is_said_and_done_without(
     both: bool, whole: dict[str, Any], interrupted: Path, capsys: pytest.CaptureFixture

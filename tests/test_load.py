@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from speechformer.analysis.command_line import read_sentences
 from speechformer.analysis.load import load
 from speechformer.errors import UserError
+from speechformer.tasks.registry import load_task
 
 SENTENCE = "We will mend the harbours, my friend."
 
@@ -96,6 +98,25 @@ def test_a_strange_checkpoint_is_one_sentence(change: dict, a_classifier: Path, 
     torch.save({**torch.load(run / "last.ckpt", weights_only=True), **change}, run / "last.ckpt")
     with pytest.raises(UserError, match="last.ckpt does not fit this version of speechformer: "):
         load(run)
+
+
+@pytest.mark.parametrize("left_out", [[], ["run.json"], ["result.json"], ["run.json", "result.json"]], ids=str)
+@pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt", "average.ckpt", "checkpoints/2.ckpt"])
+def test_a_checkpoint_of_another_run_is_an_error(
+    name: str, left_out: list[str], a_classifier: Path, tmp_path: Path
+) -> None:
+    """A folder without both JSON files does not say which run it is of."""
+    run = copy_of(a_classifier, tmp_path / "run", *left_out)
+    (run / "checkpoints").mkdir()
+    content = torch.load(run / "last.ckpt", weights_only=True)
+    (own,) = content["identities"]
+    torch.save({**content, "identities": ["0123456789ab"]}, run / name)
+    loads: Callable[[], object] = (lambda: load(run, name)) if "/" not in name else (lambda: load_task(run / name))
+    if len(left_out) == 2:
+        loads()
+        return
+    with pytest.raises(UserError, match=f"{name} is a checkpoint of run 0123456789ab, and .* holds run {own}: put"):
+        loads()
 
 
 def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Path) -> None:

@@ -257,7 +257,13 @@ ENCODE = """([spec, texts]) => { const tokenizer = makeTokenizer(spec);
 def test_tokens_are_those_of_python(kind: str) -> None:
     """Oracle: NLTK and the library `tokenizers`, on the sample and on texts of pieces that their rules are about."""
     draw, lines = random.Random(0), SAMPLE
-    texts = ["</script><b>__proto__ & co.", "", 'He said: "It\'s over." Then (after 5 p.m.) he left...', *lines[::40]]
+    texts = [
+        "</script><b>__proto__ & co.",
+        "",
+        "cafe\u0301 Zoe\u0308",
+        'He said: "It\'s over." Then (after 5 p.m.) he left...',
+        *lines[::40],
+    ]
     for _ in range(3000 if kind == "nltk" else 400):
         pieces = (draw.choice(PIECES) + draw.choice(["", " ", " "]) for _ in range(draw.randint(1, 10)))
         texts.append("".join(pieces))

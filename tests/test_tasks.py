@@ -102,7 +102,8 @@ def test_the_rate_of_unknown_words_is_that_of_the_scored_tokens(tmp_path: Path) 
     (tmp_path / "train_LM.txt").write_text("We mend the harbours and the roads.\n" * 9)
     (tmp_path / "test_LM_x.txt").write_text("Zebras mend zebras.\n")  # of mend, zebras and the full stop one of three
     (tmp_path / "test_LM_y.txt").write_text("We mend the roads.\n")
-    config = as_plain(compose("task=lm", "corpus=speeches", f"corpus.root={tmp_path}", "block_size=4", "protocol=paper"))
+    own = ["task=lm", "corpus=speeches", f"corpus.root={tmp_path}", "block_size=4", "protocol=paper"]
+    config = as_plain(compose(*own))
     rates = {"x": pytest.approx(1 / 3), "y": 0.0, "mean": pytest.approx(1 / 6)}
     data = build_data(config, load(config))
     assert data.reference_metrics() == {f"test_unknown_rate_{name}": rate for name, rate in rates.items()}

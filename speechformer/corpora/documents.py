@@ -4,7 +4,8 @@
     test_LM_<name>.txt      a test text, or a folder; any number of them
     validation_LM.txt       text that chooses the checkpoint, or a folder; optional
 
-`corpus.separator` stands between the documents of a file; white space around a document is dropped.
+`corpus.separator` stands between the documents of a file; white space around a document is dropped. `files` describes
+the encoding.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import hashlib
 import itertools
 import mmap
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from speechformer.corpora import stories
-from speechformer.corpora.files import decode, find_folder
+from speechformer.corpora.files import decode, find_folder, nfc_bytes
 from speechformer.errors import UserError
 
 PART = re.compile(r"(train|validation)_LM|test_LM_.+")
+CHUNK = 1 << 20  # bytes that are read at once
 BLANK_LINE = rb"\r?\n[ \t]*\r?\n"
 
 
@@ -32,7 +35,7 @@ class Documents:
 
     Attributes:
         where: the folder, or how the corpus was generated.
-        sha256: of the names and contents of its files.
+        sha256: of the names and contents of its files, in the normal form NFC.
         parts: the files of each part, by name without `_LM`: "train", "validation", "test_NAME".
         separator: between documents: "blank_line" or a text; None: each file is one.
         classes: none; the tasks on speeches have some.
@@ -71,7 +74,9 @@ def split_documents(path: Path, separator: str | None) -> Iterator[str]:
         raise UserError(f"{path}:1: the file is empty; fill it or remove it.")
     with open(path, "rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    boundary = BLANK_LINE if separator == "blank_line" else re.escape((separator or "").encode())
+    forms = {unicodedata.normalize(form, separator or "") for form in ("NFC", "NFD")}
+    written = b"|".join(re.escape(form.encode()) for form in forms)
+    boundary = BLANK_LINE if separator == "blank_line" else written
     matches = re.finditer(boundary, content) if separator else ()
     start, line = 0, 1
     for end, after in itertools.chain((match.span() for match in matches), [(len(content), len(content))]):
@@ -112,10 +117,13 @@ def load_documents(config: Mapping[str, Any]) -> Documents:
 
 
 def digest_of(files: list[Path]) -> str:
-    """Return the sha256 of the names and contents of files."""
+    """Return the sha256 of the names and contents of text files in the normal form NFC."""
     digest = hashlib.sha256()
     for path in files:
+        content, size = hashlib.sha256(), 0
         with open(path, "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name}\0{path.stat().st_size}\0{content}\0".encode())
+            while text := nfc_bytes(file.read(CHUNK) + file.readline()):  # no character crosses the end of a line
+                content.update(text)
+                size += len(text)
+        digest.update(f"{path.name}\0{size}\0{content.hexdigest()}\0".encode())
     return digest.hexdigest()

@@ -3,6 +3,9 @@
 Text is UTF-8 with or without byte order mark, and with or without a final newline. Lines end with LF or CRLF. Any
 other character, such as U+2028, U+0085, VT or FF, is part of a line, as for `grep` and `wc`. Anything else is an
 error: nothing is repaired or skipped.
+
+Text is read in the normal form NFC, because a character such as "é" has two forms in Unicode: one code point, or a
+letter and an accent. Two copies of a sentence are equal in whatever form they were saved.
 """
 
 from __future__ import annotations
@@ -14,15 +17,19 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from filelock import FileLock
 
+from speechformer import console
 from speechformer.errors import UserError
 
 ENVIRONMENT = "SPEECHFORMER_DATA"
+SUMS = "sha256.json"  # of the files in a folder of the cache
 
 
 def cache_directory() -> Path:
@@ -80,16 +87,58 @@ def read_file(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}); correct, rename or remove it.") from None
 
 
+def nfc(text: str) -> str:
+    """Return a text in the normal form NFC."""
+    return unicodedata.normalize("NFC", text)
+
+
+def nfc_bytes(content: bytes) -> bytes:
+    """Return the content of a text file in the normal form NFC; bytes that are not UTF-8 stay."""
+    if content.isascii():
+        return content
+    return nfc(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
 def checksum(files: Mapping[str, bytes]) -> str:
-    """Return the sha256 of the names and contents of files."""
+    """Return the sha256 of the names and contents of text files in the normal form NFC."""
     digest = hashlib.sha256()
-    for file, content in sorted(files.items()):
+    for file, content in sorted((file, nfc_bytes(content)) for file, content in files.items()):
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
+def file_sums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of files in a folder, by name; those that are missing are left out."""
+    sums = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError), open(folder / name, "rb") as file:
+            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def make_once(folder: Path, make: Callable[[], Iterable[str]]) -> None:
+    """Make the files of a folder of the cache, unless they are there, to the byte as they were made.
+
+    Their sha256 are in the folder, too, written last. A file that has changed since is said, and all are made anew.
+
+    Args:
+        make: writes the files, and returns their names.
+    """
+    sums, known = folder / SUMS, dict[str, str]()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if sums.exists():
+            with contextlib.suppress(ValueError):
+                known = json.loads(sums.read_bytes())
+            if known and file_sums(folder, known) == known:
+                return
+            console.say(f"{folder} is damaged: a file is not as it was written. All of it is made anew.")
+            sums.unlink()
+        write_file(sums, json.dumps(file_sums(folder, make()), indent=1).encode())
+
+
 def decode(content: bytes, where: str, line: int = 1) -> str:
-    """Decode text, with LF at the ends of lines.
+    """Decode text, in the normal form NFC and with LF at the ends of lines.
 
     Args:
         where: path of the file, for error messages.
@@ -107,7 +156,7 @@ def decode(content: bytes, where: str, line: int = 1) -> str:
         if sign in text:
             line += text.count("\n", 0, text.index(sign))
             raise UserError(f"{where}:{line}: there is a {name}; save the file as UTF-8, with LF.")
-    return text
+    return nfc(text)
 
 
 def parse_lines(content: bytes, where: str, fix: str = "remove it") -> list[str]:

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
+from speechformer.corpora.speeches import normal
 from speechformer.options import Count, Few, Named, Options, Positive, Rate, Whole
 
 
 def distinct(names: list[str]) -> list[str]:
-    """Require that no two names are equal."""
-    if len({*names}) < len(names):
+    """Require that no two names are equal, in whatever form of Unicode."""
+    if len({*map(normal, names)}) < len(names):
         raise ValueError("a list of different names, one for each label from 0 on")
     return names
 

@@ -32,7 +32,7 @@ class Pairs:
 
     Attributes:
         where: the folder, or how the corpus was generated.
-        sha256: of the names and contents of its files.
+        sha256: of the names and contents of its files, in the normal form NFC.
         read: number of training pairs before cleaning.
         cleaned: number of training pairs that each rule removed.
     """

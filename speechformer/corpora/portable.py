@@ -60,7 +60,7 @@ def portable_words(vocabulary: Sequence[str], length: int | None = None) -> Any:
     words = {word: index for index, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=vocabulary[UNKNOWN]))
     replacements = [normalizers.Replace(Regex(pattern), content) for pattern, content in rules()]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), *replacements])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), *replacements])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if length is not None:
         tokenizer.enable_truncation(length)
@@ -72,5 +72,5 @@ def portable_subwords(subwords: Subwords) -> Any:
     from tokenizers import Tokenizer, normalizers
 
     tokenizer = Tokenizer.from_str(subwords.tokenizer.to_str())
-    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     return tokenizer

@@ -1,4 +1,8 @@
-"""The tokenizer of a model from elsewhere: tokenizer.json of the library `tokenizers`."""
+"""The tokenizer of a model from elsewhere: tokenizer.json of the library `tokenizers`.
+
+Its own `normalizer` decides the Unicode form of a text, as it did when the model was trained. A corpus is read in the
+normal form NFC before any tokenizer reads it, so that what leaks is found, and all models are tested on one text.
+"""
 
 from __future__ import annotations
 

@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from speechformer.corpora import sample
-from speechformer.corpora.files import checksum, find_folder, parse_lines, read_file
+from speechformer.corpora.files import checksum, find_folder, nfc, parse_lines, read_file
 from speechformer.errors import UserError
 
 SPEECH_FILE = re.compile(r"(train|test)_CLS\.tsv|train_LM\.txt|test_LM_.+\.txt")
@@ -29,7 +28,7 @@ class Corpus:
 
     Attributes:
         where: the folder, or how the corpus was generated.
-        sha256: of the names and contents of its files.
+        sha256: of the names and contents of its files, in the normal form NFC.
         classify_train, classify_test, lm_train, lm_test: empty if the corpus has no files for that task.
         ceilings: accuracies of classifiers that know how a generated corpus was made, by name.
     """
@@ -109,5 +108,5 @@ def parse_labelled(lines: list[str], where: str, classes: Sequence[str]) -> list
 
 
 def normal(label: str) -> str:
-    """Return a label without spaces around it, with each accent in one form: "é" has two in Unicode."""
-    return unicodedata.normalize("NFC", label.strip())
+    """Return a label, or a name from a command line, without spaces around it and in the normal form NFC."""
+    return nfc(label.strip())

@@ -7,19 +7,18 @@ those words, and one with a short context cannot. The longer the story, the more
     There was Hana the miller from Tarn, with the green kettle and the goose.  ...  (hundreds of words later)
     At dusk, Emre met Hana the miller from Tarn, with the green kettle and the goose.
 
-The files have the format of `documents`. They are in the user's cache folder, made by the first run that needs them.
+The files have the format of `documents`. They are in the user's cache folder, made by the first run that needs them,
+and anew if one is damaged.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from speechformer.corpora.files import cache_directory, on_any_machine, word_tables, write_file
+from speechformer.corpora.files import cache_directory, make_once, on_any_machine, word_tables, write_file
 
 WORDS_PER_PERSON = 120  # of a story
 SENTENCES = 8  # of a paragraph
@@ -58,11 +57,14 @@ def folder_of(config: Mapping[str, Any]) -> tuple[Path, str]:
     """
     seed, count, words = config["seed"], config["documents"], config["words"]
     folder = cache_directory() / "stories" / f"{count}-of-{words}-words-seed-{seed}-v{VERSION}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        tested = min(max(1, round(count * TESTED)), MOST_TESTED)
-        for file, number in (("train_LM.txt", count), ("test_LM_stories.txt", tested)):
-            if not (folder / file).exists():
-                rng = random.Random(f"{seed} {file}")
-                write_file(folder / file, "\n\n".join(story(rng, words) for _ in range(number)).encode())
+    tested = min(max(1, round(count * TESTED)), MOST_TESTED)
+    numbers = {"train_LM.txt": count, "test_LM_stories.txt": tested}
+
+    def make() -> Iterable[str]:
+        for file, number in numbers.items():
+            rng = random.Random(f"{seed} {file}")
+            write_file(folder / file, "\n\n".join(story(rng, words) for _ in range(number)).encode())
+        return numbers
+
+    make_once(folder, make)
     return folder, f"made by the package, seed {seed}, in {on_any_machine(str(folder))}"

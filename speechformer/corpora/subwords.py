@@ -6,7 +6,8 @@
     bytes   the 256 bytes
 
 The library is Hugging Face `tokenizers`. A token includes the space before it, so decoding is concatenation: accents,
-no-break spaces and punctuation survive, and scoring needs no detokenizer. White space begins a token.
+no-break spaces and punctuation survive, and scoring needs no detokenizer. White space begins a token. A text is read
+in the normal form NFC, as `files` reads corpora.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechformer.corpora.files import read_file, write_file
+from speechformer.corpora.files import nfc, read_file, write_file
 from speechformer.corpora.special_tokens import END, PAD, UNKNOWN
 from speechformer.errors import UserError
 
@@ -65,7 +66,7 @@ class Subwords:
             trainer_class, rows = trainers.BpeTrainer, 256 + (MERGES if size is None else size)
         trainer = trainer_class(vocab_size=len(SPECIAL) + rows, **options)
         # the leading space makes a sentence-initial word the same token as elsewhere
-        tokenizer.train_from_iterator((f" {text}" for text in texts), trainer)
+        tokenizer.train_from_iterator((f" {nfc(text)}" for text in texts), trainer)
         return cls(tokenizer)
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ class Subwords:
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
         """Encode pieces of documents."""
-        encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch_fast(list(map(nfc, pieces)), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def split(self, text: str, limit: int | None = None) -> list[str]:

@@ -2,7 +2,8 @@
 
 The words are those of `nltk.word_tokenize`, which splits a text into sentences with the pre-trained English Punkt
 model, and each sentence into Penn Treebank words. Only the model's list of abbreviations matters here. That list is
-below, so nothing needs to be downloaded. On the presidential speeches every line gives the same words.
+below, so nothing needs to be downloaded. On the presidential speeches every line gives the same words. A text is
+read in the normal form NFC, as `files` reads corpora.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from speechformer.corpora.files import read_file, write_file
+from speechformer.corpora.files import nfc, read_file, write_file
 from speechformer.corpora.special_tokens import PAD, UNKNOWN
 from speechformer.errors import UserError
 
@@ -46,7 +47,7 @@ def splitter() -> Callable[[str], list[str]]:
 @functools.cache  # a corpus is tokenised twice, to fit a vocabulary and to encode, and again by each job of a sweep
 def split_words(text: str) -> tuple[str, ...]:
     """Tokenise a text: "I don't, Mr. Bush." -> I do n't , Mr. Bush ."""
-    return tuple(splitter()(text))
+    return tuple(splitter()(nfc(text)))
 
 
 def detokenize(words: Iterable[str]) -> Iterator[str]:

@@ -4,9 +4,8 @@ A text is <eos>, then for each document its tokens and <eos>; so <eos> begins an
 a model from elsewhere puts another token in front of a text, that token begins each document, and so the text.
 
 The ids of each part are in a file of int32. The files of a corpus are in a folder of the user's cache, named by a
-hash of the text, the tokenizer and the protocol. They are whole if `counts.json`, which is written last, is there;
-then each must have as many ids as it says. So the first run tokenizes the text; later ones start at once, and share
-its pages.
+hash of the text, the tokenizer and the protocol, with `counts.json`. So the first run tokenizes the text; later ones
+only compare the sha256 of the files, which takes less than reading the text, and share their pages.
 
 Evaluation during training reads a fixed sample, so the text may have any size. Shapes: see `batches`.
 """
@@ -18,19 +17,18 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
 from speechformer import console
 from speechformer.corpora.documents import Documents
-from speechformer.corpora.files import atomic_write, cache_directory, read_file, write_file
+from speechformer.corpora.files import atomic_write, cache_directory, make_once, read_file, write_file
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.splits import held_out
 from speechformer.corpora.subwords import Subwords
@@ -41,8 +39,8 @@ from speechformer.errors import UserError
 FITTED = 32 << 20  # characters that a vocabulary is fitted on
 SLICE = 1 << 20  # characters of a long document that are drawn for the vocabulary together
 BATCH = 1 << 20  # characters that are encoded together
-VERSION = 3  # of what is in token files
-COUNTS = "counts.json"
+VERSION = 4  # of what is in token files
+COUNTS, VOCABULARY = "counts.json", "tokenizer.json"
 
 Counts = dict[str, int]  # see `DocumentData.write`
 
@@ -50,12 +48,6 @@ Counts = dict[str, int]  # see `DocumentData.write`
 def hash_of(text: str) -> bytes:
     """Return a short hash of a document."""
     return hashlib.sha256(text.encode()).digest()[:16]
-
-
-def locked(path: Path) -> FileLock:
-    """Return a lock of a path of the cache against other processes; its folder exists then."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{path}.lock")
 
 
 class DocumentData(StreamData):
@@ -102,12 +94,15 @@ class DocumentData(StreamData):
     def fit_tokenizer(self) -> Subwords:
         """Return the cached tokenizer, or fit one on at most 32 million characters of train, evenly drawn."""
         settings = [self.task[key] for key in ("tokens", "vocab_size", "min_count")]
-        path = self.path("tokenizer", *settings, metadata.version("tokenizers"))
-        with locked(path):
-            if not path.exists():
-                console.say("Fitting a vocabulary, only this once.")
-                Subwords.fit(self.vocabulary_texts(), *settings).save(path)
-        return Subwords.load(path)
+        folder = self.path("tokenizer", *settings, metadata.version("tokenizers"))
+
+        def make() -> Iterable[str]:
+            console.say("Fitting a vocabulary, only this once.")
+            Subwords.fit(self.vocabulary_texts(), *settings).save(folder / VOCABULARY)
+            return [VOCABULARY]
+
+        make_once(folder, make)
+        return Subwords.load(folder / VOCABULARY)
 
     def vocabulary_texts(self) -> Iterator[str]:
         """Yield the documents of train, or if they are too long slices of them, drawn by a hash."""
@@ -122,18 +117,19 @@ class DocumentData(StreamData):
         The parts are those of the corpus, and "validation" if a share is held out.
         """
         folder = self.path(self.tokenizer.as_json())
-        with locked(folder):
-            if not (folder / COUNTS).exists():
-                console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
-                folder.mkdir(exist_ok=True)
-                write_file(folder / COUNTS, json.dumps(self.write(folder)).encode())
+
+        def make() -> Iterable[str]:
+            console.say(f"Tokenizing {self.corpus.where}, only this once, into {folder}")
+            counts = self.write(folder)
+            write_file(folder / COUNTS, json.dumps(counts).encode())
+            return [COUNTS, *(f"{part}.bin" for part in counts)]
+
+        make_once(folder, make)
         self.text_counts: dict[str, Counts] = json.loads(read_file(folder / COUNTS))
         texts: dict[Part, tuple[Stream, int, int]] = {}
         for part, counts in self.text_counts.items():
-            file, (split, _, name) = folder / f"{part}.bin", part.partition("_")
-            if not file.exists() or file.stat().st_size != 4 * counts["tokens"]:
-                raise UserError(f"{file} is damaged; remove its folder, and the next run writes it anew.")
-            stream = torch.from_file(str(file), size=counts["tokens"], dtype=torch.int32)
+            split, _, name = part.partition("_")
+            stream = torch.from_file(str(folder / f"{part}.bin"), size=counts["tokens"], dtype=torch.int32)
             texts[split, name] = stream, counts["bytes"], counts["words"]
         return texts
 

@@ -8,7 +8,6 @@ Nothing in a folder is executed, and nothing is downloaded.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import re
@@ -20,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from speechformer.corpora.files import decode, read_file
+from speechformer.corpora.files import decode, file_sums, read_file
 from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS
 from speechformer.errors import UserError, pick
 from speechformer.keys import CONF, load_plain
@@ -86,20 +85,10 @@ def read_small_files(folder: Path) -> dict[str, Any]:
     return contents
 
 
-@functools.cache
-def sha256(folder: Path, *stamps: object) -> str:
-    """Return the sha256 of a model's files, which are read again if their `stamps` change."""
-    digest = hashlib.sha256()
-    for path in model_files(folder):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model that decide what it computes."""
-    paths = [*sorted(folder.glob("*.safetensors*")), folder / TOKENIZER, folder / CONFIG]
-    return [path for path in paths if path.exists()]
+def sha256(folder: Path) -> str:
+    """Return the sha256 of the files of a model that decide what it computes."""
+    names = [*sorted(path.name for path in folder.glob("*.safetensors*")), TOKENIZER, CONFIG]
+    return hashlib.sha256(b"".join(map(bytes.fromhex, file_sums(folder, names).values()))).hexdigest()
 
 
 def settings_of(config: Config) -> Config:
@@ -129,8 +118,7 @@ def settings_of(config: Config) -> Config:
     own = config["architecture"]
     options = {key: architecture.get(key, value) for key, value in own.items()}
     sizes = {key: architecture[key] for key in (*SIZES, "vocab_size")}
-    digest = sha256(folder.resolve(), *(path.stat().st_mtime_ns for path in model_files(folder)))
-    place = {"folder": str(folder), "sha256": digest}
+    place = {"folder": str(folder), "sha256": sha256(folder)}
     task_options = {**config["task"], "tokens": "pretrained"}
     return {**config, **sizes, **groups, "architecture": options, "task": task_options, "init_from": place}
 

@@ -135,6 +135,12 @@ def owner_of(directory: Path) -> dict[str, Any]:
     return read_or_none(directory / OWNER, "owner") or {}
 
 
+def identity_of(directory: Path) -> str | None:
+    """Return the fingerprint of the run in a folder; None if its files do not say it."""
+    contents = (read_or_none(directory / name, kind) or {} for name, kind in ((OWNER, "owner"), (RESULT, "result")))
+    return next((content["identity"] for content in contents if content.get("identity")), None)
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -18,6 +18,7 @@ from speechformer.corpora.speeches import Corpus
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.probes.registry import GeneratedRows
+from speechformer.runs.folder import FOLDERS, ForeignError, identity_of
 from speechformer.tasks.base import Task
 
 for module in pkgutil.iter_modules(speechformer.tasks.__path__):  # a task is a module of this folder
@@ -36,8 +37,11 @@ def build_data(config: dict[str, Any], corpus: AnyCorpus, tokenizer: PretrainedT
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint to the CPU. The checksum of each part is compared first: `torch.load` does not.
 
+    It names its run, or the runs of its ensemble, by their fingerprints. In a run's folder it must be of that run.
+    Checkpoints of older versions name none, and are read.
+
     Raises:
-        UserError: the file is missing, damaged, or not a checkpoint of speechformer.
+        UserError: the file is missing, damaged, of another run than its folder, or not a checkpoint of speechformer.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -51,8 +55,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise zipfile.BadZipFile(f"{folders[0]} is marked as a folder")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if {"task", "hyper_parameters", "state_dict"} <= checkpoint.keys():
-            return checkpoint
+            folder = path.parent.parent if path.parent.name in FOLDERS else path.parent
+            identity, identities = identity_of(folder), [*checkpoint.get("identities", ())]
+            if not identity or not identities or identity in identities:
+                return checkpoint
+            raise ForeignError(
+                f"{path} is a checkpoint of run {' and '.join(map(str, identities))}, and {folder} holds run "
+                f"{identity}: put the file of that run there."
+            )
         reason = "it has other entries"
+    except ForeignError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file.") from None
     except Exception as error:  # a damaged file raises almost any
@@ -64,7 +77,7 @@ def load_task(path: Path) -> Task:
     """Load the trained task of a checkpoint, from that file alone, on the CPU and in evaluation mode.
 
     Raises:
-        UserError: the file is missing, damaged, or not a checkpoint of speechformer.
+        UserError: as `read_checkpoint`, or the checkpoint does not fit this version.
     """
     checkpoint = read_checkpoint(path)
     try:

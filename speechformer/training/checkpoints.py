@@ -6,6 +6,8 @@ batches; callbacks their state. An ensemble has `ensemble.ckpt` in the folder of
 
 The other files hold weights alone, of each run: `best.ckpt`, `weights/<step>.ckpt` of the evaluations to average,
 which are removed at the end, and `checkpoints/<step>.ckpt`, which stay.
+
+Each file names its run by its fingerprint, and no file of another run is read (`tasks.registry.read_checkpoint`).
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ class Checkpoints(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["rows"] = [run.loggers.csv.rows for run in self.runs]
+        checkpoint["identities"] = identities_of(self.runs)
         for run in self.runs if trainer.is_global_zero else ():
             run.loggers.flush()
 
@@ -113,6 +116,11 @@ class Checkpoints(Checkpoint):
 def resumed_file(runs: Sequence[Run]) -> Path:
     """Return the file that a run, or an ensemble of some, resumes from."""
     return runs[0].folder.path / (LAST if len(runs) == 1 else ENSEMBLE)
+
+
+def identities_of(runs: Sequence[Run]) -> list[str]:
+    """Return the fingerprints of some runs."""
+    return [run.folder.identity for run in runs]
 
 
 def is_stepped(trainer: pl.Trainer) -> bool:
@@ -144,10 +152,11 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
         raise OSError(errno.EIO, reason, str(path)) from error
 
 
-def save_weights(task: Task, path: Path, step: int) -> None:
-    """Write the weights of a task and what rebuilds it, as Lightning's `load_from_checkpoint` reads it."""
+def save_weights(task: Task, path: Path, step: int, identity: str) -> None:
+    """Write the weights of a run's task and what rebuilds it, as Lightning's `load_from_checkpoint` reads it."""
     checkpoint = {
         "task": task.name,
+        "identities": [identity],
         "global_step": step,
         "pytorch-lightning_version": pl.__version__,
         "hyper_parameters": dict(task.hparams),
@@ -195,16 +204,16 @@ def load_chosen_weights(run: Run) -> None:
         UserError: the file cannot be read, or is not of the best evaluation.
     """
     path = run.folder.path / ("best.ckpt" if run.averaged == 1 else "average.ckpt")
-    if run.averaged > 1:
-        steps = list(dict.fromkeys(int(point["step"]) for point in run.task.curve))[-run.averaged :]
-        files = [run.folder.path / WEIGHTS / f"{step}.ckpt" for step in steps]
-        if not path.exists() or all(file.exists() for file in files):
-            run.task.load_state_dict(average(files))
-            if run.folder.writes:
-                run.save_weights(path.name)
-            return
-    try:  # an average.ckpt is of this run, whose result was lost
-        checkpoint = read_checkpoint(path)
+    try:
+        if run.averaged > 1:
+            steps = list(dict.fromkeys(int(point["step"]) for point in run.task.curve))[-run.averaged :]
+            files = [run.folder.path / WEIGHTS / f"{step}.ckpt" for step in steps]
+            if not path.exists() or all(file.exists() for file in files):
+                run.task.load_state_dict(average(files))
+                if run.folder.writes:
+                    run.save_weights(path.name)
+                return
+        checkpoint = read_checkpoint(path)  # an average.ckpt is there if the run's result was lost
         if run.averaged == 1 and checkpoint["global_step"] != run.best[1]:
             raise UserError(f"{path} is of step {checkpoint['global_step']}, but the best is {run.best[1]}.")
         run.task.load_state_dict(checkpoint["state_dict"])
@@ -212,9 +221,14 @@ def load_chosen_weights(run: Run) -> None:
         raise UserError(f"{one_sentence(error)} Run again from the start with force=true.") from error
 
 
-def resumable(module: pl.LightningModule, last: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Return the last checkpoint of a module that is not damaged, to resume from, and its content; None and {}."""
+def resumable(module: pl.LightningModule, runs: Sequence[Run]) -> tuple[Path | None, dict[str, Any]]:
+    """Return the last checkpoint of some runs that is not damaged, to resume from, and its content; None and {}.
+
+    Args:
+        module: the task of a run, or the ensemble of some.
+    """
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    last, identities = resumed_file(runs), identities_of(runs)
     for path in (last, last.with_name(PREVIOUS)):
         if not path.exists():
             continue
@@ -222,7 +236,7 @@ def resumable(module: pl.LightningModule, last: Path) -> tuple[Path | None, dict
             checkpoint = read_checkpoint(path)
             saved_shapes = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
             (optimizer,) = checkpoint["optimizer_states"]
-            is_ours = checkpoint.get("identities") == getattr(module, "identities", None)  # of an ensemble's runs
+            is_ours = checkpoint.get("identities", identities) == identities  # of all runs of an ensemble
             has_parts = (
                 optimizer["param_groups"] and checkpoint["loops"]["fit_loop"] and checkpoint["global_step"] >= 0
             )

@@ -35,7 +35,6 @@ class Ensemble(pl.LightningModule):
 
     Attributes:
         tasks: each with its own state of training; parameters are views of the stacked ones.
-        identities: of the runs, in order.
         rates: the learning rates as fractions of the highest, which is that of `first`.
     """
 
@@ -44,7 +43,6 @@ class Ensemble(pl.LightningModule):
     def __init__(self, runs: Sequence[Run]) -> None:
         super().__init__()
         self.runs, self.tasks = list(runs), [run.task for run in runs]
-        self.identities = [run.folder.identity for run in runs]
         self.generators = DropoutGenerators([task.generator for task in self.tasks])
         self.model = stack_models([task.model for task in self.tasks], self.generators)
         self.register_buffer("tokens", torch.zeros(len(runs), dtype=torch.int64), persistent=False)
@@ -150,7 +148,7 @@ class Ensemble(pl.LightningModule):
     on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= {"task": "ensemble", "hyper_parameters": {}, "identities": self.identities}
+        checkpoint |= {"task": "ensemble", "hyper_parameters": {}}
         checkpoint["progress"] = [task.progress() for task in self.tasks]
         checkpoint["batches"] = getattr(self.trainer.train_dataloader, "state_dict", dict)()
 

@@ -74,7 +74,7 @@ def fit(
         device = stack.enter_context(devices.lease_devices(config["trainer"], threads, launcher))
         timer = PhaseTimer(start + time.perf_counter() - waiting)
 
-        checkpoint, content = resumable(module, resumed_file(runs))
+        checkpoint, content = resumable(module, runs)
         for run, rows in zip(runs, content.get("rows") or [[]] * len(runs), strict=True):
             run.loggers = RunLoggers(run.folder, run.config, run.task.view.charts, rows, content.get("global_step"))
             stack.enter_context(closed_at_failure(run))

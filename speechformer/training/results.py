@@ -63,7 +63,7 @@ class Run:
 
     def save_weights(self, name: str) -> None:
         """Write the weights into a file of the run's folder."""
-        save_weights(self.task, self.folder.path / name, self.steps)
+        save_weights(self.task, self.folder.path / name, self.steps, self.folder.identity)
 
     def open(self, threads: int, ensemble_size: int, resumes: bool) -> None:
         """Write what belongs to a run that begins, and remove what an interrupted attempt left."""

@@ -140,7 +140,7 @@ function makeTokenizer(spec) {
   const id = (word) => ids.get(word) ?? unknown;
   if (spec.kind === "nltk") {
     const abbreviations = new Set(spec.abbreviations);
-    const encode = (text) => splitWords(text, abbreviations).map((word) => ({ word, id: id(word) }));
+    const encode = (text) => splitWords(text.normalize("NFC"), abbreviations).map((word) => ({ word, id: id(word) }));
     const text = (k) => spec.vocabulary[k] ?? "<unk>";
     return { encode, text, decode: (list) => joinWords(list.map(text)), unknown, end, padding };
   }
@@ -181,7 +181,7 @@ function makeTokenizer(spec) {
     const bytes = body.flatMap((k) => k === unknown ? [...new TextEncoder().encode(" <unk>")] : bytesOf(k));
     return decodeBytes(bytes).replace(/^ /, "");
   };
-  const encode = (words) => (` ${words}`.match(SUBWORD) ?? []).flatMap(pieces);
+  const encode = (words) => (` ${words.normalize("NFC")}`.match(SUBWORD) ?? []).flatMap(pieces);
   return { encode, text, decode, unknown, end, padding };
 }
 
