@@ -39,7 +39,8 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     """Train one run and load it, like `python -m speechformer.train` with the same settings.
 
     A finished run is loaded without training it again, an interrupted one is resumed. Process-wide settings (random
-    states, warning filters, log levels, number of threads, environment) are as before afterwards.
+    states, torch's defaults, warning filters, log levels, number of threads, environment) are as before afterwards. A
+    default dtype, device or mode of torch that you have set does not count. Of several threads, one trains at a time.
 
     Args:
         overrides: settings as on the command line: "task=lm", "model=rope", "trainer.max_steps=200".
@@ -59,6 +60,7 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
     from speechformer.analysis.load import load
     from speechformer.config import CONF, as_plain, compose, load_plain
     from speechformer.errors import UserError
+    from speechformer.paths import path_of
     from speechformer.runs.naming import run_name
     from speechformer.training import runtime
     from speechformer.training.run import execute
@@ -72,5 +74,5 @@ def fit(*overrides: str, directory: str | Path | None = None) -> TrainedRun:
         run_directory = load_plain(CONF / "config.yaml")["hydra"]["run"]["dir"]
         directory = run_directory.replace("${run_name:}", run_name(as_plain(cfg)))
     with explained():
-        execute(cfg, Path(directory), overrides, environment=runtime.isolated)
+        execute(cfg, path_of(directory), overrides, environment=runtime.isolated)
     return load(directory)

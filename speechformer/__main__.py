@@ -8,7 +8,7 @@ from pathlib import Path
 
 import speechformer
 from speechformer import console
-from speechformer.errors import fail
+from speechformer.errors import fail, run_command
 
 PACKAGE = Path(__file__).parent
 
@@ -25,6 +25,11 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     """Run the command line."""
+    run_command(overview)
+
+
+def overview() -> None:
+    """Print the version or the list of the commands."""
     if sys.argv[1:] == ["--version"]:
         console.write(f"speechformer {speechformer.__version__}")
     elif sys.argv[1:] not in ([], ["--help"], ["-h"]):

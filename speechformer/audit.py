@@ -105,7 +105,8 @@ def audit_corpus(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = ArgumentParser(prog="python -m speechformer.audit", description=__doc__.split("\n\n")[0])
+    about = "Measure how far a test on a corpus can be trusted."
+    parser = ArgumentParser(prog="python -m speechformer.audit", description=about)
     parser.add_argument("overrides", nargs="*", help="corpus=speeches, corpus.root=FOLDER, ... as for a run")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.run(audit_corpus)

@@ -231,7 +231,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = ArgumentParser(prog="python -m speechformer.baselines", description=__doc__.split("\n\n")[0])
+    about = "Train baselines without a transformer."
+    parser = ArgumentParser(prog="python -m speechformer.baselines", description=about)
     parser.add_argument("overrides", nargs="*", help="as of a run: corpus=speeches task=lm; default: both tasks")
     parser.add_argument("--output", type=Path, default=Path("outputs/baselines"), help="folder (outputs/baselines)")
     parser.run(measure_all)

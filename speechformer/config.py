@@ -6,8 +6,10 @@ classes in `probes/`, and as the constructors of positions and patterns in `laye
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -20,6 +22,8 @@ from speechformer.errors import UserError, pick, unknown
 from speechformer.keys import CONF, load_plain, setting, suggest
 from speechformer.models.options import Architecture, check_attention
 from speechformer.options import Amount, Count, Few, Named, Options, Positive, Rate, Size, Whole, check, options_of
+from speechformer.process import standard_state
+from speechformer.runs.rank import count_devices
 from speechformer.tasks.options import TASK_OPTIONS, Recipe
 
 REFUSED = {  # Lightning's arguments that a run sets itself, and the key that decides
@@ -30,6 +34,7 @@ REFUSED = {  # Lightning's arguments that a run sets itself, and the key that de
     "check_val_every_n_epoch": "eval_interval",
 }
 DEBUG = {"fast_dev_run", "overfit_batches", "limit_val_batches", "limit_test_batches", "callbacks"}
+COMPOSING = threading.Lock()
 Limit = Annotated[int, Field(ge=-1, lt=2**32)]
 Instances = list[dict[str, Any]]  # that Hydra makes, each from a `_target_`
 
@@ -158,7 +163,8 @@ def check_config(config: dict[str, Any]) -> None:
         name = min(refused)
         raise UserError(f"trainer.{name} cannot be set, because a run sets it; set {REFUSED[name]}.")
     if others := trainer.keys() - TrainerOptions.model_fields.keys():
-        from lightning.pytorch import Trainer  # takes seconds
+        with standard_state():
+            from lightning.pytorch import Trainer  # takes seconds
 
         check(options_of(Trainer), {name: trainer[name] for name in others}, "trainer")
     own_options = False
@@ -174,11 +180,6 @@ def debug_arguments(config: Mapping[str, Any]) -> list[str]:
     return sorted(DEBUG & config["trainer"].keys())
 
 
-def count_devices(devices: int | list[int]) -> int:
-    """Return how many devices `trainer.devices` requests."""
-    return len(devices) if isinstance(devices, list) else devices
-
-
 def check_sweep(config: Mapping[str, Any]) -> None:
     """Require that each run of a sweep uses one device."""
     trainer = config["trainer"]
@@ -191,6 +192,19 @@ def check_sweep(config: Mapping[str, Any]) -> None:
         )
 
 
+@contextlib.contextmanager
+def own_hydra() -> Iterator[None]:
+    """Lend Hydra's only instance to one thread, without the program's that uses it, perhaps with `hydra.main`."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    with COMPOSING:
+        before, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().hydra = before
+
+
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the config of a command line with these overrides.
 
@@ -200,7 +214,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     import hydra
 
     try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        with own_hydra(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             return hydra.compose("config", overrides=list(overrides))
     except Exception as error:  # Hydra raises almost any
         raise UserError(explain(error, overrides)) from error
@@ -251,7 +265,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
         parent, _, key = full_key.rpartition(".")
         names = cause.parent_node if parent else [*Config.model_fields, "experiment", "machine"]
         if parent == "trainer":
-            from lightning.pytorch import Trainer
+            with standard_state():
+                from lightning.pytorch import Trainer
 
             if key in inspect.signature(Trainer).parameters:
                 return f"trainer.{key} is not listed in config.yaml, so it needs a +: +trainer.{key}=..."

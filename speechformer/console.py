@@ -23,15 +23,40 @@ from speechformer.escape import plain
 LOGGER = logging.getLogger("speechformer")
 
 
+@contextlib.contextmanager
+def discarding(name: str) -> Iterator[None]:
+    """Replace `sys.stdout` or `sys.stderr` with the null device if it cannot be written, and raise that error."""
+    try:
+        yield
+    except OSError:
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        raise
+
+
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Flush stdout after the block, also if it exits, as argparse does after `--help`."""
+    with discarding("stdout"):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+
+
+def open_streams() -> None:
+    """Open those of the standard streams that the caller has closed (`2>&-`) on the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in order: each gets its number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 class ConsoleHandler(logging.Handler):
     """A handler that writes to the stdout of the moment, so that redirecting `sys.stdout` works."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line; discard all output from then on if the reader has gone (`| head`)."""
-        try:
+        with contextlib.suppress(BrokenPipeError), discarding("stdout"):
             print(self.format(record), flush=True)
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 LOGGER.addHandler(ConsoleHandler())
@@ -51,9 +76,10 @@ def write(text: str, end: str = "\n") -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line to stderr, without control characters."""
-    clear_line()
-    print(plain(text), file=sys.stderr, flush=True)
+    """Print a line to stderr, without control characters; discard it if its reader has gone."""
+    with contextlib.suppress(BrokenPipeError), discarding("stderr"):
+        clear_line()
+        print(plain(text), file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

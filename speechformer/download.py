@@ -89,7 +89,8 @@ def download_corpus(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = ArgumentParser(prog="python -m speechformer.download", description=__doc__.split("\n")[0])
+    about = "Download a public corpus into the user cache."
+    parser = ArgumentParser(prog="python -m speechformer.download", description=about)
     parser.add_argument("corpus", choices=list(SOURCES))
     parser.add_argument("--to", type=Path, help="folder instead of the user cache; then set corpus.root=FOLDER")
     parser.add_argument("--source", help="another base URL of the same files")

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
+from speechformer import console
 from speechformer.escape import plain
+from speechformer.paths import path_of
 
 T = TypeVar("T")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser of a command line whose options may stand anywhere."""
+    """A parser of a command line whose options may stand anywhere; one of the type `Path` may begin with ~."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, path_of)
 
     def run(self, command: Callable[[argparse.Namespace], object]) -> None:
         """Run a command for the arguments of the command line; see `run_command`."""
-        arguments = self.parse_intermixed_args()
-        run_command(lambda: command(arguments))
+        run_command(lambda: command(self.parse_intermixed_args()))
 
 
 class UserError(ValueError):
@@ -37,15 +42,17 @@ class UserError(ValueError):
 def run_command(command: Callable[[], object]) -> None:
     """Run a command, and print a `UserError` or an unusable file as one sentence.
 
-    If the reader of the output is gone (`| head`), the command ends silently.
+    If the reader of the output is gone (`| head`), the command ends silently. Closed streams are those of the null
+    device, so that no file gets their numbers.
     """
+    console.open_streams()
     try:
-        command()
-        sys.stdout.flush()
+        with console.flushed():
+            command()
     except UserError as error:
         fail(str(error))
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        pass
     except OSError as error:
         fail(f"{one_sentence(error)}.")
     except KeyboardInterrupt:

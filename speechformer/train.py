@@ -31,9 +31,10 @@ from speechformer import console
 from speechformer.config import explain, with_pretrained
 from speechformer.errors import UserError, fail, run_command
 from speechformer.keys import CONF
+from speechformer.paths import expand_override
 from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
-from speechformer.runs.rank import is_first, local_rank
+from speechformer.runs.rank import expect_processes, is_first, local_rank
 from speechformer.sweeps.job import run_job
 from speechformer.training import runtime
 from speechformer.training.run import execute
@@ -68,6 +69,9 @@ def run(cfg: DictConfig) -> str | None:
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(cfg, directory, overrides, hydra_config)
     started = time.time()
+    expect_processes(naming.plain(cfg))
+    if local_rank():
+        end_with_parent()
     if is_first() and (swept := hydra_config.sweeper.get("params")):
         console.say(f"This is one run of an experiment that sweeps {', '.join(swept)}; -m makes all of them.")
     try:
@@ -93,21 +97,20 @@ def run(cfg: DictConfig) -> str | None:
 
 def main() -> None:
     """Run the command line; `speechformer-train` is the same."""
-    if "--version" in sys.argv[1:]:  # Hydra would print its own
-        console.write(f"speechformer {speechformer.__version__}")
-        return
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print, and we print it
     if "OMP_WAIT_POLICY" not in os.environ:
         # Waiting threads spin, by default for so long that a run crawls beside a busy process. libgomp reads the
         # variable when torch is imported; workers and further devices inherit it.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if local_rank():
-        end_with_parent()
     run_command(run_and_explain)
 
 
 def run_and_explain() -> None:
     """Run the jobs of the command line; an error of Hydra becomes one sentence, and Ctrl-C says what resumes."""
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        console.write(f"speechformer {speechformer.__version__}")
+        return
+    sys.argv[1:] = map(expand_override, sys.argv[1:])
     try:
         run()
     except KeyboardInterrupt:
@@ -117,6 +120,8 @@ def run_and_explain() -> None:
             raise
         console.warn("Terminated; the same command resumes.")
         sys.exit(128 + signal.SIGTERM)
+    except BrokenPipeError:
+        raise
     except (HydraException, OmegaConfBaseException) as error:  # some are OSErrors, too
         fail(explain(error, sys.argv[1:]))
     except Exception as error:

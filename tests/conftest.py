@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import os
 import resource
@@ -18,6 +19,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would c
 
 import hydra
 import pytest
+from filelock import FileLock
 from omegaconf import DictConfig
 
 from speechformer.config import CONF
@@ -34,6 +36,16 @@ PATTERNS = sorted({path.stem for path in (CONF / "pattern").glob("*.yaml")} - {*
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 # A run of a second: everything is there, small.
 TINY = ["corpus=sample", "width=8", "heads=2", "layers=1", "ff=8", "trainer.accelerator=cpu", "protocol=paper"]
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no lock be written, as in a folder that we may only read."""
+
+    def acquire(lock: FileLock, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), lock.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,9 +19,9 @@ PACKAGE = ROOT / "speechformer"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # From the lowest: a part of the package may import only parts of the levels below it.
 LEVELS = (
-    "escape workers",
+    "escape workers paths",
     "console",
-    "errors keys",
+    "errors keys process",
     "options",
     "probes",
     "corpora",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from speechformer import __main__ as overview
 from speechformer import console, errors
 from speechformer.errors import UserError, one_sentence, pick, run_command, unknown
 
@@ -138,6 +141,72 @@ def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
     }
     done = run(ENDS, tmp_path, words=[*expected])
     assert done.stdout.splitlines() == [f"False|{line}|{code}" for line, code in expected.items()], done.stderr
+
+
+COMMANDS = ["__main__"]
+COMMANDS += [name.removeprefix("python -m speechformer.") for name, _ in overview.commands()]
+
+
+def ends(name: str, *words: str) -> object:
+    """Run a command in this process; return the code or message of its exit, None without one."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", [name, *words])
+        try:
+            module = f"speechformer.{name}" if name != "report" else "speechformer.report.__main__"
+            importlib.import_module(module).main()
+        except SystemExit as end:
+            return end.code
+    return None
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_does_without_a_stream(name: str, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python starts where the caller has closed one (`2>&-`). `train` explains itself, the others an argument."""
+    monkeypatch.setattr(sys, stream, None)
+    if name == "train":
+        assert ends(name, "--version") is None
+    else:
+        assert ends(name, "--nope") not in (None, 0)
+    assert not getattr(sys, stream).isatty()
+
+
+@pytest.mark.slow
+def test_a_command_reads_and_writes_nothing_where_streams_are_closed(tmp_path: Path, a_classifier: Path) -> None:
+    code = f"from speechformer.predict import main; import sys; sys.argv = ['predict', {str(a_classifier)!r}]; main()"
+    closed = [f"os.close({number})" for number in (0, 2)]
+    starts = f"import os, sys; {'; '.join(closed)}; os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    done = run(starts, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_silently_if_its_reader_is_gone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--help | head`; and without docstrings, as in `python -OO`."""
+    if name != "report":
+        monkeypatch.setattr(importlib.import_module(f"speechformer.{name}"), "__doc__", None)
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), open(write, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert ends(name, "--help") in (None, 0)
+        assert sys.stdout is not pipe
+
+
+def test_a_warning_outlives_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), open(write, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        console.warn("lost")
+        console.warn("lost")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+def test_output_that_has_no_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert ends("status", "--help") == "Error: No space left on device."
 
 
 def test_an_unknown_name_lists_the_valid_ones_and_the_closest() -> None:

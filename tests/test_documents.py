@@ -23,6 +23,7 @@ from speechformer.corpora.documents import Documents, load_documents, split_docu
 from speechformer.corpora.files import cache_directory
 from speechformer.corpora.load import load as load_corpus
 from speechformer.corpora.special_tokens import END, IGNORE, UNKNOWN
+from speechformer.corpora.stories import folder_of
 from speechformer.corpora.tokenizer import Tokenizer
 from speechformer.data import documents
 from speechformer.data.batches import EvaluationBatches, WindowBatches
@@ -127,6 +128,18 @@ def test_tokenizing_killed_at_any_point_begins_anew(every: int, tmp_path: Path, 
         killed_at(work, cache, point)
         work()
         assert content() == expected, f"killed at point {point} of {points}"
+
+
+def test_a_complete_cache_is_read_where_nothing_can_be_written(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    corpus = corpus_of(tmp_path / "text", TEXT)
+    config = {"seed": 0, "documents": 2, "words": 50}
+    expected, stories = texts_of(data_of(corpus), "train"), folder_of(config)
+    request.getfixturevalue("no_locks")
+    assert texts_of(data_of(corpus), "train") == expected and folder_of(config) == stories
+    with pytest.raises(PermissionError):
+        data_of(corpus, protocol="clean")
 
 
 def test_a_changed_text_is_tokenized_again(tmp_path: Path) -> None:

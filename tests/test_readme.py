@@ -20,6 +20,7 @@ from pages import IS_CHECKOUT, PAGES, ROOT, blocks, commands, name_of
 import speechformer
 from speechformer.analysis.exports import export_all
 from speechformer.config import CONF, check_config
+from speechformer.errors import ArgumentParser
 from speechformer.sweeps import search
 from speechformer.sweeps.sweeper import combinations
 from speechformer.training.run import execute
@@ -106,7 +107,7 @@ def plain(overrides: list[str]) -> dict:
 def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse a command's arguments as it does, and stop there."""
     package = importlib.import_module(main_of(module))
-    monkeypatch.setattr("speechformer.errors.run_command", lambda command: None)
+    monkeypatch.setattr(ArgumentParser, "run", lambda parser, command: parser.parse_intermixed_args())
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     package.main()
 

@@ -57,6 +57,28 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+def test_another_run_that_has_ended_is_no_result(tmp_path: Path) -> None:
+    put(tmp_path / runs.RESULT, {**ENDED, "identity": "another"})
+    with pytest.raises(runs.ForeignError, match="holds another run"):
+        own(tmp_path)
+
+
+@pytest.mark.parametrize("status", ["finished", "diverged", "failed"])
+def test_a_run_that_has_ended_is_read_where_nothing_can_be_written(
+    status: str, tmp_path: Path, no_locks: None
+) -> None:
+    put(tmp_path / runs.RESULT, ended := {**ENDED, "status": status})
+    before = contents(tmp_path)
+    if status == "failed":  # such a run begins anew
+        with pytest.raises(UserError, match=r"run\.lock: Permission denied"):
+            own(tmp_path)
+    else:
+        assert own(tmp_path) == ended
+        with pytest.raises(UserError, match=r"run\.lock: Permission denied"):
+            own(tmp_path, force=True)
+    assert contents(tmp_path) == before
+
+
 def test_a_result_is_json_that_can_be_read_again(tmp_path: Path) -> None:
     """Numbers and texts that JSON does not have, and those of a config that made a run fail."""
     config = {"seed": 3, "study": "a\udcff", "model": -math.inf, "é": [math.nan, 0.5]}
@@ -105,6 +127,7 @@ def test_a_checkout_that_is_not_installed_says_so_in_its_results(monkeypatch: py
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_only_the_first_process_of_a_run_writes(rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr("speechformer.runs.rank.devices", 2)
     folder = runs.RunFolder(tmp_path, "1234")
     folder.begin({}, threads=8)
     assert folder.owner["threads"] == 8 and (tmp_path / runs.OWNER).exists() == (rank == "0")

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,19 @@ def test_any_job_alone_is_the_same_job_in_any_place_of_a_sweep(sweep: Sweep, tmp
     assert code == 1 and len(ended) == 8 and ended.count("finished") >= 2
     assert {*ended} == {"finished", "failed", "diverged"}
     check_that_jobs_are_those_alone(tmp_path / "sweep", tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["submitit_slurm"], ["joblib", "hydra.launcher.n_jobs=0"], ["submitit_local", "hydra.launcher.nodes=x"]],
+)
+def test_a_launcher_that_cannot_start_is_one_sentence(
+    launcher: list[str], sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has no program of SLURM's, the others a setting that their library refuses."""
+    monkeypatch.setenv("PATH", "")
+    code, _, _ = sweep("seed=0,1", f"hydra/launcher={launcher[0]}", *launcher[1:])
+    assert re.match(r"Error: .*launcher[^\n]*\.$", str(code))
 
 
 def test_a_sweep_says_at_its_end_what_failed_and_runs_only_that_again(sweep: Sweep, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from speechformer.errors import UserError
 from speechformer.layers.mechanisms import changed_options
 from speechformer.models.pretrained import WEIGHTS, is_pretrained, load_weights, read_architecture
 from speechformer.models.stack import SOFTMAX
+from speechformer.paths import path_of
+from speechformer.process import standard_state
 from speechformer.runs import folder as runs
 from speechformer.runs.naming import model_name
 from speechformer.tasks.base import Task
@@ -108,6 +110,7 @@ class TrainedRun:
                 f"{ability} needs a run of {tasks}."
             )
 
+    @standard_state()
     @torch.no_grad()
     def read(self, text: str, max_tokens: int = continuation.MAX_PROMPT) -> TextInputs:
         """Convert a text to the model's inputs: `ids`, [T] each, `tokens`, and `notes` on what was cut or unknown.
@@ -127,6 +130,7 @@ class TrainedRun:
             console.warn(f"The text is long: {read.notes[0]}.")
         return read
 
+    @standard_state()
     @torch.no_grad()
     def logits(self, *inputs: str | Tensor) -> Tensor:
         """Compute the model's logits for a text, or for ids; with counts of words, those of both.
@@ -146,6 +150,7 @@ class TrainedRun:
             raise UserError(f"logits takes one text, or one tensor of ids for each input of the model ({names}).")
         return self.task(*ids) if ids[0].ndim == 2 else self.task(*(part[None] for part in ids))[0]
 
+    @standard_state()
     def attention(self, text: str | TextInputs) -> list[AttentionMap]:
         """Compute the attention weights of every layer and head for a text, or for what `read` returned for it.
 
@@ -161,6 +166,7 @@ class TrainedRun:
             raise UserError(f"{self.directory} is a run of model={self.label}, which has no attention weights.")
         return maps
 
+    @standard_state()
     def heads(self, text: str | TextInputs) -> HeadScores:
         """Score each head of a language model on a text: where it attends, and what the text costs without it."""
         self.require("generate")
@@ -169,11 +175,13 @@ class TrainedRun:
             raise UserError("Heads are scored on a text of two tokens or more, where each has an output of its own.")
         return head_scores(self.model, inputs.ids[0], self.attention(inputs)[0].weights)
 
+    @standard_state()
     def predict(self, text: str) -> leave_one_out.Prediction:
         """Predict the class of a text: the probability of each class, and the importance of each word."""
         self.require("predict")
         return leave_one_out.predict(self, text)
 
+    @standard_state()
     def generate(
         self,
         prompt: str,
@@ -188,6 +196,7 @@ class TrainedRun:
         ids = continuation.continue_text(self, prompt, tokens, temperature, top_k, top_p, seed)
         return "".join(self.tokenizer.stream([*self.tokenizer.encode(prompt), *ids]))
 
+    @standard_state()
     def translate(
         self,
         texts: str | Sequence[str],
@@ -211,6 +220,7 @@ def unique_labels(runs: Sequence[TrainedRun]) -> list[str]:
     ]
 
 
+@standard_state()
 def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     """Load a trained run from its folder, with the weights behind the reported metrics; or do `load_pretrained`.
 
@@ -224,7 +234,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     Raises:
         UserError: the folder is not a run's, has no checkpoint yet, a file is damaged, or the run diverged.
     """
-    directory = Path(run)
+    directory = path_of(run)
     name, result = find_checkpoint(directory, checkpoint)
     if is_pretrained(directory):
         return load_pretrained(directory)
@@ -241,6 +251,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
     return TrainedRun(directory, task, tokenizer, name, result)
 
 
+@standard_state()
 def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> TrainedRun:
     """Load a model from elsewhere, from a folder as Hugging Face's `save_pretrained` leaves it.
 
@@ -254,7 +265,7 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> T
     Raises:
         UserError: a file is missing or damaged, or the model has no counterpart here; the key is named.
     """
-    directory = Path(folder)
+    directory = path_of(folder)
     _, config, architecture = read_architecture(directory)
     architecture |= {"dropout": 0.0}
     name = "classify" if "pool" in architecture else "lm"

@@ -27,6 +27,7 @@ from filelock import FileLock
 
 from speechformer import console
 from speechformer.errors import UserError
+from speechformer.paths import path_of
 
 ENVIRONMENT = "SPEECHFORMER_DATA"
 SUMS = "sha256.json"  # of the files in a folder of the cache
@@ -58,10 +59,10 @@ def find_folder(
         return None, config
     settings = config[name] if is_auto else config
     data, cache, root = os.environ.get(ENVIRONMENT), cache_directory() / folder_name, settings["root"]
-    places = {f"${ENVIRONMENT}/{folder_name} ({data or 'not set'})": Path(data or os.devnull) / folder_name}
+    places = {f"${ENVIRONMENT}/{folder_name} ({data or 'not set'})": path_of(data or os.devnull) / folder_name}
     places[f"the user cache ({cache})"] = cache
     if root is not None:
-        folder = Path(root).expanduser()
+        folder = path_of(root)
         places = {f"corpus.root ({root})" + ", which does not exist" * (not folder.exists()): folder}
     for folder in places.values():
         if folder.is_dir() and valid(folder):
@@ -124,14 +125,21 @@ def make_once(folder: Path, make: Callable[[], Iterable[str]]) -> None:
     Args:
         make: writes the files, and returns their names.
     """
-    sums, known = folder / SUMS, dict[str, str]()
+    sums = folder / SUMS
+
+    def are_whole() -> bool:
+        known = dict[str, str]()
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            known = json.loads(sums.read_bytes())
+        return bool(known) and file_sums(folder, known) == known
+
+    if are_whole():  # nothing is locked then, because we may be allowed only to read
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
+        if are_whole():  # by now
+            return
         if sums.exists():
-            with contextlib.suppress(ValueError):
-                known = json.loads(sums.read_bytes())
-            if known and file_sums(folder, known) == known:
-                return
             console.say(f"{folder} is damaged: a file is not as it was written. All of it is made anew.")
             sums.unlink()
         write_file(sums, json.dumps(file_sums(folder, make()), indent=1).encode())
@@ -228,6 +236,7 @@ class OutputFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        path = path_of(path)
         if path.is_file():
             raise UserError(f"{path} is a file; name a folder.")
         self.path, self.list, self.written = path, path / ".speechformer.json", set[str]()  # by this command

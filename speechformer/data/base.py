@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 from torch import Tensor
 
 from speechformer.corpora.files import on_any_machine
@@ -14,6 +13,7 @@ from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
+from speechformer.data import pl
 from speechformer.data.batches import EvaluationBatches, Example, Part, Rows, SeededBatches, Windows
 from speechformer.errors import UserError
 

@@ -21,17 +21,13 @@ State = dict[str, Tensor]  # "h" of each layer, [B, L, D], and for an LSTM also 
 
 
 class Recurrent(nn.Module):
-    """Recurrent layers that read from left to right, with `dropout` between them. `cell` is "gru" or "lstm".
-
-    The constructor disables TF32 in cuDNN for the whole process: single precision would round to 10 bits.
-    """
+    """Recurrent layers that read from left to right, with `dropout` between them. `cell` is "gru" or "lstm"."""
 
     def __init__(self, *, width: int, layers: int, dropout: nn.Module, cell: Literal["gru", "lstm"] = "gru") -> None:
         super().__init__()
         cell_class = CELLS[cell]
         self.layers = nn.ModuleList(cell_class(width, width, batch_first=True) for _ in range(layers))
         self.dropout = dropout
-        torch.backends.cudnn.allow_tf32 = False
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, token_mask_BT: Tensor | None = None

@@ -25,6 +25,7 @@ from speechformer.errors import UserError, pick
 from speechformer.keys import CONF, load_plain
 from speechformer.models.families import FAMILIES, Config, Family, family_of
 from speechformer.models.options import SIZES
+from speechformer.paths import path_of
 
 INDEX = "model.safetensors.index.json"
 # Beside them, what training does not change
@@ -99,7 +100,7 @@ def settings_of(config: Config) -> Config:
     Raises:
         UserError: the folder has no model for the config's task.
     """
-    folder = Path(config["init_from"])
+    folder = path_of(config["init_from"])
     family, _, architecture = read_architecture(folder)
     if architecture["model"]["name"] == "learned" and config["block_size"] > architecture["block_size"]:
         raise UserError(

@@ -26,6 +26,7 @@ import pandas as pd
 
 from speechformer.config import CONF, load_plain
 from speechformer.errors import UserError, unknown
+from speechformer.paths import path_of
 from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
@@ -369,7 +370,7 @@ def read_results(*folders: str | Path) -> pd.DataFrame:
     Raises:
         UserError: a folder does not exist, or there is no readable result.
     """
-    runs, _ = read_runs(map(Path, folders))
+    runs, _ = read_runs(map(path_of, folders))
     config = pd.DataFrame([run.config for run in runs])
     baseline = pd.Series([run.baseline for run in runs], dtype=object)
     head = {

@@ -27,6 +27,7 @@ from speechformer import console
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
 from speechformer.escape import escape_markdown, one_line
+from speechformer.paths import path_of
 from speechformer.report.figures import FIGURES, FORMATS, Figures, search_figures, style, write
 from speechformer.report.load import FAILED, Study, arrange, build_studies, read_runs
 from speechformer.report.tables import (
@@ -82,7 +83,7 @@ def load_studies(folders: Iterable[str | Path], baselines: str | Path | None = N
     Raises:
         UserError: a folder does not exist, or there is no readable result.
     """
-    return read_studies(map(Path, folders), None if baselines is None else Path(baselines))[0]
+    return read_studies(map(path_of, folders), None if baselines is None else path_of(baselines))[0]
 
 
 def read_studies(folders: Iterable[Path], baselines: Path | None) -> tuple[list[Study], list[str]]:

@@ -295,6 +295,16 @@ class RunFolder:
         if self.writes:
             remove(self.path, WEIGHTS, PREVIOUS, ENSEMBLE)
 
+    def is_at_rest(self) -> bool:
+        """Read what an earlier attempt left; return whether the run has ended, and nothing is left to do."""
+        names = (WEIGHTS, PREVIOUS, ENSEMBLE, REPLACED, MOVING, DISCARDED)
+        if any(os.path.lexists(self.path / name) for name in names):
+            return False
+        with contextlib.suppress(ForeignError):  # whoever has the lock reads again
+            self.read()
+            return self.has_ended
+        return False
+
     def read(self) -> None:
         """Read what an earlier attempt left.
 
@@ -359,7 +369,7 @@ def put_back(directory: Path) -> None:
 
 def remove(directory: Path, *names: str) -> None:
     """Remove files, and what runs write into folders, if they exist."""
-    for path in (directory / name for name in names):
+    for path in filter(os.path.lexists, (directory / name for name in names)):  # of a file system to read, no others
         if path.name not in FOLDERS:
             path.unlink(missing_ok=True)
         elif path.is_dir() and not path.is_symlink():
@@ -382,8 +392,9 @@ def own(
     """Own a run's folder: lock it, check it, and account for whatever happens inside.
 
     An exception becomes the run's result ("failed"), unless it is a `UserError`; then a new folder is removed again.
-    `force` replaces the run that is in the folder as soon as the new one has taken a step; before, whatever ends the
-    new one, the old one comes back. `wait` waits for a process that works in the folder.
+    A run that has ended is not locked, because we may be allowed only to read it. `force` replaces the run that is in
+    the folder as soon as the new one has taken a step; before, whatever ends the new one, the old one comes back.
+    `wait` waits for a process that works in the folder.
 
     Yields:
         The folder. The caller returns its `result` if the run `has_ended`, else it calls `begin` and `finish`.
@@ -395,9 +406,12 @@ def own(
     """
     try:
         check_is_ours(directory)
+        folder = RunFolder(directory, fingerprint, overrides)
+        if not force and folder.is_at_rest():
+            yield folder
+            return
         with lock(directory, wait):
             is_new = [path.name for path in directory.iterdir()] == [LOCK]
-            folder = RunFolder(directory, fingerprint, overrides)
             put_back(directory)  # a process was killed before the first step of its run
             try:
                 folder.set_aside() if force else folder.read()

@@ -2,26 +2,52 @@
 
 Lightning starts one process for each device of a machine, and numbers them by LOCAL_RANK. With `trainer.num_nodes`
 the same command runs on each machine, numbered by NODE_RANK; MASTER_ADDR and MASTER_PORT say where they meet.
+
+A run on one device is one process, whatever a launcher, or an earlier program, has left in the environment.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from speechformer.errors import UserError
 
-machines = 1  # of the run of this process; `check_machines` sets it
+machines, devices = 1, 1  # of the run of this process, and those of each machine; `expect_processes` sets them
+
+
+def count_devices(devices: int | list[int]) -> int:
+    """Return how many devices `trainer.devices` requests."""
+    return len(devices) if isinstance(devices, list) else devices
+
+
+def expect_processes(config: Mapping[str, Any]) -> None:
+    """Let the ranks of this process be those in a run of this config, which need not be valid."""
+    global machines, devices
+    numbers = config["trainer"].get("num_nodes", 1), count_devices(config["trainer"]["devices"])
+    machines, devices = (number if isinstance(number, int) else 1 for number in numbers)
+
+
+def processes() -> int:
+    """Return how many processes the run has, on all machines."""
+    return machines * devices
+
+
+def number(name: str) -> int:
+    """Return a whole number in the environment, which `check_machines` validates; 0 without one."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def local_rank() -> int:
     """Return the number of this process on its machine, from 0."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return number("LOCAL_RANK") if devices > 1 else 0
 
 
 def node_rank() -> int:
-    """Return the number of this machine, from 0: NODE_RANK, which `check_machines` validates for several machines."""
-    return int(os.environ.get("NODE_RANK", 0)) if machines > 1 else 0
+    """Return the number of this machine, from 0."""
+    return number("NODE_RANK") if machines > 1 else 0
 
 
 def is_first() -> bool:
@@ -35,8 +61,13 @@ def check_machines(config: dict[str, Any], force: bool) -> None:
     Raises:
         UserError: it does not, or `force` would remove files that another machine reads.
     """
-    global machines
-    machines, rank = config["trainer"].get("num_nodes", 1), os.environ.get("NODE_RANK", "0")
+    expect_processes(config)
+    local, rank = os.environ.get("LOCAL_RANK", "0"), os.environ.get("NODE_RANK", "0")
+    if devices > 1 and not (local.isdecimal() and int(local) < devices):
+        raise UserError(
+            f"LOCAL_RANK={local} in the environment must be a whole number from 0, below trainer.devices={devices}; "
+            "unset it, and Lightning starts a process for each device."
+        )
     if machines == 1:
         return
     needed = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]

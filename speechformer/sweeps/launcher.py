@@ -19,11 +19,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from speechformer import console
-from speechformer.config import as_plain, check_sweep, count_devices, debug_arguments
+from speechformer.config import as_plain, check_sweep, debug_arguments
 from speechformer.errors import UserError, one_sentence, require
+from speechformer.process import standard_state
 from speechformer.runs import folder as runs
 from speechformer.runs.identity import NOT_IDENTITY
 from speechformer.runs.naming import plain
+from speechformer.runs.rank import count_devices
 from speechformer.sweeps.folder import names
 from speechformer.training import runtime
 
@@ -80,7 +82,7 @@ def train(jobs: list[Member]) -> None:
     job_names = names([overrides for _, _, overrides in jobs])
     console.say(f"Ensemble of {len(jobs)} runs: {job_names[0]} to {job_names[-1]}")
     try:
-        with runtime.process_set_up():
+        with standard_state(), runtime.process_set_up():
             from speechformer.training.run import execute_ensemble
 
             execute_ensemble(jobs)

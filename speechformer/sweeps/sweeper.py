@@ -39,8 +39,8 @@ from speechformer.sweeps import progress
 from speechformer.sweeps.folder import Job, Overrides
 from speechformer.workers import end_with_parent
 
-LOST_JOB = ("UncompletedJobError", "FailedJobError")  # submitit's
-KILLED_WORKER = ("TerminatedWorkerError", "BrokenProcessPool", *LOST_JOB)  # the first two are loky's
+KILLED_BY_SYSTEM = ("TerminatedWorkerError", "BrokenProcessPool")  # loky's
+KILLED_WORKER = (*KILLED_BY_SYSTEM, "UncompletedJobError", "FailedJobError")  # the last two are submitit's
 
 
 class GridSweeper(Sweeper):
@@ -128,10 +128,13 @@ class GridSweeper(Sweeper):
         try:
             self.launch(folders)
         except Exception as error:
-            if type(error).__name__ not in KILLED_WORKER:
+            launcher, is_killed = self.choices["hydra/launcher"], type(error).__name__ in KILLED_WORKER
+            is_launchers = launcher not in progress.IN_PROCESS and type(error).__name__ not in KILLED_BY_SYSTEM
+            if is_launchers and not isinstance(error, UserError) and not any(map(self.has_begun, folders)):
+                reason = one_sentence(error).rstrip(".") or type(error).__name__
+                raise UserError(f"hydra/launcher={launcher} could not start the jobs: {reason}.") from error
+            if not is_killed:
                 raise
-            if type(error).__name__ in LOST_JOB and not any(map(self.has_begun, folders)):
-                raise UserError(f"The launcher could not start the jobs: {one_sentence(error)}") from error
             console.warn("A worker of the sweep was killed.")
             self.wait_for_other_processes(folders)
             waiting = [run for run in folders if self.is_open(run)]

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from speechformer.data import pl
 from speechformer.data.base import TaskData
 from speechformer.data.batches import Batch
 from speechformer.models.options import SIZES

@@ -20,9 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from speechformer import console
-from speechformer.config import count_devices
 from speechformer.errors import UserError
-from speechformer.runs.rank import local_rank
+from speechformer.runs.rank import count_devices, local_rank
 
 
 def lease_folder() -> Path:

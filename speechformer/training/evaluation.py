@@ -26,6 +26,7 @@ from speechformer.data.base import TaskData
 from speechformer.errors import UserError
 from speechformer.keys import quote
 from speechformer.models.stack import count_parameters
+from speechformer.process import standard_state
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
 from speechformer.tasks.registry import build_data
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 ARTIFACTS = (runs_folder.PREDICTIONS, TRANSLATIONS)
 
 
+@standard_state()
 def evaluate(runs: Sequence[TrainedRun], root: str | None = None) -> dict[str, Any]:
     """Evaluate the ensemble of some runs on the held-out part and the tests of the first one, in single precision.
 

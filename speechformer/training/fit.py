@@ -18,13 +18,12 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer import console
-from speechformer.config import count_devices
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.models.stack import compile_blocks
 from speechformer.runs.folder import LAST, RunFolder
-from speechformer.runs.rank import local_rank, node_rank
+from speechformer.runs.rank import count_devices, local_rank, node_rank
 from speechformer.tasks.optim import has_amx
 from speechformer.tasks.registry import AnyCorpus, build_data
 from speechformer.training import devices

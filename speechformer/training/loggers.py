@@ -26,6 +26,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from speechformer import console
 from speechformer.corpora.files import write_file
 from speechformer.errors import UserError, one_sentence, pick
+from speechformer.paths import expand_uri, path_of
 from speechformer.runs.folder import RunFolder
 
 # TensorBoard opens on the first group of charts: the task's main metrics
@@ -194,7 +195,7 @@ def open_wandb(settings: dict[str, Any], name: str, previous: str | None) -> Ope
         mode="offline" if offline else None,
         id=previous if continues else None,
         resume="allow" if continues else None,
-        save_dir=os.environ.get("WANDB_DIR") or os.getcwd(),  # W&B keeps that of its first run
+        save_dir=path_of(os.environ.get("WANDB_DIR") or os.getcwd()),  # W&B keeps that of its first run
         reinit="create_new",  # an ensemble logs several runs at once
         settings={"console": "off"},
     )
@@ -224,7 +225,7 @@ def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Op
     for module in ("alembic", "mlflow.store.db.utils"):  # they report each step of making a database
         logging.getLogger(module).setLevel(logging.WARNING)
     default = f"sqlite:///{Path('mlflow.db').resolve()}"  # MLflow would remember a relative one
-    uri = settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default
+    uri = expand_uri(settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default)
     client, continues = MlflowClient(uri), False
     with contextlib.suppress(MlflowException):  # it exists, perhaps since a moment ago
         client.create_experiment(settings["experiment"])

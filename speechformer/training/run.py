@@ -18,9 +18,10 @@ from omegaconf import DictConfig
 from speechformer import console
 from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
+from speechformer.process import standard_state
 from speechformer.runs import identity
 from speechformer.runs.folder import HISTORY, ForeignError, OccupiedError, RunFolder, check_is_ours, own
-from speechformer.runs.rank import check_machines, is_first, node_rank
+from speechformer.runs.rank import check_machines, is_first, node_rank, processes
 from speechformer.training import devices, runtime
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def execute(
             result: Any = folder.result
         else:
             folder.begin(config, devices.share_of_threads())
-            with environment():
+            with standard_state(processes()), environment():
                 from speechformer.training.fit import fit
 
                 (result,) = fit([(config, folder)], corpus, launcher, start, on_evaluation)

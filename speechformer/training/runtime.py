@@ -105,11 +105,10 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Be `quiet`, and restore also random states, environment variables and torch's deterministic mode afterwards."""
-    import torch
+    """Be `quiet`, and restore also random states and environment variables afterwards."""
     from lightning.pytorch.utilities.seed import isolate_rng
 
-    variables, deterministic = dict(os.environ), torch.are_deterministic_algorithms_enabled()
+    variables = dict(os.environ)
     try:
         with quiet(), isolate_rng():
             yield
@@ -118,7 +117,6 @@ def isolated() -> Iterator[None]:
             raise KeyboardInterrupt from None
         raise
     finally:
-        torch.use_deterministic_algorithms(deterministic)
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
         os.environ.update(variables)

@@ -14,13 +14,16 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from speechformer.errors import UserError, one_sentence
-from speechformer.runs.rank import node_rank
+from speechformer.runs.rank import local_rank, node_rank
 from speechformer.training import devices
 from speechformer.training.checkpoints import AtomicCheckpointIO
 
 
 class Environment(LightningEnvironment):
-    """Lightning's environment, which ignores NODE_RANK unless `num_nodes` > 1."""
+    """Lightning's environment, with this process's ranks as `runs.rank` tells them."""
+
+    def local_rank(self) -> int:
+        return local_rank()
 
     def node_rank(self) -> int:
         return node_rank()
