@@ -51,8 +51,10 @@ def missing_glyphs() -> Iterator[None]:
 
 def spreadsheet_cell(value: T) -> T | str:
     """Return a value for a CSV file; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
-    is_formula = isinstance(value, str) and FORMULA.match(value) and not NUMBERS.fullmatch(value)
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str):
+        return value
+    is_formula = FORMULA.match(value) and not NUMBERS.fullmatch(value)
+    return "'" * bool(is_formula) + value.replace("\r", " ")  # pandas does not quote it, and it would begin a row
 
 
 def escape_markdown(text: str) -> str:

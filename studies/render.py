@@ -43,6 +43,7 @@ from studies.results import (
     OURS,
     VERDICTS,
     Claim,
+    PageError,
     Place,
     Results,
     Values,
