@@ -185,4 +185,6 @@ def summary(result: dict[str, Any]) -> str:
     speed = f"{result['tokens_per_second']:,.0f} tokens/s in training"
     peak = result["machine"].get("peak_bytes")
     memory = f"; at most {peak / 1e9:.1f} GB of memory" if peak else ""
-    return f"{table(result['summary'])}\nThese metrics are of {source}\n{seconds}: {phases}; {speed}{memory}."
+    caution = f"\n{result['caution']}" if "caution" in result else ""
+    shown = f"{table(result['summary'])}\nThese metrics are of {source}\n{seconds}: {phases}; {speed}{memory}."
+    return shown + caution

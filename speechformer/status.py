@@ -44,7 +44,7 @@ def describe(jobs: list[sweeps.Job]) -> str:
         owner, status = job.state.owner, job.state.status
         if status == "running":
             step = f"step {owner['step']} of {owner.get('steps', '?')}, " if "step" in owner else ""
-            since = progress.duration(time.time() - owner["since"]) if "since" in owner else "?"
+            since = progress.duration(max(0.0, time.time() - owner["since"])) if "since" in owner else "?"
             where = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             rows.append(["running", job.name, f"{step}for {since}, {where}"])
         elif status not in ("finished", "left"):

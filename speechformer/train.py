@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ from speechformer.config import explain, with_pretrained
 from speechformer.errors import UserError, fail, run_command
 from speechformer.keys import CONF
 from speechformer.paths import expand_override
-from speechformer.runs import folder as runs
 from speechformer.runs import identity, naming
 from speechformer.runs.rank import expect_processes, is_first, local_rank
 from speechformer.sweeps.job import run_job
@@ -68,7 +66,6 @@ def run(cfg: DictConfig) -> str | None:
     directory = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
         return run_job(cfg, directory, overrides, hydra_config)
-    started = time.time()
     expect_processes(naming.plain(cfg))
     if local_rank():
         end_with_parent()
@@ -81,9 +78,6 @@ def run(cfg: DictConfig) -> str | None:
         with contextlib.suppress(OSError):
             directory.rmdir()  # Hydra made it; it goes if it is empty
         fail(str(error))  # Hydra would print more, were it raised
-    if is_first() and not runs.worked_here(directory, started):
-        console.say(f"Already finished: {directory}. Run it again with force=true.")
-        console.say(console.summary(result))
     experiment = hydra_config.runtime.choices.get("experiment")
     if is_first() and experiment and cfg.corpus.name == "auto" and result["corpus"]["name"] == "sample":
         console.warn(

@@ -24,9 +24,10 @@ from typing import Any
 import jinja2
 import numpy as np
 import pandas as pd
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from speechformer.corpora.files import atomic_write
-from speechformer.errors import ArgumentParser, UserError, run_command
+from speechformer.errors import ArgumentParser, UserError, one_sentence, run_command
 from speechformer.report.load import Run
 from speechformer.report.page import report
 from speechformer.report.statistics import Effect, Summary, contrast
@@ -368,12 +369,13 @@ def render(name: str, words: Words) -> str:
         UserError: the template is invalid, or asks for what the results do not have.
     """
     loader = jinja2.FileSystemLoader(HERE / "pages")
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    strict: Any = {"undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
+    environment = ImmutableSandboxedEnvironment(loader=loader, **strict)
     functions = {function: getattr(words, function) for function in vars(Words) if not function.startswith("_")}
     try:
         text = environment.get_template(f"{name}.md").render(functions)
-    except (jinja2.TemplateError, PageError, TypeError, KeyError) as error:
-        raise UserError(f"studies/pages/{name}.md: {error}") from error
+    except Exception as error:  # whatever an expression of the template raises
+        raise UserError(f"studies/pages/{name}.md: {one_sentence(error) or type(error).__name__}") from error
     return f"<!-- Rendered from studies/pages/{name}.md by make pages. -->\n{text}"
 
 

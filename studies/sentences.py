@@ -28,7 +28,7 @@ def predictions(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     if not run.corpus or accuracy is None or not os.path.lexists(path):
         return None
     sentences = run.counts["test"]
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    rows = [line.split("\t") for line in path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")]
     if len(rows) == sentences + 1 and {len(row) for row in rows} == {3}:
         labels, predicted, in_train = np.array(rows[1:]).T
         right = labels == predicted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,17 @@ from matplotlib.colors import Normalize, to_hex, to_rgba
 from test_encoder_decoder import pairs, translator
 from test_models import classifier, decoder, sentences
 
-from speechformer.analysis.attention_maps import CLS, MASKED, AttentionMap, check_maps, draw, figure_of, maps_of, save
+from speechformer.analysis.attention_maps import (
+    CLS,
+    MASKED,
+    AttentionMap,
+    check_maps,
+    draw,
+    figure_of,
+    maps_of,
+    save,
+    shorten,
+)
 from speechformer.attention import format_heads
 
 WORDS = [f"w{k}" for k in range(12)]
@@ -141,9 +152,11 @@ def test_an_svg_has_each_cell_in_place_and_each_token_as_text(sign: int, tmp_pat
     root = ElementTree.parse(path).getroot()
     elements = [element.tag.rpartition("}")[2] for element in root.iter()]
     texts = [element.text for element in root.iter(f"{SVG}text")]
-    labels = ["<script>alert…", "a&b", "]]>", "$x_1$", '"', "[31m", "?", "日😀"]
-    assert {*labels} <= {*texts} and "a <b>title</b>" in texts
-    assert all(texts.count(label) == 4 for label in labels)  # two rows and two columns of panels
+    labels = ["<script>alert…", "a&b", "]]>", "$x_1$", '"', "□□[31m", "□", "□", "日😀"]
+    assert {*labels} <= {*texts} and "a□ <b>title</b>" in texts
+    assert all(
+        texts.count(label) == 4 * labels.count(label) for label in labels
+    )  # two rows and two columns of panels
     assert "layer 2, head 2" in texts and "script" not in elements
     colors = colormaps["Blues" if sign > 0 else "RdBu"]
     scale = Normalize(0 if sign > 0 else -weights.abs().max(), weights.abs().max())
@@ -168,3 +181,23 @@ def test_a_line_for_each_head_names_its_strongest_key() -> None:
     lines = format_heads([AttentionMap("decoder", words, words, weights, mask)]).splitlines()
     assert [line.split()[-2:] for line in lines[1:]] == [["c", "(0.90)"], ["b", "(0.90)"]]
     assert lines[1].startswith("decoder, layer 1, head 1")
+
+
+@pytest.mark.parametrize(
+    "character",
+    [*"\0\t\n\x1c\x85\xad\u200f\u202e\u2028\u2029\u200d\u0378\ud800\ue000\ufffe\U000e0001\U000f0000𓀀$\\", "שלום"],
+)
+@pytest.mark.parametrize("form", ["{}", "a{}b", "$x_{}$"])
+def test_any_text_is_drawn(character: str, form: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Oracle: an XML parser reads the SVG, and what its texts hold has a shape."""
+    text = form.replace("{}", character)
+    part = AttentionMap("encoder", [text], [text], torch.ones(1, 1, 1, 1), torch.ones(1, 1, dtype=torch.bool))
+    save(part, text, tmp_path / "map.svg")
+    drawn = "".join(ElementTree.parse(tmp_path / "map.svg").getroot().itertext()).replace("\n", "")
+    assert not [sign for sign in drawn if unicodedata.category(sign) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")]
+    assert shorten(text).strip() and not recwarn.list
+
+
+def test_a_map_is_shown_by_its_shape() -> None:
+    part = AttentionMap("cross", ["a"] * 5, ["b"] * 7, torch.zeros(2, 3, 5, 7), torch.ones(5, 7, dtype=torch.bool))
+    assert repr(part) == "AttentionMap(cross, weights [2, 3, 5, 7]: layers, heads, queries, keys)"

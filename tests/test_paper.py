@@ -191,6 +191,27 @@ def page(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, cells: list[A
     return render.render("page", render.Words(Results([folder / "runs"]), cells or [])).partition("\n")[2]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ value.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 1 / 0 }}",
+        "{{ 'a'.b.c }}",
+        "{% for %}",
+    ],
+)
+def test_a_template_runs_no_code_and_fails_in_one_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs(tmp_path / "runs", HIGH, LOW)
+    with pytest.raises(UserError, match=r"^studies/pages/page\.md: ."):
+        page(text, tmp_path, monkeypatch)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_page_follows_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs(tmp_path / "runs", HIGH, LOW)
     text = (

@@ -93,7 +93,7 @@ def test_the_line_is_replaced_in_a_terminal_and_logged_through_a_pipe(
             time.sleep(0.02)
             out += capsys.readouterr().out
 
-    with progress.shown(tmp_path, planned.keys(), {}, time.time() - 1):
+    with progress.shown(tmp_path, planned.keys(), {}):
         wait_for("2 runs: 2 left")
         runs.write_result(tmp_path / "a", finished(0.25).result)
         wait_for("2 runs: 1 finished, 1 left")

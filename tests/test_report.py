@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import csv
 import html
 import html.parser
+import io
 import json
 import math
 import os
@@ -31,6 +33,7 @@ from speechformer.report import page, tables
 from speechformer.report.__main__ import main
 from speechformer.report.labels import in_words, override
 from speechformer.report.load import read_results, read_runs
+from speechformer.runs.identity import NUMERICS_VERSION, fingerprint
 
 
 def states_of(folder: Path) -> list[str]:
@@ -381,6 +384,16 @@ MALFORMED: list[tuple[str, Any]] = [
     ("config.model", None),
     ("config", {"model.name": [1]}),
     ("report.columns", 1),
+    *((key, value) for key in ("numerics", "debug", "again", "machine", "members") for value in (None, "x", 1.5)),
+    ("numerics", []),
+    ("members", [{"folder": 1}]),
+    ("machine.threads", "x"),
+    ("machine.peak_bytes", "x"),
+    ("corpus.counts.train_rows", "x"),
+    ("corpus.counts.removed_from_validation", [1]),
+    ("corpus.counts.cleaned", {"words": None}),
+    ("versions", None),
+    ("caution", 1),
 ]
 BYTES = [b"", b"{", b"\xff\xfe{", b"[" * 10**5]
 
@@ -410,6 +423,40 @@ def test_a_malformed_result_is_named_and_the_others_are_shown(tmp_path: Path) ->
     for name in (*(f"bad{number}" for number in range(len(contents))), "folder", "fifo"):
         named = [text for text in remarks if text.startswith(f"{tmp_path / name / 'result.json'} is damaged: ")]
         assert len(named) == 1, (name, contents[int(name[3:])] if name.startswith("bad") else "")
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [("config.seed", "identity"), ("config.width", "identity"), ("corpus.sha256", "identity"), ("seed", "seed")],
+)
+def test_an_edited_result_is_named_and_left_out(place: str, key: str, tmp_path: Path) -> None:
+    """Oracle: the fingerprint of the config."""
+    run = result("model=nope")
+    run["corpus"]["settings"] = run["corpus"]["classes"]
+    run |= {"numerics": NUMERICS_VERSION}
+    run["identity"] = fingerprint(run["config"], run["corpus"]["sha256"], run["corpus"]["settings"])
+    put(tmp_path, run)
+    (tmp_path / "edited").mkdir()
+    path = tmp_path / "edited" / "result.json"
+    path.write_bytes(with_entry(run, place, "ab" if "sha" in place else 7))
+    runs, (remark,) = read_runs([tmp_path])
+    assert len(runs) == 1 and remark.startswith(f"{path}: {key} is ") and "edited" in remark
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "＝1", "+1+cmd"])
+def test_no_cell_of_a_csv_file_is_a_formula(text: str, tmp_path: Path) -> None:
+    run = result("model=nope")
+    run["config"]["study"] = run["error"] = run["commit"] = text
+    run["metrics"][text] = run["curve"][0][text] = -0.5
+    page.report([put(tmp_path / "in", run)], tmp_path / "out", draw=False)
+    cells = [
+        cell
+        for path in (tmp_path / "out" / "tables").glob("*.csv")
+        for row in csv.reader(io.StringIO(path.read_bytes().decode(), newline=""))
+        for cell in row
+    ]
+    assert "-0.5" in cells and any(cell.startswith("'") for cell in cells)
+    assert not [cell for cell in cells if cell[:1] in "=+-@\t\r＝" and cell and cell != "-0.5"]
 
 
 def test_an_unusual_result_is_shown(tmp_path: Path) -> None:

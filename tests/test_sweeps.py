@@ -418,6 +418,19 @@ def test_a_terminated_command_says_so_and_goes_on_later(many: list[str], little:
     assert runs.state(tmp_path / "run" / ("one" if many else "")).status == "interrupted"
 
 
+@pytest.mark.parametrize("since", [0.0, 1e12])
+def test_a_forced_run_is_open_until_it_has_begun_whatever_the_clocks_say(since: float, tmp_path: Path) -> None:
+    sweep, owner = sweeper.GridSweeper(), {"host": "h", "pid": 1, "since": since}
+    runs.write_json(tmp_path / runs.OWNER, owner)
+    runs.write_result(tmp_path, {"status": "finished"})
+    sweep.config, sweep.errors = OmegaConf.create({"force": True}), {}
+    sweep.before = {tmp_path: runs.attempt(tmp_path)}
+    assert sweep.is_open(tmp_path)
+    for progress in ({}, {"step": 3}):
+        runs.write_json(tmp_path / runs.OWNER, owner | {"since": 5e11} | progress)
+        assert not sweep.is_open(tmp_path)
+
+
 def test_what_does_not_decide_a_run_is_not_in_its_identity() -> None:
     def fingerprint(*overrides: str, sha: str = "0" * 64, classes: tuple[str, ...] = ("a", "b")) -> str:
         return identity.fingerprint(OmegaConf.to_container(compose(*overrides), resolve=True), sha, classes)  # type: ignore

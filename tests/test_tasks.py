@@ -343,6 +343,22 @@ def test_words_are_cut_at_the_limit_and_unknown_ones_are_marked() -> None:
     assert read_words("we mend", tokenizer, 4).notes == []
     note = note_unknown([f"w{k}" for k in range(25)], [UNKNOWN] * 25, UNKNOWN)
     assert note is not None and "w19 and 5 more" in note and "w20" not in note
+    assert "Every word is unknown to this model" in note and "Every word" not in inputs.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "is_said"),
+    [([1, 1, 1], [0, 1, 1], True), ([1, 0, 1], [0, 1, 1], False), ([1, 1], [1, 1], False), ([1, -1], [0, 1], False)],
+)
+def test_a_classifier_that_predicts_one_class_alone_says_so(
+    predicted: list[int], labels: list[int], is_said: bool, tmp_path: Path
+) -> None:
+    """Oracle: the predictions."""
+    tested = {"labels": torch.tensor(labels), "in_train": torch.zeros(len(labels), dtype=torch.bool)}
+    task: Any = SimpleNamespace(classes=["ann", "bob"], predicted=torch.tensor(predicted), tested=tested)
+    task.diverged = lambda: False
+    said = Classify.write_artifacts(task, tmp_path)
+    assert ("predicts bob for every test sentence" in said.get("caution", "")) == is_said
 
 
 def test_words_are_not_markdown() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY, compose
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from speechformer import config as composed_config
@@ -116,6 +117,28 @@ def test_names_stay_different_in_mlflow() -> None:
     names = ["test_accuracy_of_bób", "test_accuracy_of_bb", "test_accuracy_of_b b", "of_日本", "of_本日", "a/b"]
     assert len({loggers.mlflow_name(name) for name in names}) == len(names)
     assert loggers.mlflow_name("attention_entropy/layer1_head1") == "attention_entropy/layer1_head1"
+
+
+def test_only_one_process_at_a_time_makes_mlflows_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the lock beside the file is held whenever MLflow opens it or makes the experiment."""
+    place, seen = tmp_path / "own.db", []
+
+    class Client:
+        def __init__(self, uri: str) -> None:
+            self.create_experiment("")
+
+        def create_experiment(self, name: str) -> None:
+            with pytest.raises(Timeout):
+                FileLock(f"{place}.lock", timeout=0, is_singleton=False).acquire()
+            seen.append(name)
+
+    exceptions = SimpleNamespace(MlflowException=ValueError)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client, exceptions=exceptions))
+    monkeypatch.setitem(sys.modules, "mlflow.exceptions", exceptions)
+    monkeypatch.setattr(loggers, "Mlflow", lambda *arguments, run_id: SimpleNamespace(run_id="7"))
+    settings = {"tracking_uri": f"sqlite:///{place}", "experiment": "own"}
+    assert loggers.open_mlflow(settings, "run", None)[1:] == (False, f"MLflow: run 7 in sqlite:///{place}")
+    assert seen == ["", "own"]
 
 
 def test_mlflow_has_the_curves_and_a_resumed_run_goes_on_in_its_run(

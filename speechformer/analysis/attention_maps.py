@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from speechformer.corpora.special_tokens import PAD
-from speechformer.escape import one_line
+from speechformer.escape import drawable, missing_glyphs
 from speechformer.layers.attention import attention_mask
 
 CLS = "<cls>"
@@ -62,6 +62,9 @@ class AttentionMap:
     heading: str | None = None
     sums_to_one: bool = True
     implied: bool = False
+
+    def __repr__(self) -> str:
+        return f"AttentionMap({self.name}, weights {list(self.weights.shape)}: layers, heads, queries, keys)"
 
     def entropy(self) -> Tensor:
         """Return the mean entropy of each head's weights in nats, [L, N]; of their shares if they do not sum to 1."""
@@ -173,7 +176,7 @@ MASKED = "#e8e8e5"
 
 def shorten(token: str) -> str:
     """Shorten a token for an axis; a dot marks a space, which shows where a word begins."""
-    return one_line(token.replace(" ", "·").replace("\n", "⏎"), 14)
+    return drawable(token.replace(" ", "·").replace("\n", "⏎"), 14)
 
 
 def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Figure:
@@ -199,7 +202,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
         axis.tick_params(rotation=90, axis="x")
     axes[0, 0].set_xticks(range(0, S, every), [shorten(token) for token in part.keys[::every]])
     axes[0, 0].set_yticks(range(0, T, every), [shorten(token) for token in part.queries[::every]])
-    figure.suptitle(f"{one_line(title, 200)}\n{CAPTIONS[part.name]}", fontsize=10)
+    figure.suptitle(f"{drawable(title, 200)}\n{CAPTIONS[part.name]}", fontsize=10)
     sums = "each row sums to 1" if part.sums_to_one else "rows need not sum to 1"
     implied = "\nwithout scores: what multiplies the value of each key" if part.implied else ""
     figure.supxlabel(f"row: query; column: key; grey: masked; {sums}{implied}", fontsize=9)
@@ -207,6 +210,7 @@ def figure_of(part: AttentionMap, title: str, scale: float | None = None) -> Fig
     return figure
 
 
+@missing_glyphs()
 def save(part: AttentionMap, title: str, file: Path | BinaryIO, scale: float | None = None) -> None:
     """Draw a map to a file: one row of panels for each layer, one column for each head, masked pairs in grey.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import speechformer
 from speechformer.analysis.load import TrainedRun
@@ -16,7 +17,7 @@ from speechformer.escape import escape_markdown
 
 def card(run: TrainedRun, formats: Sequence[str]) -> str:
     """Return the README.md of an export in some formats."""
-    environment = jinja2.Environment(
+    environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
         lstrip_blocks=True,

@@ -58,6 +58,9 @@ def short_name(text: str) -> str:
 
 def read_texts(arguments: Sequence[str]) -> list[str]:
     """Return the texts of a command line, or if there are none the lines of standard input, which may be empty."""
+    for text in arguments:
+        if (broken := text.encode("utf-8", "surrogateescape").decode(errors="replace")) != text:
+            raise UserError(f"The text '{broken}' is not UTF-8; set the terminal to UTF-8, or correct the text.")
     if arguments:
         return list(arguments)
     if sys.stdin.isatty():

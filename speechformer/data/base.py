@@ -124,7 +124,7 @@ class TaskData(pl.LightningDataModule):
         """The corpus as `result.json` describes it, as plain data."""
         corpus = self.corpus
         about = {"name": corpus.name, "where": on_any_machine(corpus.where), "sha256": corpus.sha256}
-        return {**about, "classes": corpus.classes, "counts": self.counts}
+        return {**about, "classes": corpus.classes, "settings": corpus.identity, "counts": self.counts}
 
     @property
     def shard(self) -> tuple[int, int]:

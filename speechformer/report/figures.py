@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from PIL import Image
 
-from speechformer.escape import one_line
+from speechformer.escape import drawable, missing_glyphs
 from speechformer.report.labels import in_words
 from speechformer.report.load import Study
 from speechformer.report.statistics import Effect, Summary
@@ -64,7 +64,7 @@ def style() -> AbstractContextManager[None]:
 
 def wrapped(text: str, width: int = 44) -> str:
     """Return a text from outside on lines of at most `width` characters."""
-    return textwrap.fill(one_line(text, 300), width)
+    return textwrap.fill(drawable(text, 300), width)
 
 
 def is_better(study: Study) -> str:
@@ -217,7 +217,7 @@ def curves(study: Study) -> Figures:
             panels_of[heading(name)] = (scale(name), lines)
     if not panels_of:
         return
-    figure, axes = draw_lines(study, panels_of, xlabel=one_line(study.x_axis, 40))
+    figure, axes = draw_lines(study, panels_of, xlabel=drawable(study.x_axis, 40))
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         values = np.concatenate([line.get_ydata() for line in axis.lines]).astype(float)
@@ -265,7 +265,7 @@ def source_lengths(study: Study) -> Figures:
         return
     figure, axes = draw_lines(study, panels_of, xlabel="words of the source (sentences)")
     for axis in axes:
-        axis.set_xticks(range(len(buckets)), [f"{one_line(bucket, 20)}\n({n})" for bucket, n in buckets.items()])
+        axis.set_xticks(range(len(buckets)), [f"{drawable(bucket, 20)}\n({n})" for bucket, n in buckets.items()])
         axis.set_ylim(bottom=0)
     yield figure, f"Each length on its own sentences. {SPREAD}"
 
@@ -306,7 +306,7 @@ def factor_grid(study: Study) -> Figures:
                 line, look = line.assign(x=line["x"] + 0.6 * (place / len(lines) - 0.5)), {**look, "ls": ""}
             errors = np.abs(line[["low", "high"]].T.to_numpy() - line["mean"].to_numpy())
             axis.errorbar(line["x"], line["mean"], errors, label=str(name), lw=1.9, **look)
-        factor = one_line(in_words(f"{first.removesuffix('.name')}=", {}), 40)
+        factor = drawable(in_words(f"{first.removesuffix('.name')}=", {}), 40)
         axis.set(xlabel=factor, ylabel=wrapped(heading(metric), 28))
         if is_numeric[first]:
             ticks = sorted(set(frame["x"]))
@@ -340,6 +340,7 @@ def search_figures(search: Any) -> Figures:
 # Files
 
 
+@missing_glyphs()
 def write(figure: Figure, file: Callable[[str], Path], name: str, formats: Sequence[str] = FORMATS) -> Path:
     """Write a figure as PNG, with 256 colours and so a third of the bytes, and in other formats; return the PNG.
 

@@ -30,7 +30,7 @@ from speechformer.paths import path_of
 from speechformer.report.labels import Variant, content, name_variants, override
 from speechformer.report.statistics import Summary
 from speechformer.runs.folder import OWNER, RESULT, DamagedError, read_result
-from speechformer.runs.identity import LATER, NOT_IDENTITY, NUMERICS_VERSION, flatten, plain_number
+from speechformer.runs.identity import LATER, NOT_IDENTITY, NUMERICS_VERSION, fingerprint, flatten, plain_number
 from speechformer.runs.naming import model_name
 
 # Config keys that do not change what is measured, or that belong to the study and not to the variant
@@ -77,7 +77,18 @@ class Run:
     @property
     def is_outdated(self) -> bool:
         """Whether an earlier version of the code computed the result, whose numbers differ from today's."""
-        return int(self.result.get("numerics", 1)) < NUMERICS_VERSION
+        return self.result.get("numerics", 1) < NUMERICS_VERSION
+
+    def check_is_unedited(self) -> None:
+        """Raise a `DamagedError` if the config is not the one of the run, where the result has what identifies it."""
+        place, config, found = self.folder / RESULT, self.result["config"], self.result.get("identity")
+        advice = "it was edited, so it is no result of a run. Restore it, or train again"
+        if not found or "settings" not in self.corpus or self.result.get("numerics") != NUMERICS_VERSION:
+            return
+        expected = fingerprint(config, self.corpus["sha256"], self.corpus["settings"])
+        for key, value, other in (("identity", found, expected), ("seed", self.seed, config.get("seed"))):
+            if value != other:
+                raise DamagedError(f"{place}: {key} is {value}, and that of its config is {other}: {advice}.")
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -337,6 +348,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
             if RESULT in names:
                 try:
                     run = Run(folder, read_result(folder, "reported"))
+                    run.check_is_unedited()
                     if run.result.get("debug"):
                         remarks.append(f"{folder} was run with arguments for debugging and is left out.")
                     elif run.result.get("again"):

@@ -20,13 +20,14 @@ from typing import Any
 import jinja2
 import markdown
 import pandas as pd
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markdown.extensions.toc import TocExtension
 from markupsafe import Markup
 
 from speechformer import console
 from speechformer.corpora.files import OutputFolder
 from speechformer.errors import UserError
-from speechformer.escape import escape_markdown, one_line
+from speechformer.escape import escape_markdown, one_line, spreadsheet_cell
 from speechformer.paths import path_of
 from speechformer.report.figures import FIGURES, FORMATS, Figures, search_figures, style, write
 from speechformer.report.load import FAILED, Study, arrange, build_studies, read_runs
@@ -43,7 +44,7 @@ from speechformer.report.tables import (
     with_arrow,
 )
 
-TEMPLATES = jinja2.Environment(
+TEMPLATES = ImmutableSandboxedEnvironment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     finalize=lambda value: value if isinstance(value, Markup) else escape_markdown(str(value)),  # all is from outside
     trim_blocks=True,
@@ -155,7 +156,7 @@ def write_report(
     for section in sections:
         for table in section.tables:
             table.name = f"{section.name}_{table.name}"
-            table.frame.replace("\n", " ", regex=True).to_csv(folder.file(f"tables/{table.name}.csv"), index=False)
+            write_csv(table.frame.replace("\n", " ", regex=True), folder.file(f"tables/{table.name}.csv"))
             folder.file(f"tables/{table.name}.tex").write_text(as_latex(table), encoding="utf-8")
     folder.remove_stale("figures/*")
     folder.remove_stale("tables/*")
@@ -219,7 +220,12 @@ def write_data(studies: Sequence[Study], folder: OutputFolder) -> None:
         }
         if keyed:
             frame = pd.concat(keyed, names=["study", "task", "protocol", "corpus"])
-            frame.droplevel(-1).to_csv(folder.file(f"tables/{name}.csv"))
+            write_csv(frame.droplevel(-1).reset_index(), folder.file(f"tables/{name}.csv"))
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV in which a spreadsheet finds no formula."""
+    frame.rename(columns=spreadsheet_cell).map(spreadsheet_cell).to_csv(path, index=False)
 
 
 def variant_rows(study: Study) -> Iterator[dict[str, Any]]:

@@ -67,26 +67,26 @@ def outcome(job: Job) -> str:
 
 
 @contextlib.contextmanager
-def shown(sweep: Path, folders: Set[Path], ended: MutableMapping[Path, runs.State], started: float) -> Iterator[None]:
-    """Show how far some runs of a sweep are while other processes run them, and each that ends after a time.
+def shown(sweep: Path, folders: Set[Path], ended: MutableMapping[Path, runs.State]) -> Iterator[None]:
+    """Show how far some runs of a sweep are while other processes run them, and each that ends meanwhile.
 
     `ended` holds the states of those that have ended already.
     """
     stopped = threading.Event()
+    before = {folder: runs.state(folder).result for folder in folders - ended.keys()}
 
     def look() -> None:
-        said, last = started, False
+        said, last = time.monotonic(), False
         while not last:
             last = stopped.wait(POLL_SECONDS)
             with contextlib.suppress(UserError, OSError):  # the sweep will say so
                 jobs = [job for job in jobs_of(sweep, ended) if job.folder in folders]
                 for job in jobs:
-                    result = job.folder / runs.RESULT
-                    if job.folder not in ended and result.exists() and result.stat().st_mtime >= started:
+                    if job.folder not in ended and job.state.result not in (None, before[job.folder]):
                         ended[job.folder] = job.state
                         console.say(outcome(job))
-                if not last and (console.is_terminal() or time.time() - said >= PIPE_SECONDS):
-                    said = time.time()
+                if not last and (console.is_terminal() or time.monotonic() - said >= PIPE_SECONDS):
+                    said = time.monotonic()
                     console.show_line(describe(jobs))
 
     thread = threading.Thread(target=look, daemon=True)

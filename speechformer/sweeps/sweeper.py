@@ -58,9 +58,10 @@ class GridSweeper(Sweeper):
         self.choices = config.hydra.runtime.choices
         if self.choices["hydra/launcher"] == "joblib":
             tie_workers()
-        self.folder, self.started = Path(config.hydra.sweep.dir), time.time()
+        self.folder = Path(config.hydra.sweep.dir)
         self.jobs = dict[Path, Overrides]()  # of this command, by the folders of their runs
         self.errors = dict[Path, str]()  # of those that failed
+        self.before = dict[Path, list[Any]]()  # the attempts that were there before this command
 
     def sweep(self, arguments: list[str]) -> NoReturn:
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
@@ -96,9 +97,10 @@ class GridSweeper(Sweeper):
             planned.setdefault(folder, job)
         sweeps.add_jobs(self.folder, planned)
         self.jobs |= planned
+        self.before = {run: runs.attempt(run) for run in planned} | self.before
         waiting, ended = [*planned], {run: runs.state(run) for run in planned if not self.is_open(run)}
         quiet = self.choices["hydra/launcher"] in progress.IN_PROCESS
-        with contextlib.nullcontext() if quiet else progress.shown(self.folder, planned.keys(), ended, self.started):
+        with contextlib.nullcontext() if quiet else progress.shown(self.folder, planned.keys(), ended):
             while waiting:
                 self.launch_all(waiting)
                 self.wait_for_other_processes(waiting)
@@ -108,7 +110,7 @@ class GridSweeper(Sweeper):
 
     def has_begun(self, run: Path) -> bool:
         """Return whether a run began in this command."""
-        return runs.state(run).owner.get("since", 0.0) >= self.started
+        return runs.attempt(run) != self.before[run]
 
     def is_open(self, run: Path) -> bool:
         """Return whether a run has yet to begin, or to go on."""

@@ -202,10 +202,18 @@ class Classify(Task):
         return read_words(text, tokenizer, limit, ", as in training" if limit == block_size else "")
 
     def write_artifacts(self, directory: Path) -> dict[str, Any]:
-        """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence."""
+        """Write `predictions.tsv`, if the weights behind the metrics were tested on every sentence.
+
+        Returns:
+            A caution if every prediction is the same class, and no sentence decides it.
+        """
         if len(self.predicted) and self.predicted.min() >= 0 and not self.diverged():
             columns = self.tested["labels"], self.predicted, self.tested["in_train"]
             write_predictions(directory / PREDICTIONS, self.classes, *(column.tolist() for column in columns))
+            (first, *others), labels = self.predicted.unique().tolist(), self.tested["labels"].unique()
+            if not others and len(labels) > 1:
+                said = f"The model predicts {self.classes[first]} for every test sentence, whatever it reads."
+                return {"caution": f"{said} Train longer, or try a lower recipe.lr."}
         return {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from speechformer.corpora.tokenizer import UNKNOWN_TOKEN
 class TextInputs:
     """A text as a model reads it."""
 
-    ids: list[Tensor]  # the inputs of the model, [T] each
+    ids: list[Tensor] = field(repr=False)  # the inputs of the model, [T] each
     tokens: list[list[str]]  # the same as text; of a translation also the tokens that the decoder writes
     notes: list[str]  # what to tell the user about the text
     is_cut: bool = False  # which the first note says
@@ -38,4 +38,6 @@ def note_unknown(words: Sequence[str], ids: Sequence[int], unknown_id: int) -> s
         return None
     shown = [word if len(word) <= 30 else f"{word[:29]}…" for word in unknown[:20]]
     more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
+    if set(ids) == {unknown_id}:
+        more += ". Every word is unknown to this model, so what it says has nothing to do with the text"
     return f"not in the vocabulary, read as {UNKNOWN_TOKEN}: {', '.join(shown)}{more}"

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
@@ -226,9 +227,11 @@ def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Op
         logging.getLogger(module).setLevel(logging.WARNING)
     default = f"sqlite:///{Path('mlflow.db').resolve()}"  # MLflow would remember a relative one
     uri = expand_uri(settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default)
-    client, continues = MlflowClient(uri), False
-    with contextlib.suppress(MlflowException):  # it exists, perhaps since a moment ago
-        client.create_experiment(settings["experiment"])
+    database = uri.removeprefix("sqlite:///")  # MLflow makes its tables, and fails if another process does so, too
+    with FileLock(f"{database}.lock") if database != uri else contextlib.nullcontext():
+        client, continues = MlflowClient(uri), False
+        with contextlib.suppress(MlflowException):  # it exists, perhaps since a moment ago
+            client.create_experiment(settings["experiment"])
     if previous is not None:
         with contextlib.suppress(MlflowException):
             client.update_run(previous, status="RUNNING")

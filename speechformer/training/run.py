@@ -71,6 +71,9 @@ def execute(
         if folder.has_ended:
             folder.clean_up()  # the process may have been killed before it did
             result: Any = folder.result
+            if launcher is None and folder.writes:
+                console.say(f"Already finished: {directory}. Run it again with force=true.")
+                console.say(console.summary(result))
         else:
             folder.begin(config, devices.share_of_threads())
             with standard_state(processes()), environment():
