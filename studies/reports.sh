@@ -14,7 +14,7 @@ language=experiment=kulkarni_part2,singhal_table2,singhal_table4,singhal_table6
 hundred_epochs=experiment=kulkarni_part3_absolute,kulkarni_part3_alibi
 
 speechformer audit corpus=speeches --json $OUT/audit.json || exit
-speechformer baselines corpus=speeches --output $OUT/baselines || exit
+speechformer baselines corpus=speeches protocol=paper --output $OUT/baselines || exit
 speechformer baselines corpus=speeches protocol=clean --output $OUT/baselines || exit
 speeches $classify 'seed=range(5)'
 speeches $language 'seed=range(5)'
@@ -30,7 +30,7 @@ speeches $classify protocol=clean 'seed=range(5)'
 speeches $hundred_epochs 'seed=range(3)'
 speeches $hundred_epochs protocol=clean 'seed=range(3)'
 speeches experiment=kulkarni_part3_scales
-sweep corpus=sample task=classify,lm model=nope,alibi,relative,sinusoidal,learned,rope seed=0,1,2
+sweep corpus=sample protocol=paper task=classify,lm model=nope,alibi,relative,sinusoidal,learned,rope seed=0,1,2
 # More seeds: 20 for classification (10 under protocol=clean), 10 for the language models.
 speeches $classify 'seed=range(5,20)'
 speeches $classify protocol=clean 'seed=range(5,10)'

@@ -16,8 +16,8 @@ alone experiment=ted
 sweep experiment=ted_faster 'seed=range(5)'
 members=$(find $OUT -path '*ted-faster_seed[0234]_*' -name result.json -printf '%h ' 2>/dev/null) # seed 1 came first
 speechformer evaluate --study ted_ensemble $members --output $OUT/ensembles/ted
-sweep task=translate corpus=sample model=rnn,rnn_attention,sinusoidal seed=0,1,2
-sweep task=translate corpus=sample recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
+sweep task=translate corpus=sample protocol=paper model=rnn,rnn_attention,sinusoidal seed=0,1,2
+sweep task=translate corpus=sample protocol=paper recipe=inverse_sqrt model=rnn,rnn_attention seed=0,1,2
 sweep experiment=bottleneck_digits 'seed=range(5)'
 sweep experiment=bottleneck
 sweep experiment=positions_translate
