@@ -64,7 +64,6 @@ def attention(arguments: argparse.Namespace) -> None:
         raise UserError(f"Give one sentence, not {len(sentences)}; put it in quotes, before --beside.")
 
     from speechformer.analysis.attention_maps import check_maps, save
-    from speechformer.analysis.heads import has_heads
     from speechformer.analysis.play_page import write_page
 
     (text,) = sentences
@@ -74,9 +73,12 @@ def attention(arguments: argparse.Namespace) -> None:
         inputs = run.read(text, MAX_TOKENS)
         maps = run.attention(inputs)
         checks = check_maps(run.model, inputs.ids, maps)
-        scored = "generate" in run.task.abilities and len(inputs.ids[0]) > 1 and has_heads(run.model)
-        scores = run.heads(inputs) if scored else None
-        console.say("; ".join([f"{run.directory.name} ({run.label})", *inputs.notes]))
+        scores, notes = None, list(inputs.notes)
+        try:
+            scores = run.heads(inputs)
+        except UserError as error:
+            notes.append(str(error).rstrip("."))
+        console.say("; ".join([f"{run.directory.name} ({run.label})", *notes]))
         console.say(f"{format_checks(checks)}\n{format_heads(maps, scores)}")
         passed = passed and all(check.passed for check in checks)
         maps_of_runs.append(maps)

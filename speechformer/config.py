@@ -250,6 +250,11 @@ def with_pretrained(config: dict[str, Any]) -> dict[str, Any]:
 def explain(error: Exception, overrides: Sequence[str] = ()) -> str:
     """Describe an error of Hydra in one sentence, with the valid choices or keys; `overrides` of the command line."""
     cause = error.__cause__
+    context = error.__context__
+    while context is not None:  # OmegaConf leaves no cause
+        if isinstance(context, UserError):  # of a resolver, such as run_name
+            return str(context)
+        context = context.__context__
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         fixed = f": {setting(key, value[1:-1].split(',') if value.startswith('[') else value)}" if value else "."

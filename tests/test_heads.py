@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import group
 from test_models import decoder
 
-from speechformer.analysis.heads import has_heads, head_scores, without_heads
+from speechformer.analysis.heads import attention_layers, head_scores, without_heads
 
 
 @pytest.mark.parametrize("attention", ["softmax", "delta"])
@@ -44,5 +44,5 @@ def test_heads_are_on_again_and_pairs_have_none() -> None:
     with without_heads(model, [(0, 0), (1, 1)]):
         assert not torch.equal(model(ids), before)
     assert torch.equal(model(ids), before)
-    assert not has_heads(decoder(attention=group("attention", "differential")))
-    assert not has_heads(decoder(model=group("model", "rnn")))
+    assert not attention_layers(decoder(attention=group("attention", "differential")))
+    assert not attention_layers(decoder(model=group("model", "rnn")))

@@ -123,7 +123,11 @@ def test_errors_name_the_folder_and_the_remedy(a_classifier: Path, tmp_path: Pat
     for folder, checkpoint, message in (
         (Path("nowhere"), None, "nowhere: no such folder"),
         (a_classifier / "run.json", None, "run.json: no such folder"),
-        (tmp_path, None, "has no last.ckpt or best.ckpt or average.ckpt: it is not a run"),
+        (
+            tmp_path,
+            None,
+            r"neither a run's folder \(it has no last.ckpt .*\(it has no config.json",
+        ),
         (a_classifier, "average.ckpt", "has no average.ckpt: "),
         (a_classifier, "bset.ckpt", "choose one of average.ckpt, best.ckpt, last.ckpt"),
     ):

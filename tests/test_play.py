@@ -435,7 +435,7 @@ def test_tokens_are_those_of_the_library(name: str) -> None:
     tokenizer = bytes_of(name)
     texts = [*SAMPLE[::40], *tricky_texts(2000), "naïve café, 12,345 \r\n\n  x 日本語😀 <|end|><s>", "<s>"]
     described = play_page.describe_tokenizer(tokenizer)
-    assert (described["end"], described["before"], described["after"]) == (0, [1] * (name == "llama"), [])
+    assert (described["ends"], described["before"], described["after"]) == ([0], [1] * (name == "llama"), [])
     for text, (words, ids, decoded) in zip(texts, in_node(ENCODE, [described, texts]), strict=True):
         assert ids == tokenizer.encode(text), repr(text)
         assert words == tokenizer.split(text) and decoded == tokenizer.decode(ids), repr(text)

@@ -24,10 +24,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 
 import speechformer
+from speechformer import train
+from speechformer.analysis.continuation import continue_text
 from speechformer.analysis.exports import export_all
+from speechformer.analysis.heads import without_heads
 from speechformer.attention import main as attention_main
 from speechformer.config import as_plain
 from speechformer.corpora.load import load as load_corpus
+from speechformer.corpora.load import load_tokenizer
 from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.errors import UserError
 from speechformer.export import main as export_main
@@ -35,9 +39,10 @@ from speechformer.models import families
 from speechformer.models.classifier import EncoderClassifier
 from speechformer.models.decoder import Decoder
 from speechformer.models.families import FAMILIES, family_of
-from speechformer.models.pretrained import load_weights, read_architecture, to_family
+from speechformer.models.pretrained import load_weights, opened, read_architecture, to_family
 from speechformer.runs.naming import model_name
 from speechformer.tasks.registry import build_data
+from speechformer.training import run as training
 from speechformer.training.evaluation import evaluate, with_corpus
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -266,8 +271,15 @@ def only_pickle(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
 
 
+def with_index(folder: Path, content: Any) -> None:
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
 Q = "model.layers.1.self_attn.q_proj.weight"
 HALF = {"rope_type": "default", "rope_theta": 5.0, "partial_rotary_factor": 0.5}
+NO_MAPS: list[Any] = [{}, {"weight_map": [1]}, {"weight_map": {Q: 3}}]
+QUANTISED = {torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 SPOILED: list[tuple[Callable[[Path], object], str]] = [
     (
         lambda f: change_config(f, rope_parameters=HALF),
@@ -284,8 +296,22 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     (lambda f: (f / "config.json").write_text("{}"), "config.json has no model_type"),
     (
-        lambda f: change_config(f, model_type="mixtral"),
-        "model_type has no choice 'mixtral'; the valid ones are: gpt2, ",
+        lambda f: change_config(f, model_type="llama4"),
+        "model_type='llama4' has no counterpart here; the families that can be read are gpt2, .* bert.$",
+    ),
+    (lambda f: change_config(f, model_type=["llama"]), r"model_type=\['llama'\] has no counterpart here"),
+    (lambda f: (f / "config.json").write_text("[]"), "config.json holds no JSON object"),
+    (lambda f: change_config(f, tie_word_embeddings="no"), "tie_word_embeddings='no' .* true or false would"),
+    (lambda f: change_config(f, rms_norm_eps="1e-6"), "rms_norm_eps='1e-6' .* numbers would"),
+    (lambda f: with_index(f, [1]), "model.safetensors.index.json holds no JSON object"),
+    *((lambda f, c=content: with_index(f, c), "index.json has no weight_map") for content in NO_MAPS),
+    *(
+        (lambda f, t=dtype: change_weights(f, lambda w: w.update({Q: w[Q].to(t)})), rf"{Q} is quantised \({name}\)")
+        for dtype, name in QUANTISED.items()
+    ),
+    *(
+        (lambda f, x=x: change_weights(f, lambda w: w[Q].view(-1)[:1].fill_(x)), f"{Q} .* has NaN or infinite values")
+        for x in (math.nan, math.inf)
     ),
     (
         lambda f: change_config(f, hidden_act="tanh"),
@@ -318,10 +344,79 @@ def test_a_spoiled_folder_is_one_sentence(spoil: Callable[[Path], object], messa
         ours(tmp_path)
 
 
-def test_mixtures_of_experts_are_refused(tmp_path: Path) -> None:
-    saved("gpt_oss", tmp_path, num_local_experts=2)
-    with pytest.raises(UserError, match="num_local_experts=2 has no counterpart here, as only 1 would"):
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt_oss", {"num_local_experts": 2}, "num_local_experts=2 has no counterpart here, as only 1 would"),
+        (
+            "qwen3",
+            {"layer_types": ["a", "full_attention"]},
+            r"layer_types=\['a', .*full_attention or sliding_attention",
+        ),
+        ("qwen3", {"layer_types": ["full_attention"]}, "layer_types=.* for each layer would"),
+        ("qwen3", {"use_sliding_window": "no"}, "use_sliding_window='no' .* true or false would"),
+        ("gpt_neox", {"use_parallel_residual": "no"}, "use_parallel_residual='no' .* true or false would"),
+        ("gemma2", {"query_pre_attn_scalar": "9"}, "config.json has a value that a gemma2 cannot have"),
+        ("gpt2", {"n_head": 3}, "n_head=3 has no counterpart here, as divisors of 16 would"),
+    ],
+)
+def test_a_config_without_counterpart_is_one_sentence(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    saved(name, tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(UserError, match=message):
         read_architecture(tmp_path)
+
+
+def early_names(weights: dict[str, Tensor]) -> None:
+    for name in [name for name in weights if "LayerNorm" in name]:
+        early = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        weights[early] = weights.pop(name)
+
+
+def without(*words: str, **more: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    def change(weights: dict[str, Tensor]) -> None:
+        for name in [name for name in weights if any(word in name for word in words)]:
+            del weights[name]
+        weights.update({name.replace("__", "."): tensor for name, tensor in more.items()})
+
+    return change
+
+
+@torch.no_grad()
+def test_early_names_of_norms_are_read_as_in_the_library(tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    change_weights(tmp_path, early_names)
+    reference = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(ours(tmp_path)(ids_of()), reference(ids_of()).logits, atol=1e-5, rtol=1e-5)
+
+
+HEADLESS = without("pooler", "classifier", qa_outputs__weight=torch.ones(2, 16), cls__bias=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (without(), ["classifier"]),
+        (without("classifier"), ["classifier"]),
+        (HEADLESS, ["bert.pooler.dense", "classifier"]),
+    ],
+)
+def test_a_new_classifier_keeps_the_pooler(
+    change: Callable[[dict[str, Tensor]], None], expected: list[str], tmp_path: Path
+) -> None:
+    """Oracle: the tensors of the folder, of which those of other heads are passed over."""
+    saved("bert", tmp_path)
+    change_weights(tmp_path, change)
+    _, _, architecture = read_architecture(tmp_path)
+    model = EncoderClassifier(**architecture, classes=5, dropout=0.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert load_weights(model, tmp_path, new_classifier=True) == expected
+    assert torch.equal(model.state_dict()["head.2.weight"], before["head.2.weight"])
+    with opened(tmp_path) as tensors:
+        pooler = tensors["bert.pooler.dense.weight"][:] if len(expected) == 1 else before["head.0.weight"]
+    assert torch.equal(model.state_dict()["head.0.weight"], pooler)
 
 
 # With a tokenizer
@@ -411,22 +506,95 @@ def test_a_loaded_model_generates_and_predicts(folders: dict[str, Path]) -> None
     assert [*prediction.probabilities] == ["a", "b", "c"] and prediction.words[0] == "[CLS]"
 
 
+@pytest.mark.parametrize(
+    ("config_ends", "ends", "end"),
+    [(2, None, 2), ([9, 2], None, 9), ([], None, None), (2, 4, 2), (2, [9, 4], 2), (2, [], 2), (None, 4, 4)],
+)
+def test_generation_ends_where_that_of_the_library_does(
+    config_ends: Any, ends: Any, end: int | None, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """2 and 4 stand for tokens of the free continuation, 9 for another; `ends` is in generation_config.json."""
+    folder = Path(shutil.copytree(folders["llama"], tmp_path / "model"))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer("We will", return_tensors="pt")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    free = model.generate(**inputs, **options, eos_token_id=None)[0, inputs.input_ids.shape[1] :].tolist()
+    tokens = {2: free[2], 4: free[4], 9: min({*range(90)} - {*free})}
+
+    def ids(value: Any) -> Any:
+        return [ids(k) for k in value] if isinstance(value, list) else tokens.get(value)
+
+    change_config(folder, eos_token_id=ids(config_ends))
+    (folder / "generation_config.json").unlink()
+    if ends is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids(ends)}))
+    reference = transformers.LlamaForCausalLM.from_pretrained(folder).generate(**inputs, **options)[0].tolist()
+    run = speechformer.load_pretrained(folder)
+    run.tokenizer.save(tmp_path / "tokenizer.json")
+    run.tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    drawn = [*continue_text(run, "We will", tokens=8, temperature=0)]
+    assert drawn == [index for index in reference[inputs.input_ids.shape[1] :] if index not in run.tokenizer.ends]
+    assert run.tokenizer.end == ids(end)
+
+
+def one_id_too_many(folder: Path) -> None:
+    change_config(folder, vocab_size=json.loads((folder / "config.json").read_text())["vocab_size"] - 1)
+
+
+LOADED: list[tuple[str, Callable[[Path], object], str]] = [
+    ("bert", lambda f: change_config(f, id2label=["a", "b", "c"]), r"id2label=\['a', 'b', 'c'\] has no counterpart"),
+    (
+        "bert",
+        lambda f: change_config(f, id2label={"0": "a", "2": "b"}),
+        "as names of two or more classes by 0, 1, ...",
+    ),
+    ("bert", lambda f: change_config(f, id2label={"0": "a"}), "as names of two or more classes"),
+    ("bert", lambda f: change_config(f, problem_type="regression"), "problem_type='regression' has no counterpart"),
+    (
+        "bert",
+        lambda f: change_config(f, problem_type="multi_label_classification"),
+        "as only single_label_classification would",
+    ),
+    ("llama", one_id_too_many, "tokenizer.json has a token of id .*, but .*config.json has vocab_size="),
+    ("llama", lambda f: change_config(f, eos_token_id="</s>"), "config.json: eos_token_id must be an id below"),
+    ("llama", lambda f: change_config(f, eos_token_id=[10**6]), r"or a list, not \[1000000\]"),
+    ("llama", lambda f: shutil.rmtree(f), "has no config.json, so it is no folder of a model"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "message"), LOADED)
+def test_what_a_text_needs_is_checked(
+    name: str, spoil: Callable[[Path], object], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders[name], tmp_path / "model"))
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        speechformer.load_pretrained(folder)
+
+
 RUN = ["corpus=sample", "threads=1", "trainer.accelerator=cpu", "logger=csv", "batch_size=8", "recipe.warmup_steps=1"]
 
 
 @pytest.mark.parametrize(("name", "task"), [("llama", "lm"), ("gpt2", "lm"), ("bert", "classify")])
 @torch.no_grad()
-def test_training_goes_on_from_a_model(name: str, task: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_training_goes_on_from_a_model(
+    name: str, task: str, folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """With a learning rate of 0 the run is the model itself; exported, it is the library's again."""
     words = [
         f"task={task}",
         f"init_from={folders[name]}",
         "recipe.lr=0",
         "trainer.max_steps=2",
-        "block_size=24",
+        *(["block_size=24"] if task == "lm" else []),
         *RUN,
     ]
     run, loaded = speechformer.fit(*words, directory=tmp_path / "run"), speechformer.load_pretrained(folders[name])
+    said = capsys.readouterr().out
+    assert f"Weights: {folders[name]}{'; initialised at random: classifier' * (task == 'classify')}\n" in said
+    unset = "The default of block_size is for small models from scratch; set, for example, block_size=128.\n"
+    assert (unset in said) == (task == "classify") and "recipe.lr is" not in said
     ids = torch.randint(1, 60, (2, 24), generator=torch.Generator().manual_seed(1))
     if task == "lm":
         torch.testing.assert_close(run.model(ids), loaded.model(ids))
@@ -536,6 +704,19 @@ def test_our_own_model_is_exported_with_its_tokenizer(tokens: str, little: Path,
     assert tokenizer.model_max_length == 24
 
 
+def no_end(folder: Path) -> None:
+    change_config(folder, eos_token_id=None)
+    (folder / "generation_config.json").unlink()
+
+
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "no_end": no_end,
+    "no_tokenizer": lambda f: (f / "tokenizer.json").unlink(),
+    "no_weights": lambda f: (f / "model.safetensors").unlink(),
+    "small": one_id_too_many,
+}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -543,15 +724,63 @@ def test_our_own_model_is_exported_with_its_tokenizer(tokens: str, little: Path,
         (["task=lm", "init_from={llama}", "model=alibi"], "init_from=.* decides model; remove it"),
         (["task=lm", "init_from={llama}", "architecture.norm=post"], "decides architecture.norm; remove it"),
         (["task=lm", "task.tokens=pretrained"], "task.tokens=pretrained is the tokenizer of a model: set init_from"),
-        (["task=lm", "init_from=nowhere"], "nowhere/config.json cannot be read"),
+        (["task=lm", "init_from=nowhere"], "^nowhere has no config.json, so it is no folder of a model"),
         (["task=lm", "init_from={gpt2}", "block_size=33"], "block_size=33 is above the 32 learned positions"),
+        (
+            ["task=lm", "init_from={no_end}", "corpus=stories"],
+            "eos_token_id, the token that ends a document, is missing",
+        ),
+        (["task=lm", "init_from={no_tokenizer}"], "has no tokenizer.json"),
+        (["task=lm", "init_from={no_weights}"], "has no model.safetensors"),
+        (["task=lm", "init_from={small}"], "tokenizer.json has a token of id"),
     ],
 )
 def test_invalid_runs_are_one_sentence(
-    words: list[str], message: str, folders: dict[str, Path], tmp_path: Path
+    words: list[str], message: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the corpus is read, alone and in an ensemble, and without words of Hydra's on the command line."""
+    spoilt = {name: Path(shutil.copytree(folders["llama"], tmp_path / name)) for name in SPOIL}
+    for name, folder in spoilt.items():
+        SPOIL[name](folder)
+    words = [*RUN, *(word.format(**folders, **spoilt) for word in words)]
+    for name in ("load", "own"):
+        monkeypatch.delattr(training, name)
+    with pytest.raises(UserError, match=message):
+        speechformer.fit(*words, directory=tmp_path / "run")
+    with pytest.raises(UserError, match=message):
+        training.execute_ensemble([(compose(*words, f"seed={k}"), tmp_path / str(k), words) for k in range(2)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=f"^Error: .*{message.removeprefix('^')}") as error:
+        call(train.main, *words)
+    assert "interpolation" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", torch.bfloat16])
+def test_types_have_names_as_in_the_library(dtype: Any, folders: dict[str, Path]) -> None:
+    assert next(speechformer.load_pretrained(folders["gpt2"], dtype).model.parameters()).dtype is torch.bfloat16
+
+
+def switch_off(folder: Path, layer: int, head: int) -> None:
+    with without_heads(speechformer.load(folder).model, [(layer, head)]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call_it", "message"),
+    [
+        (lambda f: speechformer.load_pretrained(f["gpt2"], "int8"), "dtype must be float32, .* or float64, not int8"),
+        (lambda f: speechformer.load(f["gpt2"], "best.ckpt"), "is a model from elsewhere, which has no best.ckpt"),
+        (lambda f: speechformer.load(f["bert"]).heads("We will"), "for task=classify: .* no scores, which need a"),
+        (lambda f: speechformer.load(f["bert"]).generate("We"), "is a model of task=classify"),
+        (lambda f: switch_off(f["gpt2"], 2, 0), "no head 0 of layer 2 .* layers 0 to 1, heads 0 to 3"),
+        (lambda f: switch_off(f["gpt2"], 0, -1), "no head -1 of layer 0"),
+    ],
+)
+def test_what_a_model_does_not_have_is_one_sentence(
+    call_it: Callable[[dict[str, Path]], object], message: str, folders: dict[str, Path]
 ) -> None:
     with pytest.raises(UserError, match=message):
-        speechformer.fit(*(word.format(**folders) for word in words), *RUN, directory=tmp_path / "run")
+        call_it(folders)
 
 
 def test_a_run_is_identified_by_the_files_of_its_model(folders: dict[str, Path], tmp_path: Path) -> None:

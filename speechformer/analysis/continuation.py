@@ -71,4 +71,4 @@ def continue_text(
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     options |= {"words": len(run.tokenizer), "padding": run.tokenizer.padding, "mixture": run.task.counts}
     drawn = sample(run.model, ids, **options)  # type: ignore[arg-type]
-    return itertools.takewhile(lambda index: index != run.tokenizer.end, itertools.islice(drawn, limit))
+    return itertools.takewhile(lambda index: index not in run.tokenizer.ends, itertools.islice(drawn, limit))

@@ -24,6 +24,8 @@ def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder. Name a run's folder, such as outputs/runs/....")
     if (directory / CONFIG).exists():
+        if checkpoint is not None:
+            raise UserError(f"{directory} is a model from elsewhere, which has no {checkpoint}; name no checkpoint.")
         return WEIGHTS, None  # of a model from elsewhere
     result = runs.result_or_none(directory)
     if result is not None and result["status"] == "diverged":
@@ -35,7 +37,12 @@ def find_checkpoint(run: str | Path, checkpoint: str | None = None) -> tuple[str
     for name in order:
         if (directory / name).exists():
             return name, result
+    if not (directory / runs.OWNER).exists() and result is None:
+        raise UserError(
+            f"{directory} is neither a run's folder (it has no {' or '.join(order)}) nor that of a model from "
+            "elsewhere (it has no config.json)."
+        )
     raise UserError(
-        f"{directory} has no {' or '.join(order)}: it is not a run's folder, no step has been saved yet, or a file "
-        "is missing. Another one is loaded if you name it."
+        f"{directory} has no {' or '.join(order)}: no step has been saved yet, or a file is missing. "
+        "Another one is loaded if you name it."
     )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speechformer.errors import UserError
 from speechformer.models.stack import Stack
 
 
@@ -35,11 +36,18 @@ class HeadScores(NamedTuple):
 
 @contextlib.contextmanager
 def without_heads(model: nn.Module, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Switch heads (layer, head) off, both counted from 0: the output layer of their attention reads zeros."""
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    """Switch heads (layer, head) off, both counted from 0: the output layer of their attention reads zeros.
+
+    Raises:
+        UserError: the model has no such head.
+    """
+    layers = attention_layers(model)
     with contextlib.ExitStack() as hooks:
         for layer, n in heads:
-            attention = stacks[-1].blocks[layer].attention
+            if not (0 <= layer < len(layers) and 0 <= n < layers[layer].heads):
+                valid = f"layers 0 to {len(layers) - 1}, heads 0 to {layers[0].heads - 1}" if layers else "no heads"
+                raise UserError(f"There is no head {n} of layer {layer} to switch off: the model has {valid}.")
+            attention = layers[layer]
 
             def switch_off(module: nn.Module, inputs: tuple[Tensor], n: int = n, N: int = attention.heads) -> Tensor:
                 each = inputs[0].unflatten(-1, (N, -1)).clone()
@@ -50,10 +58,11 @@ def without_heads(model: nn.Module, heads: Iterable[tuple[int, int]]) -> Iterato
         yield
 
 
-def has_heads(model: nn.Module) -> bool:
-    """Return whether a model has attention whose heads have an output each."""
+def attention_layers(model: nn.Module) -> list[Any]:
+    """Return the attention of each layer of a model, or nothing if its heads do not have an output each."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    return bool(stacks) and not any(block.attention.pairs_heads for block in stacks[-1].blocks)
+    layers: list[Any] = [block.attention for block in stacks[-1].blocks] if stacks else []
+    return [] if any(layer.pairs_heads for layer in layers) else layers
 
 
 def loss_of(model: Any, ids_T: Tensor) -> float:

@@ -17,13 +17,13 @@ from speechformer import console
 from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
 from speechformer.analysis.find import find_checkpoint
-from speechformer.analysis.heads import HeadScores, has_heads, head_scores
+from speechformer.analysis.heads import HeadScores, attention_layers, head_scores
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load_tokenizer
 from speechformer.corpora.pretrained import PretrainedTokenizer
-from speechformer.errors import UserError
+from speechformer.errors import UserError, require
 from speechformer.layers.mechanisms import changed_options
-from speechformer.models.pretrained import WEIGHTS, is_pretrained, load_weights, read_architecture
+from speechformer.models.pretrained import WEIGHTS, class_names, is_pretrained, load_weights, read_architecture
 from speechformer.models.stack import SOFTMAX
 from speechformer.paths import path_of
 from speechformer.process import standard_state
@@ -32,6 +32,8 @@ from speechformer.runs.naming import model_name
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS, load_task
 from speechformer.tasks.text import TextInputs
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass
@@ -105,8 +107,9 @@ class TrainedRun:
         """Raise a UserError unless the run's task has an ability: "predict", "generate" or "translate"."""
         if ability not in self.task.abilities:
             tasks = " or ".join(f"task={name}" for name, task in TASKS.items() if ability in task.abilities)
+            kind = "model" if self.is_pretrained else "run"
             raise UserError(
-                f"{self.directory} is a run of task={self.task.name}, which {self.task.purpose}; "
+                f"{self.directory} is a {kind} of task={self.task.name}, which {self.task.purpose}; "
                 f"{ability} needs a run of {tasks}."
             )
 
@@ -168,10 +171,18 @@ class TrainedRun:
 
     @standard_state()
     def heads(self, text: str | TextInputs) -> HeadScores:
-        """Score each head of a language model on a text: where it attends, and what the text costs without it."""
-        self.require("generate")
+        """Score each head of a language model on a text: where it attends, and what the text costs without it.
+
+        Raises:
+            UserError: the model has no such scores; the message says why.
+        """
         inputs = self.inputs_of(text)
-        if len(inputs.ids[0]) < 2 or not has_heads(self.model):
+        if "generate" not in self.task.abilities:
+            raise UserError(
+                f"{self.directory} is for task={self.task.name}: its heads have attention weights but no scores, "
+                "which need a language model."
+            )
+        if len(inputs.ids[0]) < 2 or not attention_layers(self.model):
             raise UserError("Heads are scored on a text of two tokens or more, where each has an output of its own.")
         return head_scores(self.model, inputs.ids[0], self.attention(inputs)[0].weights)
 
@@ -252,7 +263,7 @@ def load(run: str | Path, checkpoint: str | None = None) -> TrainedRun:
 
 
 @standard_state()
-def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> TrainedRun:
+def load_pretrained(folder: str | Path, dtype: torch.dtype | str = torch.float32) -> TrainedRun:
     """Load a model from elsewhere, from a folder as Hugging Face's `save_pretrained` leaves it.
 
     It has what a run of `task=lm` has, or of `task=classify` for an encoder: attention maps, `generate`, `predict`.
@@ -260,24 +271,24 @@ def load_pretrained(folder: str | Path, dtype: torch.dtype = torch.float32) -> T
 
     Args:
         folder: with a model of a family in `speechformer.models.families`.
-        dtype: of the weights.
+        dtype: of the weights, or its name: "float32", "bfloat16", "float16" or "float64".
 
     Raises:
         UserError: a file is missing or damaged, or the model has no counterpart here; the key is named.
     """
-    directory = path_of(folder)
+    directory = Path(folder)
+    weights_type = {str(each).removeprefix("torch."): each for each in DTYPES}.get(str(dtype).removeprefix("torch."))
+    require(weights_type is not None, "dtype", "float32, bfloat16, float16 or float64", dtype)
     _, config, architecture = read_architecture(directory)
     architecture |= {"dropout": 0.0}
     name = "classify" if "pool" in architecture else "lm"
     arguments: dict[str, Any] = {"recipe": as_plain(compose([f"task={name}"]))["recipe"]}
     if name == "classify":
-        labels = config.get("id2label") or {0: "0", 1: "1"}
-        classes = [str(labels[index]) for index in sorted(labels, key=int)]
-        arguments["classes"] = classes
-        architecture |= {"classes": len(classes)}
+        arguments["classes"] = class_names(directory, config)
+        architecture |= {"classes": len(arguments["classes"])}
+    tokenizer = PretrainedTokenizer.of_folder(directory)
     with torch.random.fork_rng(devices=[]):
         task = TASKS[name](architecture=architecture, **arguments)  # type: ignore[call-arg]
     load_weights(task.model, directory)
-    task.eval().to(dtype).to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = PretrainedTokenizer.of_folder(directory)
+    task.eval().to(weights_type).to("cuda" if torch.cuda.is_available() else "cpu")
     return TrainedRun(directory, task, tokenizer, WEIGHTS, None, is_pretrained=True)

@@ -170,7 +170,7 @@ def describe_model(model: nn.Module, architecture: dict[str, Any]) -> dict[str, 
 
 def describe_tokenizer(tokenizer: AnyTokenizer) -> dict[str, Any]:
     """Return a tokenizer as the page reads it; a `UserError` if the page would give other ids."""
-    common = {"unknown": tokenizer.unknown, "end": tokenizer.end, "padding": tokenizer.padding}
+    common: dict[str, Any] = {"unknown": tokenizer.unknown, "ends": tokenizer.ends, "padding": tokenizer.padding}
     if isinstance(tokenizer, Tokenizer):
         return {**common, "kind": "nltk", "vocabulary": tokenizer.vocabulary, "abbreviations": ABBREVIATIONS}
     content = json.loads(tokenizer.tokenizer.to_str())

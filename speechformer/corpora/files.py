@@ -100,6 +100,17 @@ def nfc_bytes(content: bytes) -> bytes:
     return nfc(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object; a `UserError` if it is missing, or holds something else."""
+    try:
+        content = json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no JSON object; save the model again.")
+    return content
+
+
 def checksum(files: Mapping[str, bytes]) -> str:
     """Return the sha256 of the names and contents of text files in the normal form NFC."""
     digest = hashlib.sha256()

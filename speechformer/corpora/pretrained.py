@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speechformer.corpora.files import read_file, write_file
+from speechformer.corpora.files import read_file, read_json, write_file
 from speechformer.errors import UserError
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"  # files of a model
@@ -26,14 +26,16 @@ class PretrainedTokenizer:
         end: id of the token that ends a document; None if there is none.
         start: id of the token that begins a document: the first that the tokenizer puts in front of a text; if it
             puts none, that of `end`; -1 if there is none.
+        ends: ids of the tokens at which generation ends; by default that of `end`.
     """
 
     padding = None  # it is in no text
 
-    def __init__(self, tokenizer: Any, end: int | None) -> None:
+    def __init__(self, tokenizer: Any, end: int | None, ends: Sequence[int] | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer, self.end = tokenizer, end
+        self.ends = [index for index in ([end] if ends is None else ends) if index is not None]
         unknown = getattr(tokenizer.model, "unk_token", None)
         self.unknown = -1 if unknown is None else tokenizer.token_to_id(unknown)
         letter = tokenizer.encode("a")
@@ -42,15 +44,20 @@ class PretrainedTokenizer:
 
     @classmethod
     def of_folder(cls, folder: Path) -> PretrainedTokenizer:
-        """Load tokenizer.json from the folder of a model; config.json says which token ends a document.
+        """Load tokenizer.json from the folder of a model, which has a row for each of its tokens.
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: a file is missing or damaged, or the files do not fit together.
         """
-        path, end = folder / TOKENIZER, json.loads(read_file(folder / CONFIG)).get("eos_token_id")
+        path, config = folder / TOKENIZER, folder / CONFIG
+        end, ends = read_ends(folder)
         if not path.exists():
             raise UserError(f"{folder} has no {TOKENIZER}; save the model's fast tokenizer there.")
-        return cls(parse(read_file(path), path), end[0] if isinstance(end, list) else end)
+        tokenizer, rows = parse(read_file(path), path), read_json(config)["vocab_size"]
+        largest = max(tokenizer.get_vocab().values(), default=0)
+        if largest >= rows:
+            raise UserError(f"{path} has a token of id {largest}, but {config} has vocab_size={rows}.")
+        return cls(tokenizer, end, ends)
 
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
@@ -96,23 +103,43 @@ class PretrainedTokenizer:
         """Decode ids; special tokens are omitted."""
         return self.tokenizer.decode(list(ids))
 
-    def as_json(self) -> str:
-        """Return all that decides the ids of a document."""
+    def as_json(self, **more: Any) -> str:
+        """Return all that decides the ids of a document, and more."""
         content = {"kind": "pretrained", "end": self.end, "tokenizer": json.loads(self.tokenizer.to_str())}
-        return json.dumps(content, ensure_ascii=False)
+        return json.dumps(content | more, ensure_ascii=False)
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
-        write_file(path, f"{self.as_json()}\n".encode())
+        write_file(path, f"{self.as_json(ends=self.ends)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> PretrainedTokenizer:
         """Load a tokenizer that `save` wrote; a `UserError` if the file is no such tokenizer."""
         try:
             content = json.loads(read_file(path))
-            return cls(parse(json.dumps(content["tokenizer"]).encode(), path), content["end"])
+            tokenizer = parse(json.dumps(content["tokenizer"]).encode(), path)
+            return cls(tokenizer, content["end"], content.get("ends"))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a tokenizer of speechformer ({error}).") from None
+
+
+def read_ends(folder: Path) -> tuple[int | None, list[int]]:
+    """Return the token that ends a document in a text for a folder's model, and those that end generation, as ids.
+
+    As in the library, generation_config.json decides on the latter if it is there.
+
+    Raises:
+        UserError: a file is damaged, or has other values there.
+    """
+    files = [path for name in (CONFIG, "generation_config.json") if (path := folder / name).exists()]
+    rows, lists = read_json(files[0])["vocab_size"], []
+    for path in files:
+        value = read_json(path).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(index) is int and 0 <= index < rows for index in ids):
+            raise UserError(f"{path}: eos_token_id must be an id below vocab_size={rows}, or a list, not {value!r}.")
+        lists.append(ids)
+    return next((index for ids in lists for index in ids), None), lists[-1]
 
 
 def parse(content: bytes, path: Path) -> Any:

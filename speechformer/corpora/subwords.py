@@ -32,7 +32,7 @@ SPLIT = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s"  # a word, a number or punctu
 class Subwords:
     """A vocabulary of subwords or words: <pad> is 0, <unk> 1, <bos> 2, <eos> 3."""
 
-    unknown, start, end, padding = UNKNOWN, END, END, PAD  # `end` also begins a document
+    unknown, start, end, ends, padding = UNKNOWN, END, END, (END,), PAD  # `end` also begins a document
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

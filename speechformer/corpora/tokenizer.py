@@ -63,7 +63,7 @@ def detokenize(words: Iterable[str]) -> Iterator[str]:
 class Tokenizer:
     """A closed vocabulary of words: `<pad>` is 0, `<unk>` is 1, then words by descending frequency."""
 
-    unknown, end, padding = UNKNOWN, None, PAD  # ids; no token ends a document
+    unknown, end, ends, padding = UNKNOWN, None, (), PAD  # ids; no token ends a document
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         if list(vocabulary[:2]) != [PAD_TOKEN, UNKNOWN_TOKEN]:

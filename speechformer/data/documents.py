@@ -140,8 +140,7 @@ class DocumentData(StreamData):
         documents that were removed, and a test "in_train", its documents that are in train.
         """
         end, unknown = self.tokenizer.end, self.tokenizer.unknown
-        if end is None:
-            raise UserError("The tokenizer has no token that ends a document; set eos_token_id in its config.json.")
+        assert end is not None  # `init_from` needs a tokenizer that has it for this corpus
         parts = [*self.corpus.parts, *(["validation"] if self.share else [])]
         first = [end] if self.tokenizer.start == end else []  # which the first document begins with
         empty = dict.fromkeys(("rows", "unknown_tokens", "bytes", "words", "removed"), 0) | {"tokens": len(first)}

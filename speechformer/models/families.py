@@ -47,6 +47,8 @@ ROTATIONS = (
     *("rope_theta", "rotary_emb_base", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct"),
     "max_position_embeddings",
 )
+OPTIONAL = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # which can be null
+LAYER_TYPES = ("full_attention", "sliding_attention")
 FAMILIES: dict[str, Family] = {}
 
 
@@ -164,6 +166,10 @@ class Family:
                 raise no_counterpart(key, read[key], f"only {value!r}")
         names = {SAME.get(theirs, theirs): ours for ours, theirs in self.activations.items()}
         activation = names.get(SAME.get(read[self.activation], read[self.activation]))
+        for key, default in self.defaults.items():
+            types = (bool,) if isinstance(default, bool) else (int, float) if isinstance(default, int | float) else ()
+            if types and type(read[key]) not in types and not (read[key] is None and key in OPTIONAL):
+                raise no_counterpart(key, read[key], "true or false" if bool in types else "numbers")
         if activation is None:
             raise no_counterpart(self.activation, read[self.activation], ", ".join(self.activations.values()))
         missing = [theirs for theirs in self.keys.values() if theirs not in read]
@@ -173,6 +179,8 @@ class Family:
         for ours, value in settings.items():
             if ours in KEYS and (type(value) is not int or value < 1):
                 raise no_counterpart(self.keys[ours], value, "whole numbers above 0")
+        if settings["width"] % settings["heads"] and not read.get("head_dim"):
+            raise no_counterpart(self.keys["heads"], settings["heads"], f"divisors of {settings['width']}")
         common = {"scale_embedding": False, "embedding_norm": False, "head_width": None, "pattern": {"name": "full"}}
         return {**common, **self.ours, **settings, "activation": activation, **self.special(read)}
 
@@ -432,6 +440,7 @@ class GPTNeoX(Family):
         "tie_word_embeddings": False,
         "hidden_act": "gelu",
         "rotary_pct": 0.25,
+        "use_parallel_residual": True,
     }
     fixed: ClassVar = {"attention_bias": True}
     ours = GPT2.ours
@@ -452,7 +461,7 @@ class GPTNeoX(Family):
 
     def special(self, config: Config) -> Config:
         spec = read_rope(config, config["hidden_size"] // config["num_attention_heads"])
-        norm = "parallel" if config.get("use_parallel_residual", True) else "pre"
+        norm = "parallel" if config["use_parallel_residual"] else "pre"
         return {"attention": {"name": "softmax"}, "model": spec, "norm": norm}
 
     def special_config(self, architecture: Config) -> Config:
@@ -495,7 +504,9 @@ class Llama(Family):
         heads = config["num_attention_heads"]
         H = config.get("head_dim") or config["hidden_size"] // heads
         kv_heads, window = config.get("num_key_value_heads") or heads, config.get("sliding_window")
-        layers = range(config["num_hidden_layers"])
+        layers, types = range(config["num_hidden_layers"]), config.get("layer_types")
+        if self.slides and types and not (len(types) == len(layers) and all(each in LAYER_TYPES for each in types)):
+            raise no_counterpart("layer_types", types, f"{' or '.join(LAYER_TYPES)} for each layer")
         slides = [bool(self.slides and window and self.layer_slides(k, config)) for k in layers]
         each = [{"name": "window", "window": window} if is_sliding else {"name": "full"} for is_sliding in slides]
         pattern = each[0] if len({*slides}) == 1 else {"name": "by_layer", "layers": each}
@@ -536,6 +547,7 @@ class Mistral(Llama):
 
 class Qwen3(Llama):
     type, head, slides = "qwen3", "Qwen3ForCausalLM", True
+    defaults: ClassVar = {**Llama.defaults, "use_sliding_window": False}
     mechanism: ClassVar = {"name": "softmax", "qk_norm": True}
     block: ClassVar = [
         *Llama.block,
@@ -544,7 +556,7 @@ class Qwen3(Llama):
     ]
 
     def layer_slides(self, k: int, config: Config) -> bool:
-        before = config.get("use_sliding_window", False) and k >= config.get("max_window_layers", 28)
+        before = config["use_sliding_window"] and k >= config.get("max_window_layers", 28)
         return super().layer_slides(k, config) if config.get("layer_types") else before
 
     def special_config(self, architecture: Config) -> Config:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from speechformer.corpora.files import decode, file_sums, read_file
-from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS
-from speechformer.errors import UserError, pick
+from speechformer.corpora.files import decode, file_sums, read_file, read_json
+from speechformer.corpora.pretrained import CONFIG, TOKENIZER, WEIGHTS, PretrainedTokenizer
+from speechformer.errors import UserError
 from speechformer.keys import CONF, load_plain
-from speechformer.models.families import FAMILIES, Config, Family, family_of
+from speechformer.models.families import FAMILIES, Config, Family, family_of, no_counterpart
 from speechformer.models.options import SIZES
 from speechformer.paths import path_of
 
@@ -33,20 +32,13 @@ TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SMALL_FILES = (CONFIG, "generation_config.json", TOKENIZER_CONFIG, "special_tokens_map.json", CHAT_TEMPLATE)
 # tensors of older versions that are no weights, and those of heads for other purposes
 NO_WEIGHTS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)$|^cls\.")
+OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of the norms of early BERTs
+DTYPES = ("F64", "F32", "F16", "BF16")  # that are not quantised
 
 
 def is_pretrained(folder: Path) -> bool:
     """Return whether a folder has a model of Hugging Face's."""
     return (folder / CONFIG).exists()
-
-
-def read_json(path: Path) -> Any:
-    """Read a file of JSON."""
-    content = read_file(path)
-    try:
-        return json.loads(content)
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}).") from None
 
 
 def read_architecture(folder: Path) -> tuple[Family, Config, Config]:
@@ -56,14 +48,21 @@ def read_architecture(folder: Path) -> tuple[Family, Config, Config]:
         UserError: a file is missing or damaged, or the model has no counterpart here; the key is named.
     """
     path = folder / CONFIG
+    if not is_pretrained(folder):
+        raise UserError(f"{folder} has no {CONFIG}, so it is no folder of a model as Hugging Face saves it.")
     config = read_json(path)
-    if not isinstance(config, dict) or "model_type" not in config:
+    if "model_type" not in config:
         raise UserError(f"{path} has no model_type, so it is no config of Hugging Face's.")
     if config.get("quantization_config"):
         raise UserError(f"{path}: quantization_config: quantised weights cannot be read; save the model without it.")
-    family = pick(FAMILIES, config["model_type"], f"{path}: model_type")
+    family = next((family for name, family in FAMILIES.items() if name == config["model_type"]), None)
+    if family is None:
+        families = f"the families that can be read are {', '.join(FAMILIES)}"
+        raise UserError(f"{path}: model_type={config['model_type']!r} has no counterpart here; {families}.")
     try:
-        return family, config, family.architecture(config)
+        architecture = family.architecture(config)
+        family.heads(architecture, config)
+        return family, config, architecture
     except UserError as error:
         raise UserError(f"{folder}/{error}") from None
     except (TypeError, ValueError, KeyError, ZeroDivisionError, IndexError) as error:
@@ -81,9 +80,21 @@ def read_small_files(folder: Path) -> dict[str, Any]:
         if path.exists():
             is_json = path.suffix == ".json"
             contents[path.name] = read_json(path) if is_json else decode(read_file(path), str(path))
-            if is_json and not isinstance(contents[path.name], dict):
-                raise UserError(f"{path} has no settings by name; save the model again, or remove the file.")
     return contents
+
+
+def class_names(folder: Path, config: Config) -> list[str]:
+    """Return the names of the classes of a folder's classifier, in order.
+
+    Raises:
+        UserError: it does not choose one of two or more classes.
+    """
+    if (problem := config.get("problem_type")) not in (None, "single_label_classification"):
+        raise UserError(f"{folder}/{no_counterpart('problem_type', problem, 'only single_label_classification')}")
+    names = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+    if not isinstance(names, dict) or {*map(str, names)} != {*map(str, range(max(len(names), 2)))}:
+        raise UserError(f"{folder}/{no_counterpart('id2label', names, 'names of two or more classes by 0, 1, ...')}")
+    return [str(names[index]) for index in sorted(names, key=int)]
 
 
 def sha256(folder: Path) -> str:
@@ -110,6 +121,11 @@ def settings_of(config: Config) -> Config:
     task = "classify" if "pool" in architecture else "lm"
     if config["task"]["name"] != task:
         raise UserError(f"init_from={folder} is a {family.type}, for task={task}, not task={config['task']['name']}.")
+    end = PretrainedTokenizer.of_folder(folder).end
+    if task == "lm" and config["corpus"]["name"] in ("text", "stories") and end is None:
+        raise UserError(f"{folder / CONFIG}: eos_token_id, the token that ends a document, is missing; set it.")
+    with opened(folder):  # what is wrong with a file is said before a corpus is read
+        pass
     groups = {
         group: load_plain(CONF / group / f"{architecture[group]['name']}.yaml") | architecture[group]
         for group in ("model", "pattern", "attention")
@@ -136,9 +152,12 @@ def check_overrides(config: Config, overrides: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[dict[str, Any]]:
-    """Open the safetensors of a folder: the file of each tensor, by the tensor's name."""
+    """Open the safetensors of a folder: each tensor, which is read when it is indexed, by its name."""
     if (folder / INDEX).exists():
-        files = sorted({*read_json(folder / INDEX)["weight_map"].values()})
+        names = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+            raise UserError(f"{folder / INDEX} has no weight_map, the file of each tensor; save the model again.")
+        files = sorted({*names.values()})
     elif (folder / WEIGHTS).exists():
         files = [WEIGHTS]
     else:
@@ -154,44 +173,60 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
                 parts = stack.enter_context(safe_open(folder / file, framework="pt"))
             except Exception as error:  # the exceptions of safetensors are not public
                 raise UserError(f"{folder / file} is damaged, or no file of safetensors ({error}).") from None
-            tensors |= dict.fromkeys(parts.keys(), parts)
+            for name in parts.keys():  # noqa: SIM118, as it is no dict
+                new = re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda match: OLD_NAMES[match[0]], name)
+                tensors[new] = parts.get_slice(name)
+                if (dtype := tensors[new].get_dtype()) not in DTYPES and not NO_WEIGHTS.search(name):
+                    raise UserError(f"{folder}: {name} is quantised ({dtype}), which cannot be read.")
         yield tensors
 
 
-def load_weights(model: nn.Module, folder: Path, fresh: Sequence[str] = ()) -> None:
+def load_weights(model: nn.Module, folder: Path, new_classifier: bool = False) -> list[str]:
     """Load a folder's weights into a model of its architecture, which may have fewer learned positions.
 
     Args:
-        fresh: beginnings of the names of weights that stay as they are, such as "head.".
+        new_classifier: leave the layer of the classes as it is, and the pooler before it if the folder has none.
+
+    Returns:
+        The names in the library of the modules that were left.
 
     Raises:
-        UserError: a file is missing or damaged, or a tensor is missing, has another shape, or has no counterpart.
+        UserError: a file is missing or damaged, or a tensor is missing, quantised, not finite, has another shape, or
+            has no counterpart.
     """
     family, config, architecture = read_architecture(folder)
     heads, is_tied = family.heads(architecture, config), architecture.get("tied_output")
-    left_out = (*fresh, *(["output.weight"] if is_tied else []))
-    own = {name: value for name, value in model.state_dict().items() if not name.startswith(left_out)}
-    with opened(folder) as files, torch.no_grad():
+    state, new = model.state_dict(), list[str]()
+    if is_tied:
+        del state["output.weight"]
+    with opened(folder) as tensors, torch.no_grad():
         prefix = f"{family.blocks[1].partition('.')[0]}."  # which a model without its head lacks
-        unread = {*files}
-        for name, value in own.items():
+        unread = {*tensors}
+        for name, value in state.items():
             names, conversion = family.names(name)
-            if missing := [each for each in names if not {each, each.removeprefix(prefix)} & files.keys()]:
+            missing = [each for each in names if not {each, each.removeprefix(prefix)} & tensors.keys()]
+            if new_classifier and (name.startswith("head.2.") or (missing and name.startswith("head."))):
+                new += [each.rpartition(".")[0] for each in names]
+                continue
+            if missing:
                 raise UserError(f"{folder} lacks the tensor {missing[0]}, which a {family.type} of its config has.")
-            names = [each if each in files else each.removeprefix(prefix) for each in names]
+            names = [each if each in tensors else each.removeprefix(prefix) for each in names]
             unread -= {*names}
             try:
-                loaded = conversion.load(heads, *(files[each].get_tensor(each).to(value.dtype) for each in names))
+                loaded = conversion.load(heads, *(tensors[each][:].to(value.dtype) for each in names))
                 value.copy_(loaded[: len(value)] if name.endswith("positions.table.weight") else loaded)
             except (RuntimeError, IndexError, ValueError):
-                shapes = " and ".join(f"{each} {files[each].get_slice(each).get_shape()}" for each in names)
+                shapes = " and ".join(f"{each} {tensors[each].get_shape()}" for each in names)
                 raise UserError(f"{folder}: {shapes} does not fit the sizes in {CONFIG}.") from None
+            if not value.isfinite().all():
+                raise UserError(f"{folder}: {' and '.join(names)} has NaN or infinite values.")
     ignored = [*family.constants(architecture), *(["lm_head.weight", "embed_out.weight"] if is_tied else [])]
-    of_head = ("classifier.", "bert.pooler.", "pooler.") if fresh else ()
+    body = (prefix, family.blocks[1].removeprefix(prefix)) if new else ""  # other heads do not matter then
     unknown = unread - {*ignored}
-    more = sorted(name for name in unknown if not NO_WEIGHTS.search(name) and not name.startswith(of_head))
+    more = sorted(name for name in unknown if not NO_WEIGHTS.search(name) and name.startswith(body))
     if more:
         raise UserError(f"{folder} has the tensor {more[0]}, which a {family.type} of its config does not have.")
+    return sorted({*new})
 
 
 def to_family(

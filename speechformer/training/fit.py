@@ -117,6 +117,16 @@ def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
     console.say(console.parameters_line(runs[0].parameters))
     more = f" and {len(runs) - 1} more, in an ensemble" if len(runs) > 1 else ""
     console.say(f"Folder: {runs[0].folder.path}{more}")
+    if place := runs[0].config["init_from"]:
+        new = f"; initialised at random: {', '.join(runs[0].new_modules)}" if runs[0].new_modules else ""
+        console.say(f"Weights: {place['folder']}{new}")
+        words = [word.partition("=")[0] for word in runs[0].folder.overrides or ["experiment"]]
+        usual = {"block_size": "block_size=128", "recipe.lr": "recipe.lr=1e-4"}
+        if unset := {key: usual[key] for key in usual if not {key, "experiment"} & {*words}}:
+            console.say(
+                f"The default of {' and '.join(unset)} is for small models from scratch; set, for example, "
+                f"{' '.join(unset.values())}."
+            )
     if resumes:
         console.say("The run was interrupted; it resumes from its last checkpoint.")
     precision = str(runs[0].config["trainer"]["precision"])

@@ -33,7 +33,8 @@ class Run:
     """A run under way: config, folder, data, task.
 
     Attributes: `monitor`, the metric that chooses the best evaluation; `averaged`, of how many evaluations the
-    weights are averaged; `metrics`, the final ones; `loggers` and `trainer`, once there are any.
+    weights are averaged; `metrics`, the final ones; `new_modules`, which `init_from` has no weights for; `loggers`
+    and `trainer`, once there are any.
     """
 
     loggers: RunLoggers
@@ -43,8 +44,8 @@ class Run:
         self.config, self.folder, self.data = config, folder, data
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
-        if config.get("init_from"):
-            load_weights(self.task.model, Path(config["init_from"]["folder"]), fresh=["head."])
+        place = config.get("init_from")
+        self.new_modules = load_weights(self.task.model, Path(place["folder"]), new_classifier=True) if place else []
         self.task.attach(data)
         self.averaged = config["task"].get("average_checkpoints", 1)
         self.monitor = self.task.metric_name(data.chosen_on)

@@ -54,15 +54,11 @@ def execute(
         OccupiedError: another process works on this run of a sweep.
         ForeignError: the folder holds another run.
     """
-    start, config = time.perf_counter(), as_plain(cfg)
+    start, config = time.perf_counter(), checked(cfg, overrides)
     if launcher is not None:
         check_sweep(config)
     force, logger = config.pop("force"), config.pop("logger")
     check_machines(config, force)
-    if config["init_from"]:
-        from speechformer.models.pretrained import check_overrides
-
-        check_overrides(config, overrides or ())
     corpus = load(config)
     fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
     owned: Any = own(directory, config, fingerprint, overrides, force=force, wait=launcher is None)
@@ -94,10 +90,10 @@ def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> 
         The folders of the runs that have a result now; none if fewer than two are left.
     """
     start, members = time.perf_counter(), []
-    corpus = load(as_plain(jobs[0][0]))  # the same of all
+    configs = [checked(cfg, overrides) for cfg, _, overrides in jobs]
+    corpus = load(configs[0])  # the same of all
     with contextlib.ExitStack() as owned:
-        for cfg, directory, overrides in jobs:
-            config = as_plain(cfg)
+        for config, (_, directory, overrides) in zip(configs, jobs):
             _, logger = config.pop("force"), config.pop("logger")
             fingerprint = identity.fingerprint(config, corpus.sha256, corpus.identity)
             with contextlib.suppress(ForeignError, OccupiedError):  # then it runs alone
@@ -113,6 +109,16 @@ def execute_ensemble(jobs: Sequence[tuple[DictConfig, Path, Sequence[str]]]) -> 
 
         fit(members, corpus, None, start)
     return [folder.path for _, folder in members]
+
+
+def checked(cfg: DictConfig, overrides: Sequence[str] | None) -> dict[str, Any]:
+    """Return a composed config as plain data; a `UserError` if it is invalid, or sets what `init_from` decides."""
+    config = as_plain(cfg)
+    if config["init_from"]:
+        from speechformer.models.pretrained import check_overrides
+
+        check_overrides(config, overrides or ())
+    return config
 
 
 @contextlib.contextmanager

@@ -226,7 +226,7 @@ async function continueText(panel, alive) {
     const { states } = forward(model, [ids], panel.change);
     const logits = logitsOf(model, states, states.T - 1);
     const next = drawToken(logits, state.temperature, random, run.words, tokenizer.padding);
-    if (next === tokenizer.end) break; // of a document
+    if (tokenizer.ends.includes(next)) break;
     ids.push(next);
     own.push(next);
     panel.continuation = tokenizer.decode(ids).slice(tokenizer.decode(panel.ids).length);
