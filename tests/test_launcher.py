@@ -47,7 +47,7 @@ def test_runs_whose_parameters_have_the_same_shapes_are_an_ensemble() -> None:
         ),
         *(
             "recipe.label_smoothing=0.1",
-            "protocol=clean",
+            "protocol=paper",
             "task=lm",
             "architecture.norm=post",
             "trainer.gradient_clip_val=1.0",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speechformer import console
-from speechformer.analysis.find import find_checkpoint
 from speechformer.errors import ArgumentParser, UserError
+from speechformer.runs.find import find_checkpoint
 
 if TYPE_CHECKING:
     from speechformer.analysis.load import TrainedRun

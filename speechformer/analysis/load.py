@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from speechformer import console
 from speechformer.analysis import continuation, leave_one_out, translation
 from speechformer.analysis.attention_maps import AttentionMap, maps_of
-from speechformer.analysis.find import find_checkpoint
 from speechformer.analysis.heads import HeadScores, attention_layers, head_scores
 from speechformer.config import as_plain, compose
 from speechformer.corpora.load import load_tokenizer
@@ -28,6 +27,7 @@ from speechformer.models.stack import SOFTMAX
 from speechformer.paths import path_of
 from speechformer.process import standard_state
 from speechformer.runs import folder as runs
+from speechformer.runs.find import find_checkpoint
 from speechformer.runs.naming import model_name
 from speechformer.tasks.base import Task
 from speechformer.tasks.registry import TASKS, load_task

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from speechformer.analysis.exports import to_safetensors
-from speechformer.analysis.find import CHECKPOINTS
 from speechformer.analysis.load import TrainedRun, unique_labels
 from speechformer.corpora.load import AnyTokenizer
 from speechformer.corpora.pretrained import PretrainedTokenizer
@@ -39,6 +38,7 @@ from speechformer.models.decoder import Decoder
 from speechformer.models.encoder_decoder import EncoderDecoder
 from speechformer.models.families import without_defaults
 from speechformer.models.stack import SOFTMAX, Stack
+from speechformer.runs.find import CHECKPOINTS
 from speechformer.runs.folder import HISTORY, STEP, WEIGHTS
 from speechformer.tasks.registry import load_task, read_checkpoint
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speechformer.corpora.documents import Documents, load_documents
 from speechformer.corpora.files import read_file
 from speechformer.corpora.pairs import Pairs, load_pairs
-from speechformer.corpora.pretrained import START, PretrainedTokenizer
+from speechformer.corpora.pretrained import CONFIG, START, TOKENIZER, PretrainedTokenizer
 from speechformer.corpora.speeches import Corpus, load_corpus
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -35,6 +35,12 @@ def load_tokenizer(path: Path) -> AnyTokenizer:
         return PretrainedTokenizer.load(path)
     is_subwords = content.startswith(b'{"version"')  # the format of the library `tokenizers`
     return Subwords.load(path) if is_subwords else Tokenizer.load(path)
+
+
+def tokenizer_of(folder: Path) -> AnyTokenizer:
+    """Load the tokenizer of a run's folder, or of a model from elsewhere, which has a config.json."""
+    is_pretrained = (folder / CONFIG).exists()
+    return PretrainedTokenizer.of_folder(folder) if is_pretrained else load_tokenizer(folder / TOKENIZER)
 
 
 def load(config: Mapping[str, Any]) -> Corpus | Pairs | Documents | GeneratedRows:

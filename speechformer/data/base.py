@@ -9,7 +9,6 @@ from torch import Tensor
 
 from speechformer.corpora.files import on_any_machine
 from speechformer.corpora.load import AnyTokenizer
-from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.special_tokens import PAD
 from speechformer.corpora.subwords import Subwords
 from speechformer.corpora.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ class TaskData(pl.LightningDataModule):
         batch_size: int,
         vocab_size: int | None,
         seed: int,
-        tokenizer: PretrainedTokenizer | None = None,
+        tokenizer: AnyTokenizer | None = None,
     ) -> None:
         super().__init__()
         self.corpus, self.task, self.protocol = corpus, dict(task), dict(protocol)

@@ -2,7 +2,7 @@
 
 Nothing in a folder is executed, and nothing is downloaded.
 
-`init_from=FOLDER` in a config goes on from such a model: `settings_of` takes the architecture from its folder.
+`init_from=FOLDER` in a config goes on from such a model, or from a run: `settings_of` takes its architecture.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from speechformer.keys import CONF, load_plain
 from speechformer.models.families import FAMILIES, Config, Family, family_of, no_counterpart
 from speechformer.models.options import SIZES
 from speechformer.paths import path_of
+from speechformer.runs.find import find_checkpoint
+from speechformer.runs.folder import PRETRAINED, RESULT
 
 INDEX = "model.safetensors.index.json"
 # Beside them, what training does not change
@@ -75,6 +77,8 @@ def read_small_files(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: a file is damaged.
     """
+    if (folder / RESULT).exists():  # a run, which may have begun with a model from elsewhere itself
+        return read_json(folder / PRETRAINED) if (folder / PRETRAINED).exists() else {}
     contents = dict[str, Any]()
     for path in (folder / name for name in SMALL_FILES):
         if path.exists():
@@ -106,12 +110,15 @@ def sha256(folder: Path) -> str:
 def settings_of(config: Config) -> Config:
     """Return a config with the architecture of the folder that its `init_from` names, and the sha256 of its files.
 
-    A pattern of the config stays, so that a model can be given a window; so does `block_size`.
+    The folder is that of a finished run, or of a model from elsewhere. A pattern of the config stays, so that a model
+    can be given a window; so does `block_size`.
 
     Raises:
         UserError: the folder has no model for the config's task.
     """
     folder = path_of(config["init_from"])
+    if (folder / RESULT).exists():
+        return settings_of_run(config, folder)
     family, _, architecture = read_architecture(folder)
     if architecture["model"]["name"] == "learned" and config["block_size"] > architecture["block_size"]:
         raise UserError(
@@ -138,6 +145,26 @@ def settings_of(config: Config) -> Config:
     place = {"folder": str(folder), "sha256": sha256(folder)}
     task_options = {**config["task"], "tokens": "pretrained"}
     return {**config, **sizes, **groups, "architecture": options, "task": task_options, "init_from": place}
+
+
+def settings_of_run(config: Config, folder: Path) -> Config:
+    """Return a config with the architecture of a finished run; see `settings_of`."""
+    checkpoint, result = find_checkpoint(folder)
+    if result is None or result["status"] != "finished":
+        raise UserError(f"init_from={folder}: the run has not finished; let the same command resume it.")
+    own, task, length = result["config"], result["task"], config["block_size"]
+    if config["task"]["name"] != task:
+        raise UserError(f"init_from={folder} is a run of task={task}; set task={task}.")
+    if own["model"]["name"] == "learned" and length > own["block_size"]:
+        raise UserError(f"block_size={length} is above the {own['block_size']} learned positions of {folder}.")
+    decided = {key: own[key] for key in (*SIZES, "vocab_size", "model", "attention", "architecture")}
+    if config["pattern"]["name"] == "full":
+        decided["pattern"] = own["pattern"]
+    if "tokens" in own["task"]:
+        decided["task"] = config["task"] | {"tokens": own["task"]["tokens"]}
+    sums = file_sums(folder, [checkpoint, TOKENIZER])
+    digest = hashlib.sha256(b"".join(map(bytes.fromhex, sums.values()))).hexdigest()
+    return {**config, **decided, "init_from": {"folder": str(folder), "sha256": digest}}
 
 
 def check_overrides(config: Config, overrides: Sequence[str]) -> None:

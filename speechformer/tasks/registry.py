@@ -12,8 +12,8 @@ import torch
 
 import speechformer.tasks
 from speechformer.corpora.documents import Documents
+from speechformer.corpora.load import AnyTokenizer
 from speechformer.corpora.pairs import Pairs
-from speechformer.corpora.pretrained import PretrainedTokenizer
 from speechformer.corpora.speeches import Corpus
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
@@ -28,7 +28,7 @@ AnyCorpus = Corpus | Pairs | Documents | GeneratedRows
 DATA_KEYS = ("task", "protocol", "block_size", "batch_size", "vocab_size", "seed")
 
 
-def build_data(config: dict[str, Any], corpus: AnyCorpus, tokenizer: PretrainedTokenizer | None = None) -> TaskData:
+def build_data(config: dict[str, Any], corpus: AnyCorpus, tokenizer: AnyTokenizer | None = None) -> TaskData:
     """Return the LightningDataModule of a config's task; without a tokenizer it fits one."""
     data_class = TASKS[config["task"]["name"]].data_class(corpus)
     return data_class(corpus, tokenizer=tokenizer, **{key: config[key] for key in DATA_KEYS})

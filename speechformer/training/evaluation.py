@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from speechformer.analysis.find import find_checkpoint
 from speechformer.config import as_plain, compose
 from speechformer.corpora.files import OutputFolder
 from speechformer.corpora.load import load as load_corpus
@@ -29,6 +28,7 @@ from speechformer.models.stack import count_parameters
 from speechformer.process import standard_state
 from speechformer.runs import folder as runs_folder
 from speechformer.runs import identity
+from speechformer.runs.find import find_checkpoint
 from speechformer.tasks.registry import build_data
 from speechformer.tasks.translate import TRANSLATIONS
 from speechformer.training.runtime import quiet

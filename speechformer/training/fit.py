@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 
 from speechformer import console
-from speechformer.corpora.pretrained import PretrainedTokenizer
+from speechformer.corpora.load import tokenizer_of
 from speechformer.data.base import TaskData
 from speechformer.errors import UserError, one_sentence
 from speechformer.models.stack import compile_blocks
@@ -61,7 +61,7 @@ def fit(
     rank = node_rank() * count_devices(config["trainer"]["devices"]) + local_rank()
     with devices.threads(config, folder.owner) as threads, contextlib.ExitStack() as stack:
         place = config["init_from"]
-        data = build_data(config, corpus, PretrainedTokenizer.of_folder(Path(place["folder"])) if place else None)
+        data = build_data(config, corpus, tokenizer_of(Path(place["folder"])) if place else None)
         check_memory(config, data.vocab_size)
         runs = [build_run(*member, data, len(members) > 1) for member in members]
         data.limit_length(runs[0].task.model.max_length)
@@ -122,7 +122,8 @@ def announce(runs: Sequence[Run], device: torch.device, resumes: bool) -> None:
         console.say(f"Weights: {place['folder']}{new}")
         words = [word.partition("=")[0] for word in runs[0].folder.overrides or ["experiment"]]
         usual = {"block_size": "block_size=128", "recipe.lr": "recipe.lr=1e-4"}
-        if unset := {key: usual[key] for key in usual if not {key, "experiment"} & {*words}}:
+        unset = {key: usual[key] for key in usual if not {key, "experiment"} & {*words}}
+        if unset and runs[0].config["task"].get("tokens") == "pretrained":
             console.say(
                 f"The default of {' and '.join(unset)} is for small models from scratch; set, for example, "
                 f"{' '.join(unset.values())}."

@@ -17,11 +17,13 @@ from speechformer import console
 from speechformer.config import debug_arguments
 from speechformer.data.base import TaskData
 from speechformer.errors import one_sentence
-from speechformer.models.pretrained import load_weights, read_small_files
+from speechformer.models.pretrained import is_pretrained, load_weights, read_small_files
 from speechformer.models.stack import count_parameters
 from speechformer.runs import identity
+from speechformer.runs.find import find_checkpoint
 from speechformer.runs.folder import PRETRAINED, TOKENIZER, RunFolder, sha256, write_json
-from speechformer.tasks.registry import TASKS
+from speechformer.tasks.base import Task
+from speechformer.tasks.registry import TASKS, read_checkpoint
 from speechformer.training.checkpoints import best_of, save_weights
 from speechformer.training.loggers import RunLoggers
 from speechformer.training.runtime import peak_bytes
@@ -44,8 +46,7 @@ class Run:
         self.config, self.folder, self.data = config, folder, data
         pl.seed_everything(config["seed"], workers=True, verbose=False)
         self.task = TASKS[config["task"]["name"]].from_config(config, data)
-        place = config.get("init_from")
-        self.new_modules = load_weights(self.task.model, Path(place["folder"]), new_classifier=True) if place else []
+        self.new_modules = begin_with(self.task, config["init_from"]["folder"], data) if config["init_from"] else []
         self.task.attach(data)
         self.averaged = config["task"].get("average_checkpoints", 1)
         self.monitor = self.task.metric_name(data.chosen_on)
@@ -79,6 +80,25 @@ class Run:
             self.loggers.tracker.open(self.loggers.csv.rows)
             console.say(self.loggers.tracker.about)
         self.folder.report_progress()
+
+
+def begin_with(task: Task, folder: str, data: TaskData) -> list[str]:
+    """Load the weights of `init_from`; return the names of the modules that it has none for.
+
+    A classifier of other classes keeps all but the layer of the classes. A model may have fewer learned positions.
+    """
+    if is_pretrained(Path(folder)):
+        return load_weights(task.model, Path(folder), new_classifier=True)
+    checkpoint, result = find_checkpoint(folder)
+    loaded, new = read_checkpoint(Path(folder) / checkpoint)["state_dict"], list[str]()
+    if result is not None and result["corpus"]["classes"] != data.corpus.classes:
+        new = ["head.2"]
+    with torch.no_grad():
+        for name, value in task.model.state_dict().items():
+            if not name.startswith(tuple(new)):
+                stored = loaded[f"model.{name}"]
+                value.copy_(stored[: len(value)] if name.endswith("positions.table.weight") else stored)
+    return new
 
 
 def describe_machine(trainer: pl.Trainer, ensemble_size: int) -> dict[str, Any]:

@@ -20,7 +20,16 @@ from speechformer.config import as_plain, check_sweep
 from speechformer.corpora.load import load
 from speechformer.process import standard_state
 from speechformer.runs import identity
-from speechformer.runs.folder import HISTORY, ForeignError, OccupiedError, RunFolder, check_is_ours, own
+from speechformer.runs.folder import (
+    HISTORY,
+    RESULT,
+    ForeignError,
+    OccupiedError,
+    RunFolder,
+    check_is_ours,
+    own,
+    read_or_none,
+)
 from speechformer.runs.rank import check_machines, is_first, node_rank, processes
 from speechformer.training import devices, runtime
 
@@ -71,6 +80,8 @@ def execute(
                 console.say(f"Already finished: {directory}. Run it again with force=true.")
                 console.say(console.summary(result))
         else:
+            if launcher is None and folder.writes and not folder.previous:
+                say_what_is_shorter(config, directory, corpus.sha256)
             folder.begin(config, devices.share_of_threads())
             with standard_state(processes()), environment():
                 from speechformer.training.fit import fit
@@ -128,6 +139,28 @@ def share(folder: RunFolder) -> Iterator[RunFolder]:
         check_is_ours(folder.path)
         folder.read()
     yield folder
+
+
+def say_what_is_shorter(config: dict[str, Any], directory: Path, corpus_sha256: str) -> None:
+    """Say which finished run beside a new one differs from it in nothing but its length."""
+
+    def split(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        settings = identity.identity_settings(config)
+        return {key: settings["trainer"].pop(key) for key in ("max_steps", "max_epochs")}, settings
+
+    length, settings = split(config)
+    for path in sorted(directory.parent.glob(f"{directory.name.rpartition('_')[0]}_*/{RESULT}")):
+        other = read_or_none(path, "result")
+        if other is None or other["status"] != "finished" or other["corpus"]["sha256"] != corpus_sha256:
+            continue
+        other_length, other_settings = split(other["config"])
+        if other_settings == settings:
+            was = ", ".join(f"trainer.{key}={value}" for key, value in other_length.items() if value != length[key])
+            console.say(
+                f"{path.parent} is this run with {was}, and has finished. This one begins anew; init_from="
+                f"{path.parent} would go on from its weights, with a new optimizer and schedule."
+            )
+            return
 
 
 def warn_of_absent_checkpoints(config: dict[str, Any], directory: Path, result: dict[str, Any] | None) -> None:
