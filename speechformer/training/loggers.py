@@ -99,8 +99,8 @@ class TensorBoard(TensorBoardLogger):
     def lay_out(self) -> None:
         """Define the page of custom scalars: the task's charts, those of the training, and each layer's heads.
 
-        TensorBoard shows the last definition of a run, and of several runs a chart for each that differs. Hence a chart
-        is the regular expression that all runs have, unless more than `MOST_CURVES` curves of this run match it.
+        TensorBoard shows the last definition of a run, and of several runs all charts that differ. Hence a chart is a
+        regular expression that all runs share, unless more than `MOST_CURVES` metrics of this run match it.
         """
         heads = r"(training_attention_entropy_?(\w*)/layer(\d+)_head)\d+"
         layers = [match for tag in self.tags if (match := re.fullmatch(heads, tag))]
