@@ -558,6 +558,43 @@ def test_the_page_shows_what_python_computes(browser: Any, classifier_page: Path
     page.close()
 
 
+@pytest.mark.parametrize(
+    ("fixture", "change", "twice"),
+    [
+        ("a_classifier", {"slopes": [1, None]}, False),
+        pytest.param("a_language_model", {"base": 10}, True, marks=slow),
+        pytest.param("a_translator", {"off": True}, False, marks=slow),
+    ],
+)
+def test_three_steps_fit_what_the_page_shows(
+    browser: Any,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    fixture: str,
+    change: dict[str, Any],
+    twice: bool,
+) -> None:
+    """Oracle: the state of the page after each button; what differs by position and task is written by hand."""
+    page, messages = opened(browser, write_page(tmp_path / "page.html", request.getfixturevalue(fixture)))
+    untouched = page.evaluate("untouched()")
+    page.locator("summary").click()
+    _, second, third = page.locator("#guide li").all()
+    second.locator("button").first.click()
+    assert page.evaluate("state.panels.map(panel => panel.change)") == [{**untouched, **change}]
+    second.get_by_text("Compare").click()
+    assert page.evaluate("state.panels.map(panel => panel.change)") == [untouched, {**untouched, **change}]
+    *before, heads = third.locator("button").all()
+    for button in before:
+        button.click()
+    assert page.input_value("#sentence") == (f"{TEXT} {TEXT}" if twice else TEXT)
+    settled(page)
+    heads.click()
+    wait_until(page, "mainPanel().place.headsSection.getBoundingClientRect().bottom <= innerHeight + 1")
+    assert [page.locator(f"{place} .legend").count() for place in (".second", "section.wide")] == [2, 2]
+    assert messages == []
+    page.close()
+
+
 def test_hostile_words_and_names_are_text(browser: Any, a_classifier: Path, tmp_path: Path) -> None:
     content, _ = play_page.export_runs([load(a_classifier)], alone=True)
     content["runs"] *= 2

@@ -19,6 +19,7 @@ from speechformer.corpora.load import load as load_corpus
 from speechformer.runs.folder import read_result
 from speechformer.tasks.classify import Classify
 from speechformer.tasks.registry import build_data
+from speechformer.training.loggers import TensorBoard
 from speechformer.training.pictures import BLUE, GAP, MASKED, RED, Pictures, thumbnail
 from speechformer.training.run import execute
 
@@ -27,6 +28,20 @@ OWN = ["corpus=speeches", "corpus.classes=[ann,bob,cy]", "model=alibi", "layers=
 
 def events_of(run: Path) -> Any:
     return EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0, "scalars": 0}).Reload()
+
+
+def charts_of(run: Path) -> dict[str, dict[str, list[str]]]:
+    """Return the curves of each chart on the page of custom scalars, by the match that TensorBoard makes."""
+    events = events_of(run)
+    content = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
+    tags = events.Tags()["scalars"]
+    return {
+        category.title: {
+            chart.title: [tag for tag in tags for pattern in chart.multiline.tag if re.match(pattern, tag)]
+            for chart in category.chart
+        }
+        for category in layout_pb2.Layout.FromString(content).category
+    }
 
 
 def weights_of(run: Path) -> torch.Tensor:
@@ -101,28 +116,41 @@ def test_maps_and_texts_come_with_the_first_few_evaluations_and_the_last(
 
 
 def test_each_task_has_its_maps_texts_and_charts(run: Path, a_language_model: Path, a_translator: Path) -> None:
-    """Every chart of a run has a figure, by the match that TensorBoard makes."""
+    """Every chart of a run has a curve."""
     maps = {run: ["encoder"], a_language_model: ["decoder"], a_translator: ["encoder", "decoder", "cross"]}
     for folder, parts in maps.items():
-        events = events_of(folder)
-        tags = events.Tags()
-        assert {*tags["images"]} == {f"training_attention_maps/{part}" for part in parts}
-        content = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
-        categories = {category.title: category for category in layout_pb2.Layout.FromString(content).category}
-        assert set(categories) == {"Metrics", "Training", "Attention"}
-        for category in categories.values():
-            for chart in category.chart:
-                matched = [tag for tag in tags["scalars"] for p in chart.multiline.tag if re.match(p, tag)]
-                assert matched or "leaked" in chart.title, chart.title  # the sample repeats nothing
+        assert {*events_of(folder).Tags()["images"]} == {f"training_attention_maps/{part}" for part in parts}
+        charts = charts_of(folder)
+        assert set(charts) == {"Metrics", "Training", "Attention"} and all(charts.values())
+        assert all(curves for shown in charts.values() for curves in shown.values()), charts
     events = events_of(a_language_model)
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("what comes next")]
     assert "**" in events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
 
 
+def test_a_chart_has_at_most_eight_curves_of_a_run(tmp_path: Path) -> None:
+    """Each curve is in one chart, also of a run that resumes."""
+    charts = {"accuracy": r"(train|validation)_accuracy", "by speaker": r"validation_accuracy_of_.+"}
+    speakers = [f"validation_accuracy_of_{k}. (née Ö)" for k in range(18)]
+    heads = [f"attention_entropy_{part}/layer1_head{n}" for part in ("encoder", "cross") for n in range(1, 11)]
+    for step, attempt in enumerate(([*speakers, "validation_accuracy"], [*heads, "lr"])):
+        logger = TensorBoard(tmp_path, charts, step or None, ["validation_accuracy", *speakers] if step else [])
+        logger.log_metrics(dict.fromkeys(attempt, 0.5), step)
+        logger.save()
+    shown = charts_of(tmp_path)
+    assert {title: len(curves) for category in shown.values() for title, curves in category.items()} == {
+        **{"accuracy": 1, "by speaker, 1 to 8": 8, "by speaker, 9 to 16": 8, "by speaker, 17 to 18": 2, "lr": 1},
+        **{f"{part} layer 1: entropy of each head in nats, 1 to 8": 8 for part in ("encoder", "cross")},
+        **{f"{part} layer 1: entropy of each head in nats, 9 to 10": 2 for part in ("encoder", "cross")},
+    }
+    curves = [curve for category in shown.values() for curves in category.values() for curve in curves]
+    assert sorted(curves) == sorted(events_of(tmp_path).Tags()["scalars"])
+
+
 def test_training_is_the_same_with_it_and_without(
     run: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for hook in ("on_fit_start", "on_before_optimizer_step", "on_validation_end", "on_train_end"):
+    for hook in ("on_before_optimizer_step", "on_validation_end", "on_train_end"):
         monkeypatch.delattr(Pictures, hook)
     run_in(tmp_path, *words, "trainer.max_epochs=5")
     assert torch.equal(weights_of(run), weights_of(tmp_path))

@@ -47,7 +47,8 @@ class ClassifyView(View):
     charts: ClassVar = {
         "accuracy": r"(train|validation|test)_accuracy",
         "accuracy on leaked and other test sentences": r"test_accuracy_(in_train|not_in_train)",
-        "accuracy by speaker": r"(validation|test)_accuracy_of_.+",
+        "validation accuracy by speaker": r"validation_accuracy_of_.+",
+        "test accuracy by speaker": r"test_accuracy_of_.+",
     }
     compared, x_axis = ("test_accuracy_not_in_train",), "epoch"
     baseline_keys = ("block_size",)  # sentences are cut there

@@ -52,7 +52,7 @@ HIDDEN = (
 class LanguageModelView(View):
     """Perplexities of each text, and the mean in contexts of other lengths."""
 
-    charts: ClassVar = {"perplexity": r"(train|validation)_perplexity|test_perplexity_.+"}
+    charts: ClassVar = {"perplexity": r"(train|validation)_perplexity", "test perplexity": r"test_perplexity_.+"}
     note = "Perplexity per token; lower is better."
     baseline_keys = ("task.extra_text",)
 

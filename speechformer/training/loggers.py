@@ -14,7 +14,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from speechformer.runs.folder import RunFolder
 
 # TensorBoard opens on the first group of charts: the task's main metrics
 TRAINING = ("train_loss", "lr", "gradient_norm", "weight_norm")
+MOST_CURVES = 8  # of a run in a chart, where all have one colour and only their markers differ
 
 
 class MetricsFile(Logger):
@@ -65,14 +66,22 @@ class TensorBoard(TensorBoardLogger):
         charts: the task's, title -> regular expression of metrics. These stand in the group `metrics`, which comes
             first, others in `metrics_more`.
         first_step: the first step that this attempt logs; None for all.
+        logged: the names of metrics that an earlier attempt has logged.
     """
 
-    def __init__(self, folder: Path, charts: Mapping[str, str], first_step: int | None) -> None:
+    def __init__(
+        self, folder: Path, charts: Mapping[str, str], first_step: int | None, logged: Iterable[str] = ()
+    ) -> None:
         super().__init__(folder, name="", version="tensorboard", default_hp_metric=False, purge_step=first_step)
         self.charts, self.main = dict(charts), re.compile("|".join(charts.values()))
+        self.tags = dict.fromkeys(map(self.tag, logged))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({self.tag(name): value for name, value in metrics.items()}, step)
+        tags = {self.tag(name): value for name, value in metrics.items()}
+        super().log_metrics(tags, step)
+        if not tags.keys() <= self.tags.keys():
+            self.tags |= dict.fromkeys(tags)
+            self.lay_out()
 
     def tag(self, name: str) -> str:
         """Return the name of a metric with its group."""
@@ -88,17 +97,35 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
     def lay_out(self) -> None:
-        """Define the page of custom scalars: the task's charts, and those of the training."""
-        charts = {
+        """Define the page of custom scalars: the task's charts, those of the training, and each layer's heads.
+
+        TensorBoard shows the last definition of a run, and of several runs all charts that differ. Hence a chart is a
+        regular expression that all runs share, unless more than `MOST_CURVES` metrics of this run match it.
+        """
+        heads = r"(training_attention_entropy_?(\w*)/layer(\d+)_head)\d+"
+        layers = [match for tag in self.tags if (match := re.fullmatch(heads, tag))]
+        pages = {
             "Metrics": {title: rf"metrics/({pattern})" for title, pattern in self.charts.items()},
             "Training": {name.replace("_", " "): f"training/{name}" for name in TRAINING},
-            "Attention": {"entropy of each head, in nats": r"training_attention_entropy.*/.+"},
+            "Attention": {
+                f"{part} layer {layer}: entropy of each head in nats".lstrip(): rf"{start}\d+"
+                for start, part, layer in (match.groups() for match in layers)
+            },
         }
-        pages = {
-            page: {title: ["Multiline", [f"^({pattern})$"]] for title, pattern in shown.items()}
-            for page, shown in charts.items()
-        }
-        self.experiment.add_custom_scalars(pages)
+        shown = {page: dict(self.curves(charts)) for page, charts in pages.items()}
+        self.experiment.add_custom_scalars({page: charts for page, charts in shown.items() if charts})
+
+    def curves(self, charts: Mapping[str, str]) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the charts that have curves, in pieces of at most `MOST_CURVES`."""
+        for title, pattern in charts.items():
+            tags = [tag for tag in self.tags if re.fullmatch(pattern, tag)]
+            if 0 < len(tags) <= MOST_CURVES:
+                yield title, ["Multiline", [f"^({pattern})$"]]
+            else:
+                for first in range(0, len(tags), MOST_CURVES):
+                    piece = tags[first : first + MOST_CURVES]
+                    shown = [f"^{re.escape(tag)}$" for tag in piece]
+                    yield f"{title}, {first + 1} to {first + len(piece)}", ["Multiline", shown]
 
     def log_picture(self, name: str, picture: Image.Image, step: int) -> None:
         """Log an image, compressed at a fifth of the time that `add_image` takes."""
@@ -264,7 +291,8 @@ class RunLoggers:
         pick({"csv": None, "tensorboard": None, **TRACKERS}, name, "logger")
         self.csv = MetricsFile(folder.path / "metrics.csv", rows)
         first_step = None if step is None else step + 1
-        self.tensorboard = TensorBoard(folder.path, charts, first_step) if name == "tensorboard" else None
+        logged = [key for row in rows for key in row if key != "step"]
+        self.tensorboard = TensorBoard(folder.path, charts, first_step, logged) if name == "tensorboard" else None
         self.tracker = Tracker(folder.logger, folder, config) if name in TRACKERS else None
         self.all: list[Logger] = [
             logger for logger in (self.tensorboard, self.csv, self.tracker) if logger is not None

@@ -73,11 +73,6 @@ class Pictures(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.evaluations, self.shown_at = state_dict["evaluations"], state_dict["shown_at"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for run in self.runs if trainer.is_global_zero else ():
-            if run.loggers.tensorboard is not None:
-                run.loggers.tensorboard.lay_out()
-
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
         step = trainer.global_step + 1
         if step % trainer.log_every_n_steps == 0 and trainer.is_global_zero:  # type: ignore[attr-defined]

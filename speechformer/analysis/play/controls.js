@@ -184,7 +184,11 @@ function settingsOf(panel) {
       el(
         "p",
         { class: "note", style: "margin:0 0 10px" },
-        "Bias by distance: this head in orange, dashed as trained. The axis does not move; a steep line leaves it.",
+        "Bias by distance: ",
+        line("", "this head, "),
+        line("faint", "others, "),
+        line("dashed", "as trained. "),
+        "The axis does not move; a steep line leaves it.",
       ),
     );
     panel.place.drawBias = () => renderBias(panel, canvas, alibi ?? other);
@@ -217,6 +221,11 @@ function renderBias(panel, canvas, spec) {
   });
 }
 
+const orderText = (panel) =>
+  taskOf(panel) === "classify"
+    ? "the model does not know the order of the words"
+    : "only the causal mask tells the order of the words";
+
 function offControl(panel) {
   const input = el("input", { type: "checkbox" });
   const box = el(
@@ -231,9 +240,7 @@ function offControl(panel) {
       box.classList.toggle("changed", panel.change.off);
       box.querySelector("small").textContent = panel.change.off
         ? ["trained on", effectText(panel, "off")].filter(Boolean).join("; ")
-        : taskOf(panel) === "classify"
-          ? "Switched off, the model does not know the order of the words."
-          : "Switched off, only the causal mask tells the order of the words.";
+        : `Switched off, ${orderText(panel)}.`;
     },
   });
   input.onchange = () => {
@@ -670,22 +677,31 @@ function readAddress() {
 
 // What a newcomer may try, as buttons
 
+// Changes of the model: a name, the change, and what to see.
 function suggestions(panel) {
   const alibi = memberOf(panel, "alibi"),
     rope = ropeOf(panel),
     slopes = panel.place?.slopes?.(UNCHANGED),
     own = [];
   if (alibi && slopes)
-    own.push(["head 1 sees only near words: slope 1", { slopes: slopes.map((_, n) => (n ? null : 1)) }]);
+    own.push([
+      "head 1 sees only near words: slope 1",
+      { slopes: slopes.map((_, n) => (n ? null : 1)) },
+      "Its weights move to the diagonal of the map.",
+    ]);
   if (alibi)
     own.push(
-      ["distance does not count: scale 0", { scale: 0 }],
-      ["distance costs 8 times more: scale 8", { scale: 8 }],
+      ["distance does not count: scale 0", { scale: 0 }, "Far words no longer cost more than near ones."],
+      ["distance costs 8 times more: scale 8", { scale: 8 }, "The weights move to the diagonal of the map."],
     );
-  if (rope) own.push(["turn faster: RoPE's base 10", { base: 10 }]);
-  if (hasPosition(panel)) own.push(["switch position off", { off: true }]);
+  if (rope) own.push(["turn faster: RoPE's base 10", { base: 10 }, "Now distance changes each score more."]);
+  if (hasPosition(panel)) own.push(["switch position off", { off: true }, `Now ${orderText(panel)}.`]);
   const pattern = { name: "window", ...content.patterns.window, window: 3 };
-  own.push([`see ${windowText(panel, pattern)}: window ${pattern.window}`, { pattern }]);
+  own.push([
+    `see ${windowText(panel, pattern)}: window ${pattern.window}`,
+    { pattern },
+    "All other cells of the map are masked.",
+  ]);
   return own;
 }
 
@@ -705,6 +721,59 @@ function suggest() {
     el("button", { onclick: set(change) }, text),
   ]);
   $("try").replaceChildren(`Try${side}: `, ...items);
+  $("guide").replaceChildren(...guide(panel, set).map((step) => el("li", {}, ...step)));
+}
+
+// Three steps: look, change, and find what the answer needs.
+function guide(panel, set) {
+  const task = taskOf(panel),
+    strong = (text) => el("b", {}, text),
+    name = (text) => el("em", {}, text),
+    button = (text, act) => {
+      const show = () => {
+        act();
+        if (isNarrow()) mainPanel().place.stage.scrollIntoView();
+      };
+      return el("button", { onclick: show }, text);
+    };
+  const [[text, change, effect]] = suggestions(panel),
+    word = task === "translate" ? "a word of the translation" : "a word",
+    plays = [" ", name("Play"), " beside ", name("Training"), " shows how this came about."],
+    table = el("button", { onclick: () => mainPanel().place.headsSection.scrollIntoView({ behavior: "smooth" }) }, "What each head does");
+  return [
+    [
+      strong("Look. "),
+      `${hasTouch() ? "Tap" : "Point at"} ${word}: the stronger the colour of another word, the more this head reads from it. Choose a head in `,
+      name("All heads"),
+      ".",
+      ...(runOf(panel).checkpoints.length > 2 ? plays : []),
+    ],
+    [
+      strong("Change the model: "),
+      button(text, set(change)),
+      `. ${effect} The answer follows. `,
+      button("Compare", () => chooseView("changed")),
+      " with the model as trained. ",
+      name("Reset"),
+      " undoes it.",
+    ],
+    task === "lm"
+      ? [
+          strong("Find what matters. "),
+          button("Write the sentence twice", $("repeat").onclick),
+          ". A head with high ",
+          name("induction"),
+          " in ",
+          table,
+          " attends to what followed the same word before. Switch it off: does the loss rise?",
+        ]
+      : [
+          strong("Find what matters. "),
+          "The first row of ",
+          table,
+          ` is the head that the ${task === "classify" ? "answer" : "translation"} needs most. Switch it off. Do its weights look as if it mattered?`,
+        ],
+  ];
 }
 
 // Start
@@ -741,8 +810,7 @@ function start() {
     translate: "It translates.",
   };
   $("lead").textContent =
-    `A trained model runs in this page; nothing leaves your computer. ${[...new Set(content.runs.map((run) => tasks[run.model.task]))].join(" ")} ` +
-    "Type, and see which words each word attends to. Then change the model, and see what follows.";
+    `A trained model runs in this page; nothing leaves your computer. ${[...new Set(content.runs.map((run) => tasks[run.model.task]))].join(" ")}`;
   $("sentence").value = state.text;
   $("sentence").oninput = (event) => typed(event.target.value);
   $("repeat").onclick = () => {

@@ -12,6 +12,8 @@ const lossText = ({ model, checkpoints, chosen, reported }) =>
   LOSSES[model.task] + (model.task === "classify" ? `${reported}, ${stepText(checkpoints[chosen])}.` : "");
 
 const TERMS = {
+  weight: "how much a query reads from a key in this head: the colour of a cell or word, the strength of a line.",
+  "rise of loss": "how much worse the answer gets without a head, its output set to zero.",
   query: "the token that looks; a row of the map. Its weights sum to 1.",
   key: "a token that is looked at; a column of the map.",
   previous: "mean weight of the token before the query.",
@@ -20,6 +22,9 @@ const TERMS = {
   entropy: "of the weights of a query, in nats, mean over queries; 0: all weight is on one key.",
   distance: "mean number of tokens between query and key, by weight.",
 };
+// A mark of a legend, and what it means.
+const mark = (kind, ...meaning) => el("span", {}, el("i", { class: kind }), " ", ...meaning);
+const line = (kind, text) => mark(`line ${kind}`, text);
 const describe = (names, tag) => names.map((name) => el(tag, {}, el("b", {}, name), ": ", TERMS[name]));
 
 function buildPanel(panel, side) {
@@ -152,7 +157,7 @@ function buildGrid(place) {
   const legend = box(
     "legend",
     el("span", {}, "weight 0 ", place.legend, " 1"),
-    el("span", {}, el("i", { class: "stripes" }), " masked"),
+    mark("stripes", "masked"),
     el("span", {}, "row: query; column: key; a row sums to 1"),
   );
   const jump = (text, name) => {
@@ -171,7 +176,13 @@ function buildGrid(place) {
     "grid",
     place.left,
     box("middle", place.stage, legend, jumps),
-    box("second", el("h3", {}, "Query → key"), el("div", { class: "place" }), place.linesBox),
+    box(
+      "second",
+      el("h3", {}, "Query → key"),
+      el("div", { class: "place" }),
+      place.linesBox,
+      box("legend", line("", "chosen query, weights from .01"), line("faint", "other queries, from .06")),
+    ),
     place.headsBox,
   );
 }
@@ -181,10 +192,16 @@ function buildSections(place, loss) {
   place.stepsTitle = el("h2");
   place.steps = box("");
   place.table = box("", el("p", { class: "soft" }, "Computing …"));
-  const about = `Sorted by how much the loss rises when the head's output is set to zero. ${loss}`;
   place.stepsSection = el("section", { class: "wide" }, place.stepsTitle, place.steps);
-  const title = el("h2", {}, "What each head does for this sentence");
-  const columns = el("ul", { class: "soft columns" }, ...describe(["previous", "first", "induction", "entropy", "distance"], "li"));
-  place.headsSection = el("section", { class: "wide" }, title, el("p", { class: "soft" }, about), place.table, columns);
+  place.headsSection = el(
+    "section",
+    { class: "wide" },
+    el("h2", {}, "What each head does for this sentence"),
+    el("p", { class: "soft" }, "Two measures of importance. The table is sorted by the second."),
+    box("legend measures", mark("shade", ...describe(["weight"], "span")), mark("block", ...describe(["rise of loss"], "span"), ` ${loss}`)),
+    el("p", { class: "soft" }, "They differ: a head can put all weight on one word, and the answer may not need it."),
+    place.table,
+    el("ul", { class: "soft columns" }, ...describe(["previous", "first", "induction", "entropy", "distance"], "li")),
+  );
   place.more = box("", place.stepsSection, place.headsSection);
 }

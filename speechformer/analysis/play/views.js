@@ -195,7 +195,7 @@ function drawLines(canvas, { weights, T, S, n, queries, keys, query, key, width,
       const weight = weights[(n * T + i) * S + j],
         on = i === query;
       if (weight < (on ? 0.01 : 0.06)) continue;
-      pen.globalAlpha = on ? clamp(0.25 + weight, 0, 1) : 0.22 * weight;
+      pen.globalAlpha = on ? clamp(0.25 + weight, 0, 1) : 0.1 + 0.4 * weight;
       pen.strokeStyle = on ? palette.css.accent : palette.css.blue;
       pen.lineWidth = on ? 1 + 4 * weight : 1.2;
       pen.beginPath();
