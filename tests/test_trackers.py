@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
+import socket
 import sys
+import threading
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -179,12 +183,14 @@ class FakeWandb(ModuleType):
         self.exits: list[int] = []
         self.configs: list[dict[str, Any]] = []
         self.fails_at = math.inf
+        self.refusal: Exception | None = None
+        self.server = "file:"  # that needs no connection
         self.run = None  # Lightning would take it for its own
 
     def init(self, **options: Any) -> Any:
         self.inits.append(options)
-        if self.fails_at < 0:
-            raise ConnectionError("no route")
+        if self.refusal is not None:
+            raise self.refusal
         rows = self.rows.setdefault(options["name"], []) if options["resume"] else []
         self.rows[options["name"]] = rows
 
@@ -197,6 +203,9 @@ class FakeWandb(ModuleType):
         run = SimpleNamespace(id="abc", url="https://example.org/abc", config=config, log=log)
         run.finish = lambda exit_code: self.exits.append(exit_code)
         return run
+
+    def setup(self) -> Any:
+        return SimpleNamespace(settings=SimpleNamespace(base_url=self.server))
 
     def curve(self, name: str) -> Curve:
         step = "trainer/global_step"
@@ -244,10 +253,59 @@ def test_a_service_that_fails_does_not_stop_the_run_unless_at_the_start(
     check_equal(Path("run"), undisturbed)
     said = capsys.readouterr().err
     assert said.count("Warning: logger=wandb failed, and the run goes on without it: the service has gone.") == 1
-    fake.fails_at = -1
-    with pytest.raises(UserError, match=r"^logger=wandb cannot start a run: no route\."):
+    fake.refusal = ValueError("the key is not valid")
+    with pytest.raises(UserError, match=r"^logger=wandb cannot start a run: the key is not valid\."):
         execute(compose(*words, "logger=wandb"), Path("other"))
     assert not Path("other").exists()
+
+
+@contextlib.contextmanager
+def server(answers: bool) -> Iterator[str]:
+    """Yield the address of a server that answers 404, or never."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    connection.recv(1000)
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    connection.close()
+
+        if answers:
+            threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("proxy", [False, True])
+@pytest.mark.parametrize("kind", ["closed", "silent", "answers"])
+def test_a_service_that_does_not_answer_is_left_out_within_seconds(
+    kind: str, proxy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the server or the proxy before it."""
+    monkeypatch.setattr(loggers, "PATIENCE", 0.2)
+    loggers.unreachable.cache_clear()
+    with server(answers=kind == "answers") as address:
+        if kind == "closed":
+            address = "http://127.0.0.1:9"
+        monkeypatch.setenv("http_proxy", address if proxy else "")
+        said = loggers.unreachable("http://tracker.example:80/x" if proxy else address)
+    assert (said is None) == (kind == "answers"), said
+    assert loggers.unreachable("sqlite:///mlflow.db") is None
+
+
+@pytest.mark.parametrize("failure", ["refused", "unreachable"])
+def test_a_run_goes_on_without_a_service_that_cannot_be_reached(
+    failure: str, fake: FakeWandb, words: list[str], undisturbed: Path, capsys: pytest.CaptureFixture
+) -> None:
+    if failure == "refused":
+        fake.refusal = ConnectionError("no route")
+    else:
+        fake.server = "http://127.0.0.1:9"
+    execute(compose(*words, "logger=wandb"), Path("run"))
+    check_equal(Path("run"), undisturbed)
+    said = capsys.readouterr().err
+    assert "Warning: logger=wandb: " in said and "; the run goes on without it." in said and not fake.exits
 
 
 def test_a_run_that_fails_ends_the_services_run(

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
+import http.client
 import importlib.util
 import io
 import logging
 import os
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from speechformer.runs.folder import RunFolder
 
 # TensorBoard opens on the first group of charts: the task's main metrics
 TRAINING = ("train_loss", "lr", "gradient_norm", "weight_norm")
+PATIENCE = 5.0  # seconds that a service may take to answer at all
 MOST_CURVES = 8  # of a run in a chart, where all have one colour and only their markers differ
 
 
@@ -166,6 +171,9 @@ class Tracker(Logger):
         """
         if importlib.util.find_spec(self.name) is None:
             raise UserError(f"logger={self.name} needs the library {self.name}: pip install {self.name}")
+        if reason := unreachable(SERVICES[self.name](self.settings)):
+            self.leave_out(reason)
+            return
         before = self.folder.previous.get("tracker") or {}
         previous = before.get("id") if before.get("name") == self.name else None
         try:
@@ -175,10 +183,18 @@ class Tracker(Logger):
                 for row in rows:
                     self.log_metrics({name: row[name] for name in row if name != "step"}, int(row["step"]))
             identifier = self.logger.version
+        except (ConnectionError, TimeoutError) as error:
+            self.leave_out(one_sentence(error).rstrip("."))
+            return
         except Exception as error:
             reason = one_sentence(error).rstrip(".") or type(error).__name__
             raise UserError(f"logger={self.name} cannot start a run: {reason}.") from error
         self.folder.owner["tracker"] = {"name": self.name, "id": identifier}
+
+    def leave_out(self, reason: str) -> None:
+        """Let the run go on without the service."""
+        console.warn(f"Warning: logger={self.name}: {reason}; the run goes on without it.")
+        self.logger, self.about = None, f"Metrics: {self.folder.path / 'metrics.csv'}"
 
     @contextlib.contextmanager
     def tolerated(self) -> Iterator[None]:
@@ -209,12 +225,41 @@ class Tracker(Logger):
             self.logger = None
 
 
+@functools.cache
+def unreachable(url: str) -> str | None:
+    """Say why a web server does not answer within seconds, with the proxies of the environment; None if it does.
+
+    The libraries of the services try again for minutes. A process asks once for all its runs.
+    """
+    if not url.startswith(("http://", "https://")):
+        return None
+    try:
+        urllib.request.build_opener().open(url, timeout=PATIENCE).close()  # with the proxies of now
+    except urllib.error.HTTPError:  # an answer
+        return None
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url} does not answer ({one_sentence(getattr(error, 'reason', error)) or type(error).__name__})"
+    return None
+
+
 Opened = tuple[Logger, bool, str]  # the logger, whether it continues the previous run, a line for the console
+
+
+def wandb_server(settings: dict[str, Any]) -> str:
+    """Return the address of W&B's server, or "" if it is not needed."""
+    import wandb
+
+    return "" if is_offline(settings) else str(wandb.setup().settings.base_url)
+
+
+def is_offline(settings: dict[str, Any]) -> bool:
+    """Return whether W&B only writes files."""
+    return settings["offline"] or os.environ.get("WANDB_MODE") in ("offline", "dryrun", "disabled")
 
 
 def open_wandb(settings: dict[str, Any], name: str, previous: str | None) -> Opened:
     """Return the logger of a W&B run. Offline W&B cannot continue a run."""
-    offline = settings["offline"] or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
+    offline = is_offline(settings)
     continues = previous is not None and not offline
     logger = WandbLogger(
         name=name,
@@ -225,12 +270,18 @@ def open_wandb(settings: dict[str, Any], name: str, previous: str | None) -> Ope
         resume="allow" if continues else None,
         save_dir=path_of(os.environ.get("WANDB_DIR") or os.getcwd()),  # W&B keeps that of its first run
         reinit="create_new",  # an ensemble logs several runs at once
-        settings={"console": "off"},
+        settings={"console": "off", "init_timeout": 30},
     )
     about = f"W&B: {logger.experiment.url or logger.experiment.settings.sync_dir}"
     if previous is not None and offline:
         about += f", a new run instead of {previous}, because W&B cannot continue a run offline"
     return logger, continues, about
+
+
+def mlflow_uri(settings: dict[str, Any]) -> str:
+    """Return where MLflow's runs are: a database, or the address of a server."""
+    default = f"sqlite:///{Path('mlflow.db').resolve()}"  # MLflow would remember a relative one
+    return expand_uri(settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default)
 
 
 def mlflow_name(name: str) -> str:
@@ -252,8 +303,8 @@ def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Op
 
     for module in ("alembic", "mlflow.store.db.utils"):  # they report each step of making a database
         logging.getLogger(module).setLevel(logging.WARNING)
-    default = f"sqlite:///{Path('mlflow.db').resolve()}"  # MLflow would remember a relative one
-    uri = expand_uri(settings["tracking_uri"] or os.environ.get("MLFLOW_TRACKING_URI") or default)
+    uri = mlflow_uri(settings)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not 7, which take minutes
     database = uri.removeprefix("sqlite:///")  # MLflow makes its tables, and fails if another process does so, too
     with FileLock(f"{database}.lock") if database != uri else contextlib.nullcontext():
         client, continues = MlflowClient(uri), False
@@ -268,6 +319,7 @@ def open_mlflow(settings: dict[str, Any], name: str, previous: str | None) -> Op
 
 
 TRACKERS = {"wandb": open_wandb, "mlflow": open_mlflow}
+SERVICES = {"wandb": wandb_server, "mlflow": mlflow_uri}
 
 
 class RunLoggers:
