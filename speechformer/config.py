@@ -46,7 +46,7 @@ class TrainerOptions(Options):
     accelerator: str
     devices: Few | Annotated[list[Whole], Field(min_length=1)]
     num_nodes: Few = 1
-    strategy: Literal["auto", "ddp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     max_epochs: Limit | None
     max_steps: Limit
     precision: str | Few
@@ -156,6 +156,8 @@ def check_config(config: dict[str, Any]) -> None:
         )
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
+    if config["recipe"]["optimizer"] == "muon" and trainer.get("strategy") == "fsdp":
+        raise UserError("recipe.optimizer=muon needs whole matrices, which machine=fsdp splits; choose adamw.")
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")

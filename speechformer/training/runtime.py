@@ -32,6 +32,7 @@ IGNORED_WARNINGS = (
     "The number of training batches .* is smaller than the logging interval",  # of a small corpus
     ".*isinstance.treespec, LeafSpec.* is deprecated",  # Lightning's own, with newer torch
     ".*sync_dist=True.*",  # every device evaluates everything, so there is nothing to reduce
+    "FSDP2-wrapped module .* returned a view tensor",  # nothing changes it in place
     "The `srun` command is available on your system but is not used",  # launchers handle SLURM
 )
 NO_MEMORY = (
