@@ -156,8 +156,10 @@ def check_config(config: dict[str, Any]) -> None:
         )
     if config["recipe"]["matrix_lr"] is not None and config["recipe"]["optimizer"] != "muon":
         raise UserError("recipe.matrix_lr is the learning rate of Muon; choose recipe=muon, or set it to null.")
-    if config["recipe"]["optimizer"] == "muon" and trainer.get("strategy") == "fsdp":
-        raise UserError("recipe.optimizer=muon needs whole matrices, which machine=fsdp splits; choose adamw.")
+    optimizer = config["recipe"]["optimizer"]
+    if trainer.get("strategy") == "fsdp" and optimizer not in ("adam", "adamw"):
+        reason = "needs whole matrices" if optimizer == "muon" else "cannot be fused"
+        raise UserError(f"recipe.optimizer={optimizer} {reason} where machine=fsdp splits them; choose adamw.")
     lengths, trained = config["task"].get("lengths", []), config["block_size"]
     if any(length <= trained for length in lengths):
         raise UserError(f"task.lengths must be above block_size={trained}, not {lengths}.")

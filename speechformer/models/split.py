@@ -6,6 +6,7 @@ time. An evaluation gathers them all: it generates text and draws attention, whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from speechformer.layers.attention import CrossAttention
 from speechformer.layers.block import Block
 
 
-def split(module: nn.Module, mesh: DeviceMesh, method: str) -> None:
-    """Split the parameters of a module over the devices of a mesh, once; its `method` gathers them."""
+def split(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
+    """Split the parameters of a module over the devices of a mesh, once; its `methods` gather them."""
     if isinstance(module, FSDPModule):
         return
     for attention in module.modules():
@@ -28,7 +29,8 @@ def split(module: nn.Module, mesh: DeviceMesh, method: str) -> None:
         if isinstance(block, Block):
             fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
-    register_fsdp_forward_method(module, method)
+    for method in methods:
+        register_fsdp_forward_method(module, method)
 
 
 def keep_whole(module: Any, whole: bool) -> None:

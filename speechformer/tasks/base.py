@@ -138,7 +138,7 @@ class Task(pl.LightningModule):
         if self.device_mesh is not None:
             from speechformer.models.split import split
 
-            split(self, self.device_mesh["data_parallel"], "training_step")
+            split(self, self.device_mesh["data_parallel"], ("training_step", "validation_step", "test_step"))
 
     def keep_whole(self, whole: bool = True) -> None:
         """Gather all parameters on each device, if devices split them; or split them again."""

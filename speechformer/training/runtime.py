@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speechformer.errors import UserError, one_sentence
+from speechformer.runs.rank import processes
 
 if TYPE_CHECKING:
     import torch
@@ -160,6 +161,8 @@ def check_memory(config: dict[str, Any], vocab_size: int) -> None:
     width, layers = config["width"], config["layers"] * (4 * config["width"] + 2 * config["ff"])
     needed = 16 * width * (layers + vocab_size + config["block_size"])  # four numbers of four bytes each
     if config["trainer"]["accelerator"] != "cpu" and torch.cuda.is_available():
+        if config["trainer"].get("strategy") == "fsdp":  # a share of the four, and in evaluations all weights
+            needed *= 1 / processes() + 1 / 4
         available = torch.cuda.get_device_properties(0).total_memory
     else:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63

@@ -14,9 +14,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from speechformer.config import count_devices
 from speechformer.errors import UserError, one_sentence
-from speechformer.runs.rank import local_rank, node_rank
+from speechformer.runs.rank import local_rank, node_rank, processes
 from speechformer.training import devices
 from speechformer.training.checkpoints import AtomicCheckpointIO
 
@@ -62,8 +61,7 @@ def build_trainer(
     try:
         arguments = hydra.utils.instantiate(arguments, _convert_="all")  # what has a `_target_`
         if arguments.get("strategy") == "fsdp":  # Lightning's own of that name neither clips norms nor takes a CPU
-            processes = count_devices(config["trainer"]["devices"]) * arguments.get("num_nodes", 1)
-            arguments["strategy"] = ModelParallelStrategy(processes, 1, save_distributed_checkpoint=False)
+            arguments["strategy"] = ModelParallelStrategy(processes(), 1, save_distributed_checkpoint=False)
             arguments["inference_mode"] = False  # gathered weights would not be trained further
         return pl.Trainer(
             default_root_dir=folder,
