@@ -676,9 +676,14 @@ def compare_with_one_process(words: list[str], folder: Path) -> None:
         for name, result in (("one", one), ("two", two))
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    states = [torch.load(folder / name / "last.ckpt", weights_only=True)["optimizer_states"] for name in ("one", "two")]
+    states = [
+        torch.load(folder / name / "last.ckpt", weights_only=True)["optimizer_states"] for name in ("one", "two")
+    ]
     shapes = [
-        {number: {name: tensor.shape for name, tensor in parameter.items()} for number, parameter in state["state"].items()}
+        {
+            number: {name: tensor.shape for name, tensor in parameter.items()}
+            for number, parameter in state["state"].items()
+        }
         for (state,) in states
     ]
     assert shapes[1] == shapes[0]  # whole, so that it resumes on any devices
@@ -694,7 +699,12 @@ def test_two_machines_are_one_at_the_same_global_batch(machine: str, tmp_path: P
     words = options(
         "protocol=clean", "dropout=0", "task=lm", "trainer.max_steps=40", "eval_interval=20", "batch_size=9"
     )
-    place = [f"hydra.run.dir={tmp_path / 'two'}", f"machine={machine}", "trainer.accelerator=cpu", "trainer.devices=1"]
+    place = [
+        f"hydra.run.dir={tmp_path / 'two'}",
+        f"machine={machine}",
+        "trainer.accelerator=cpu",
+        "trainer.devices=1",
+    ]
     for attempt in ("killed", "resumed", "ended"):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -731,6 +741,17 @@ def test_a_run_on_several_machines_needs_to_know_them(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="remove the run's folder"):
         run(tmp_path / "a", *several, "force=true")
     assert not list(tmp_path.iterdir())
+    step = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "2",
+        "SLURM_STEP_NODELIST": "gpu[7-8]",
+        "SLURM_JOB_ID": "51234",
+    }
+    for name, value in {**step, "NODE_RANK": "", "MASTER_ADDR": "", "MASTER_PORT": "7"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="NODE_RANK=2 must be"):  # as `srun` has it
+        run(tmp_path / "a", *several)
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("gpu7", "7")
     assert run(tmp_path / "a", *LM)["status"] == "finished"  # a run on one machine ignores them
 
 
